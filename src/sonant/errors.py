@@ -1,0 +1,57 @@
+"""What can go wrong, as types. Each message says what was wrong and what to do about it.
+
+`BadRequest` and its kin are the caller's to mend; `EngineError` and its kin are ours. Serving maps them to
+HTTP in one place, by class.
+"""
+
+
+class SonantError(Exception):
+    """Every error that Sonant raises on purpose."""
+
+
+class BadRequest(SonantError, ValueError):
+    """The request cannot be spoken as asked; the engine goes on serving others."""
+
+
+class BadText(BadRequest):
+    """The text is empty, too long, not valid Unicode, or holds nothing that can be spoken."""
+
+
+class UnknownVoice(BadRequest):
+    """The model has no voice of that name, or takes none."""
+
+
+class UnknownLanguage(BadRequest):
+    """The model does not speak that language."""
+
+
+class BadSampling(BadRequest):
+    """A sampling value is out of range or not a number."""
+
+
+class BadAudio(BadRequest):
+    """A reference clip cannot be used."""
+
+
+class Unsupported(BadRequest):
+    """This checkpoint cannot do what was asked (cloning with CustomVoice, say)."""
+
+
+class CheckpointError(SonantError):
+    """The folder is not a checkpoint we can load; the message names the file or tensor."""
+
+
+class ConfigError(SonantError, ValueError):
+    """An engine option is unknown or out of range."""
+
+
+class EngineError(SonantError, RuntimeError):
+    """The engine itself failed; requests in flight end with this."""
+
+
+class EngineClosed(EngineError):
+    """The engine was shut down, or its step thread has died."""
+
+
+class Aborted(SonantError):
+    """The request was aborted before its speech was complete."""
