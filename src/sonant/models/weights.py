@@ -1,0 +1,133 @@
+"""Fills modules from safetensors files: every tensor accounted for, nothing held twice.
+
+Our modules carry the published tensor names, but for projections that we fuse; `FUSED` is the whole rename
+table. A file is read in pieces of at most `WINDOW_BYTES`: each piece is a mapping of its own, dropped before
+the next, so that peak memory is the weights plus one window, not the weights twice.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from sonant.errors import CheckpointError
+
+WINDOW_BYTES = 256 << 20
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where one stored tensor goes: rows [start, start + rows) of a parameter."""
+
+    param: torch.Tensor
+    start: int
+    rows: int
+
+
+def stored_names(name: str) -> tuple[str, ...]:
+    """The published tensors that make up our parameter `name`."""
+    for fused, parts in FUSED.items():
+        if f".{fused}." in name:
+            return tuple(name.replace(f".{fused}.", f".{part}.") for part in parts)
+    return (name,)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a whole safetensors file, with a reason a person can act on."""
+    if not path.exists():
+        pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+        hint = f"; {pickles[0]} is a pickle, which can run code when read: convert it to safetensors" if pickles else ""
+        raise CheckpointError(f"{path} is missing{hint}")
+    try:
+        with safe_open(str(path), "pt"):
+            pass
+    except (SafetensorError, OSError, ValueError) as e:
+        with path.open("rb") as f:
+            head = f.read(8)
+        size = path.stat().st_size
+        if head[:2] in (b"\x80\x02", b"\x80\x04", b"\x80\x05", b"PK"):
+            raise CheckpointError(f"{path} is a pickle, not safetensors: convert it, Sonant never unpickles") from e
+        raise CheckpointError(
+            f"{path} ({size:,} bytes) is not a whole safetensors file, perhaps a broken download; fetch it again ({e})"
+        ) from e
+
+
+def tensor_layout(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Name → (shape, bytes) in file order, from the header alone."""
+    with path.open("rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    header.pop("__metadata__", None)
+    ordered = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
+    return {n: (tuple(h["shape"]), h["data_offsets"][1] - h["data_offsets"][0]) for n, h in ordered}
+
+
+def load_into(module: nn.Module, path: Path, *, prefix: str = "", unused: Collection[str] = ()) -> None:
+    """Fill every parameter and buffer of `module` (already on its device and dtype) from `path`.
+
+    Tensors whose names start with one of `unused` are known and left alone. A missing, unexpected or
+    mis-shaped tensor raises `CheckpointError` with its name.
+    """
+    check_file(path)
+    layout = tensor_layout(path)
+    targets = _targets(module, prefix, layout, path)
+    extra = [n for n in layout if n not in targets and not n.startswith(tuple(unused))]
+    if extra:
+        raise CheckpointError(f"{path} holds {_some(extra)}, which this model does not have: wrong or newer checkpoint?")
+    for window in _windows(layout):
+        with safe_open(str(path), "pt") as f, torch.no_grad():
+            for name in window:
+                target = targets.get(name)
+                if target is not None:
+                    target.param[target.start : target.start + target.rows].copy_(f.get_tensor(name))
+
+
+def _targets(module: nn.Module, prefix: str, layout: dict[str, tuple[tuple[int, ...], int]], path: Path) -> dict[str, _Target]:
+    targets: dict[str, _Target] = {}
+    missing: list[str] = []
+    for name, param in module.state_dict(keep_vars=True).items():
+        start = 0
+        for stored in stored_names(prefix + name):
+            if stored not in layout:
+                missing.append(stored)
+                continue
+            shape = layout[stored][0]
+            if shape[1:] != param.shape[1:] or start + shape[0] > param.shape[0]:
+                raise CheckpointError(
+                    f"{path}: {stored} has shape {list(shape)}, but config.json asks for "
+                    f"{[param.shape[0] - start, *param.shape[1:]]}"
+                )
+            targets[stored] = _Target(param.data, start, shape[0])
+            start += shape[0]
+        if not missing and start != param.shape[0]:
+            raise CheckpointError(f"{path}: {stored} ends at row {start} of {param.shape[0]} that config.json asks for")
+    if missing:
+        raise CheckpointError(f"{path} lacks {_some(missing)}")
+    return targets
+
+
+def _windows(layout: dict[str, tuple[tuple[int, ...], int]]) -> Iterator[list[str]]:
+    window: list[str] = []
+    held = 0
+    for name, (_, size) in layout.items():
+        if window and held + size > WINDOW_BYTES:
+            yield window
+            window, held = [], 0
+        window.append(name)
+        held += size
+    if window:
+        yield window
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more tensors" if len(names) > 4 else "")
