@@ -53,5 +53,9 @@ class EngineClosed(EngineError):
     """The engine was shut down, or its step thread has died."""
 
 
+class Overloaded(EngineError):
+    """Too many requests are waiting; try again later."""
+
+
 class Aborted(SonantError):
     """The request was aborted before its speech was complete."""

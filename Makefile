@@ -1,0 +1,60 @@
+# What a newcomer runs. `make` alone lists it.
+
+PYTHON  ?= python3
+VENV    := .venv
+WORKERS ?= 2
+TEXT    ?= Hello.
+MODEL   ?=
+OUT     ?= out.wav
+
+# These are free text: the shell gets them from the environment, never as part of a command, so that quotes and
+# dollar signs in them are spoken and not obeyed.
+override TEXT  := $(value TEXT)
+override MODEL := $(value MODEL)
+override OUT   := $(value OUT)
+export TEXT MODEL OUT
+
+.DEFAULT_GOAL := help
+.PHONY: help venv say test lint format clean
+
+help:
+	@echo 'make say TEXT="Hello." [MODEL=dir] [OUT=out.wav]   install, then speak into a file'
+	@echo 'make test [WORKERS=2]                              install for development, then run all tests'
+	@echo 'make lint                                          ruff and mypy'
+	@echo 'make format                                        let ruff mend what it can'
+	@echo 'make venv                                          only install'
+	@echo 'make clean                                         remove caches and build output, keep $(VENV)'
+	@echo 'PYTHON=python3.12 picks the interpreter for a new $(VENV).'
+
+venv: $(VENV)/.installed
+
+say: $(VENV)/.installed
+	@$(VENV)/bin/sonant say --out "$$OUT" $${MODEL:+--model "$$MODEL"} -- "$$TEXT"
+
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sonant needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are younger than what they were installed from, so that a second run has nothing to do.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,26 @@
+"""Sonant: text to speech, for many listeners at once.
+
+    import sonant
+    engine = sonant.load("path/to/checkpoint")
+    for chunk in engine.stream("Hello."):
+        play(chunk.samples)
+"""
+
+from sonant.config import EngineConfig
+from sonant.engine.engine import Engine
+from sonant.engine.stream import SpeechStream
+from sonant.load import load
+from sonant.types import AudioChunk, FinishReason, Sampling, Speech, SpeechRequest, Voice
+
+__all__ = [
+    "AudioChunk",
+    "Engine",
+    "EngineConfig",
+    "FinishReason",
+    "Sampling",
+    "Speech",
+    "SpeechRequest",
+    "SpeechStream",
+    "Voice",
+    "load",
+]

@@ -1,0 +1,82 @@
+"""Text before it is spoken: is there anything to say, and where can a long text be cut?
+
+No normalisation: the models read digits and abbreviations themselves, and the official code changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from sonant.errors import BadText
+
+# A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it.
+_SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
+_CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\"'“])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Fig|Gen|Col|Capt|e\.g|i\.e|approx|etc|[A-Za-z]\.[A-Za-z])\.$"
+)
+
+
+def check_text(text: str, max_chars: int, what: str = "text") -> None:
+    """Raise `BadText` unless there is something here that can be spoken."""
+    if not isinstance(text, str):
+        raise BadText(f"the {what} must be a string, not {type(text).__name__}")
+    if len(text) > max_chars:
+        raise BadText(f"the {what} has {len(text):,} characters, over the limit of {max_chars:,}; send it in parts")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise BadText(f"the {what} is not valid Unicode at character {e.start}: was it decoded with errors?") from None
+    if not text.strip():
+        raise BadText(f"the {what} is empty")
+    if not _speakable(text):
+        raise BadText(f"the {what} has no letters or digits, nothing that can be spoken: {text.strip()[:40]!r}")
+
+
+def split_text(text: str, max_chars: int) -> list[str]:
+    """Parts of at most `max_chars`, cut at sentence ends; at clause ends or spaces only where a sentence is longer.
+
+    Joined, the parts are the text but for white space at the cuts. Each has something to speak.
+    """
+    if len(text) <= max_chars:
+        return [text.strip()]
+    pieces = [p for sentence in _cut(text, _SENTENCE_END) for p in _fit(sentence, max_chars)]
+    parts: list[str] = []
+    for piece in pieces:
+        joined = f"{parts[-1]}{piece}" if parts else piece
+        if parts and (len(joined.strip()) <= max_chars or not _speakable(piece) or not _speakable(parts[-1])):
+            parts[-1] = joined
+        else:
+            parts.append(piece)
+    return [p.strip() for p in parts]
+
+
+def _fit(sentence: str, max_chars: int) -> list[str]:
+    if len(sentence.strip()) <= max_chars:
+        return [sentence]
+    clauses = _cut(sentence, _CLAUSE_END)
+    if len(clauses) > 1:
+        return [p for clause in clauses for p in _fit(clause, max_chars)]
+    cut = sentence.rfind(" ", 1, max_chars)
+    cut = max_chars if cut <= 0 or not sentence[:cut].strip() else cut + 1
+    return [sentence[:cut], *_fit(sentence[cut:], max_chars)]
+
+
+def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
+    pieces, start = [], 0
+    for match in ends.finditer(text):
+        end = match.end()
+        if match.group().startswith(".") and _ABBREVIATION.search(text[start : match.start() + 1]):
+            continue
+        pieces.append(text[start:end])
+        start = end
+    if text[start:].strip():
+        pieces.append(text[start:])
+    elif pieces:
+        pieces[-1] += text[start:]
+    return pieces
+
+
+def _speakable(text: str) -> bool:
+    return any(unicodedata.category(c)[0] in "LN" for c in text)

@@ -1,0 +1,143 @@
+"""The engine as callers see it: text in, sound out, from any thread or event loop.
+
+It checks a request, splits long text, lays out the prompt on the caller's own thread, and leaves the rest to the
+step thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+import torch
+
+from sonant.audio.clip import read_clip
+from sonant.audio.text import check_text, split_text
+from sonant.config import EngineConfig
+from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.loop import StepLoop
+from sonant.engine.request import Request, Sink
+from sonant.engine.runner import Runner
+from sonant.engine.stream import Mailbox, SpeechStream
+from sonant.errors import BadRequest, BadText, EngineClosed
+from sonant.models.base import SpeechModel
+from sonant.types import Speech, SpeechRequest, Voice
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    running: int
+    waiting: int
+    free_rows: int
+    rows: int
+    free_blocks: int
+    blocks: int
+    steps: int
+
+
+class Engine:
+    """Speaks with one model. Make it with `sonant.load`; close it, or use it in a `with`."""
+
+    def __init__(self, model: SpeechModel, config: EngineConfig, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.config = config.resolved(device.type)
+        self._loop = StepLoop(Runner(model, self.config, device), self.config)
+        self._closed = False
+
+    @property
+    def sample_rate(self) -> int:
+        return self.model.spec.sample_rate
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the checkpoint's own voices; empty if it clones or designs them."""
+        return self.model.spec.voices
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return self.model.spec.languages
+
+    def clone(
+        self, clip: str | Path | bytes | tuple[npt.NDArray[Any], int], text: str | None = None, name: str = "clone"
+    ) -> Voice:
+        """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
+
+        With `text`, what the clip says, the model continues the clip (closest); without, it takes its timbre only.
+        """
+        c = self.config
+        if text is not None:
+            check_text(text, c.segment_chars * 4, "reference text")
+        samples = read_clip(clip, sample_rate=self.sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
+        return self.model.encode_voice(samples, text, name)
+
+    def speak(self, text: str, **options: Any) -> Speech:
+        """Say `text` and wait for all of it. Options are the fields of `SpeechRequest`."""
+        return self.stream(text, **{"live": False, **options}).result()
+
+    def stream(self, text: str, **options: Any) -> SpeechStream:
+        """Say `text`; iterate over the result, with `for` or `async for`, for sound as it is made."""
+        return self.submit(SpeechRequest(text=text, **options))
+
+    def submit(self, speech: SpeechRequest) -> SpeechStream:
+        """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
+        if self._closed:
+            raise EngineClosed("the engine is closed; load it again")
+        check_text(speech.text, self.config.max_text_chars)
+        if speech.instruct:
+            check_text(speech.instruct, self.config.max_text_chars, "instruct")
+        if speech.max_frames is not None and speech.max_frames < 1:
+            raise BadRequest(f"max_frames must be at least 1, not {speech.max_frames}")
+        self._loop.check_room()
+        seed = secrets.randbits(63) if speech.seed is None else speech.seed
+        parts = split_text(speech.text, self.config.segment_chars)
+        mailbox = Mailbox()
+        spec = self.model.spec
+        whole = LongText(mailbox, spec.sample_rate, spec.codebooks, speech.live, self._loop.post)
+        requests = []
+        for index, part in enumerate(parts):
+            piece = replace(speech, text=part, seed=(seed + index) % 2**64 if index else seed)
+            requests.append(self._request(piece, mailbox if len(parts) == 1 else PartSink(whole, index)))
+        if len(parts) == 1:
+            self._loop.post(requests[0])
+            return SpeechStream(mailbox, seed, spec.sample_rate, lambda: self._loop.abort(requests))
+        whole.start(requests)
+        return SpeechStream(mailbox, seed, spec.sample_rate, lambda: self._loop.abort(whole.abort()))
+
+    def stats(self) -> EngineStats:
+        scheduler = self._loop.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=self._loop.waiting(),
+            free_rows=len(scheduler.rows.free),
+            rows=scheduler.rows.scratch,
+            free_blocks=len(self._loop.pool.free),
+            blocks=self._loop.pool.total,
+            steps=self._loop.steps,
+        )
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """Take no more requests, give those in flight `drain_s` seconds to end, abort the rest, stop the thread."""
+        self._closed = True
+        self._loop.close(drain_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
+        request = Request(speech, self.model.prompt(speech), sink, time.monotonic())
+        room = min(self.config.max_positions, self._loop.pool.total * self.config.block_tokens)
+        if request.positions > room:
+            raise BadText(
+                f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "
+                f"{request.prompt.max_frames} of speech), over the {room} that one request may hold; shorten the text "
+                "or reference, lower max_frames, or raise max_positions and kv_tokens"
+            )
+        return request

@@ -1,0 +1,144 @@
+"""The step thread: the one place where requests, rows and the device meet.
+
+Other threads only leave requests and aborts here. With `steps_ahead` 1 a step is launched before the last one's
+result is read, so the device never waits for the host. A row and its blocks are freed only when no launched step
+uses them any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from sonant.config import EngineConfig
+from sonant.engine.blocks import BlockPool
+from sonant.engine.request import Phase, Request
+from sonant.engine.runner import Runner, Step
+from sonant.engine.scheduler import Scheduler
+from sonant.errors import EngineClosed, EngineError, Overloaded
+from sonant.types import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+class StepLoop:
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self.runner, self.config = runner, config
+        self.pool = BlockPool(runner.kv.shape[2], config.block_tokens)
+        self.scheduler = Scheduler(config, runner.model.spec, runner.rows, self.pool)
+        self.steps = 0
+        self._inbox: list[Request] = []
+        self._aborts: list[Request] = []
+        self._wake = threading.Condition()
+        self._stop = False
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
+        self._thread.start()
+
+    # Called by any thread
+
+    def post(self, request: Request) -> None:
+        with self._wake:
+            if self.failure is not None or not self._thread.is_alive():
+                raise EngineClosed("the engine is not running; load it again") from self.failure
+            self._inbox.append(request)
+            self._wake.notify()
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        with self._wake:
+            self._aborts.extend(requests)
+            self._wake.notify()
+
+    def check_room(self) -> None:
+        waiting = len(self._inbox) + len(self.scheduler.waiting)
+        if waiting >= self.config.max_waiting:
+            raise Overloaded(f"{waiting} requests are waiting already; try again later")
+
+    def waiting(self) -> int:
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    def close(self, drain_s: float) -> None:
+        with self._wake:
+            self._stop = True
+            self._wake.notify()
+        self._thread.join(drain_s)
+        while self._thread.is_alive():  # a long text may still post its next part
+            self.abort([*self._inbox, *self.scheduler.waiting, *self.scheduler.running])
+            self._thread.join(0.05)
+
+    # The step thread
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as e:
+            logger.exception("the step thread failed")
+            self._fail_all(e)
+
+    def _loop(self) -> None:
+        flying: list[Step] = []
+        assert self.config.steps_ahead is not None
+        while True:
+            self._take_messages()
+            plan = self.scheduler.plan(time.monotonic())
+            if plan:
+                flying.append(self.runner.launch(plan))
+                self.steps += 1
+                for request, _, end in plan.prefill:
+                    assert request.allocation is not None
+                    self.pool.publish(request.allocation, end)
+            while len(flying) > (self.config.steps_ahead if plan else 0):
+                self._collect(flying.pop(0))
+            if not plan and not self._wait_for_messages():
+                return
+
+    def _take_messages(self) -> None:
+        with self._wake:
+            inbox, self._inbox = self._inbox, []
+            aborts, self._aborts = self._aborts, []
+        self.scheduler.waiting.extend(inbox)
+        for request in aborts:
+            if request.phase is not Phase.DONE and not request.abort_requested:
+                request.abort_requested = True
+                request.sink.finish(FinishReason.ABORT)
+                self._retire(request)
+
+    def _wait_for_messages(self) -> bool:
+        """Sleep until there is something to do; False: there never will be."""
+        with self._wake:
+            if self._inbox or self._aborts or self.scheduler.running or self.scheduler.waiting:
+                return True
+            if self._stop:
+                return False
+            self._wake.wait()
+            return True
+
+    def _collect(self, step: Step) -> None:
+        for request, chunk in self.runner.collect(step):
+            if not request.abort_requested:
+                request.sink.push(chunk)
+        for request in step.users:
+            if request.phase is Phase.LEAVING:
+                self._retire(request)
+            elif request.complete and request.steps_in_flight == 0:
+                self.scheduler.release(request)
+                request.sink.finish(request.reason)
+
+    def _retire(self, request: Request) -> None:
+        """Free an aborted request now, or when the last step that uses its row has been collected."""
+        if request.steps_in_flight == 0:
+            self.scheduler.release(request)
+        else:
+            request.phase = Phase.LEAVING
+
+    def _fail_all(self, cause: Exception) -> None:
+        error = EngineError(f"the engine failed while speaking: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        with self._wake:
+            self.failure = cause
+            requests = [*self._inbox, *self.scheduler.waiting, *self.scheduler.running]
+        for request in requests:
+            if not request.abort_requested:
+                request.sink.fail(error)

@@ -1,0 +1,160 @@
+"""What a caller holds while speech is being made: iterate over it, in a thread or in an event loop.
+
+Sound is handed over by the step thread, which never waits for a slow reader: chunks queue here. Dropping the
+stream, or leaving its `with`, aborts what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from sonant.errors import Aborted
+from sonant.types import AudioChunk, FinishReason, Speech
+
+
+class Mailbox:
+    """The engine's end of a stream: a queue that wakes threads and event loops alike."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._chunks: deque[AudioChunk] = deque()
+        self._wakers: list[Callable[[], None]] = []
+        self.reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.started_s = time.monotonic()
+        self.first_audio_s: float | None = None
+        self.ended_s: float | None = None
+
+    def push(self, chunk: AudioChunk) -> None:
+        with self._changed:
+            if self.first_audio_s is None:
+                self.first_audio_s = time.monotonic()
+            self._chunks.append(chunk)
+            self._wake()
+
+    def finish(self, reason: FinishReason) -> None:
+        with self._changed:
+            self.reason, self.ended_s = reason, time.monotonic()
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error, self.ended_s = error, time.monotonic()
+            self._wake()
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s is not None
+
+    def take(self, timeout_s: float | None) -> AudioChunk | None:
+        """The next chunk; None at the end. Raises what the engine failed with, or TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._chunks or self.ended, timeout_s):
+                raise TimeoutError(f"no sound within {timeout_s} s")
+            return self._pop()
+
+    async def atake(self) -> AudioChunk | None:
+        while True:
+            loop = asyncio.get_running_loop()
+            ready = asyncio.Event()
+            with self._changed:
+                if self._chunks or self.ended:
+                    return self._pop()
+                self._wakers.append(lambda loop=loop, ready=ready: _set_soon(loop, ready))  # type: ignore[misc]
+            await ready.wait()
+
+    def _pop(self) -> AudioChunk | None:
+        if self._chunks:
+            return self._chunks.popleft()
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(ready.set)
+
+
+class SpeechStream:
+    """Chunks of sound as they are made. Works with `for`, `async for`, `with` and `async with`."""
+
+    def __init__(self, mailbox: Mailbox, seed: int, sample_rate: int, abort: Callable[[], None]) -> None:
+        self._mailbox, self._abort = mailbox, abort
+        self.seed = seed
+        self.sample_rate = sample_rate
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it has not."""
+        return self._mailbox.reason
+
+    def abort(self) -> None:
+        """Stop making sound, at once; what was made can still be read. Harmless when it has ended."""
+        if not self._mailbox.ended:
+            self._abort()
+
+    def read(self, timeout_s: float | None = None) -> AudioChunk | None:
+        """The next chunk, or None at the end."""
+        return self._mailbox.take(timeout_s)
+
+    def result(self) -> Speech:
+        """Wait for the end and join what is left unread."""
+        return self._joined(list(self))
+
+    async def aresult(self) -> Speech:
+        return self._joined([chunk async for chunk in self])
+
+    def _joined(self, chunks: list[AudioChunk]) -> Speech:
+        box = self._mailbox
+        if box.reason is FinishReason.ABORT:
+            raise Aborted("the request was aborted before its speech was complete")
+        assert box.reason is not None and box.ended_s is not None
+        return Speech(
+            samples=np.concatenate([c.samples for c in chunks]) if chunks else np.zeros(0, np.float32),
+            sample_rate=self.sample_rate,
+            codes=np.concatenate([c.codes for c in chunks]) if chunks else np.zeros((0, 0), np.int32),
+            finish_reason=box.reason,
+            seed=self.seed,
+            first_audio_s=(box.first_audio_s or box.ended_s) - box.started_s,
+            total_s=box.ended_s - box.started_s,
+        )
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        while (chunk := self.read()) is not None:
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        while (chunk := await self._mailbox.atake()) is not None:
+            yield chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def __del__(self) -> None:
+        self.abort()

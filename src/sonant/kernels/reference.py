@@ -1,0 +1,145 @@
+"""Every op in plain torch: the truth that faster kernels are tested against, and the CPU path.
+
+Uninitialised cache memory may hold NaN, so nothing here lets a masked value take part in arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW32 = 0xFFFFFFFF
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions, half-split layout. x [B, T, H, D]; cos, sin [B, T, 1, D] in x's dtype."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos + turned * sin
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, C, T]."""
+    a, b = alpha.exp()[:, None], beta.exp()[:, None]
+    return x + torch.sin(x * a).pow(2) / (b + 1e-9)
+
+
+def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Put k, v [N, H, D] at token slots [N] of cache [2, blocks, block_tokens, H, D]."""
+    flat = cache.view(2, -1, *cache.shape[3:])
+    flat[0].index_copy_(0, slots, k)
+    flat[1].index_copy_(0, slots, v)
+
+
+def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    """Causal grouped-query attention over paged keys and values.
+
+    q [B, T, Hq, D]; cache [2, blocks, block_tokens, Hkv, D]; tables [B, ≥span_blocks] int32; positions [B, T]:
+    query (b, t) sees keys 0…positions[b, t]. No key at or past span_blocks · block_tokens may be needed.
+    """
+    batch, _, _, dim = q.shape
+    block_tokens, kv_heads = cache.shape[2], cache.shape[3]
+    blocks = tables[:, :span_blocks].long()
+    keys, values = (part[blocks].view(batch, span_blocks * block_tokens, kv_heads, dim) for part in cache)
+    index = torch.arange(keys.shape[1], device=q.device)
+    written = (index <= positions.amax(1, keepdim=True))[..., None, None]
+    visible = (index <= positions[..., None])[:, None]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        keys.masked_fill(~written, 0).transpose(1, 2),
+        values.masked_fill(~written, 0).transpose(1, 2),
+        attn_mask=visible,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
+
+    None: causal if T == S, all of S if T == 1.
+    """
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=visible is None and q.shape[1] > 1,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
+    """`count` numbers in [0, 1) for each row, from Philox-4×32-10 at (seed, frame, index): no state, no order.
+
+    seed [B, 2] int32 (low and high word), frame [B]. → [B, count] float32
+    """
+    device = seed.device
+    index = torch.arange(count, device=device, dtype=torch.int64).expand(seed.shape[0], count)
+    c0, c1 = index, frame.long()[:, None].expand_as(index)
+    c2 = c3 = torch.zeros_like(index)
+    k0, k1 = (seed.long()[:, i, None] & _LOW32 for i in (0, 1))
+    for _ in range(10):
+        p0, p1 = c0 * _PHILOX_MULTIPLIERS[0], c2 * _PHILOX_MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _LOW32) ^ c1 ^ k0,
+            p1 & _LOW32,
+            ((p0 >> 32) & _LOW32) ^ c3 ^ k1,
+            p0 & _LOW32,
+        )
+        k0, k1 = (k0 + _PHILOX_WEYL[0]) & _LOW32, (k1 + _PHILOX_WEYL[1]) & _LOW32
+    # 23 bits: u · total then stays strictly below total in float32
+    return (c0 >> 9).float() * 2.0**-23
+
+
+def sample(
+    logits: Tensor, uniform: Tensor, *, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
+) -> Tensor:
+    """Draw one id for each row: temperature, then top-k, then top-p, then one uniform number.
+
+    logits [B, V] float32; the rest [B]. Rows with `greedy` take the largest logit. top_k 0 means no limit.
+    The draw inverts the distribution in id order, so a row's result needs nothing of its neighbours'.
+    """
+    best = logits.argmax(-1)
+    scores = logits / temperature[:, None]
+    ranked = scores.sort(-1, descending=True).values
+    vocab = scores.shape[-1]
+    limit = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
+    rank = torch.arange(vocab, device=logits.device)
+    kth = ranked.gather(-1, limit[:, None] - 1)
+    ranked_probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(-1)
+    before = ranked_probs.cumsum(-1) - ranked_probs
+    kept = ((before < top_p[:, None]) | (rank == 0)) & (ranked >= kth)
+    lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
+    running = weights.cumsum(-1)
+    drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
+    return torch.where(greedy, best, drawn)
+
+
+def penalize(
+    logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor, stop_id: int, ban_stop: Tensor
+) -> Tensor:
+    """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans.
+
+    logits [B, V] float32; seen [B, V] bool; penalty [B]; banned [V] bool; ban_stop [B] bool.
+    """
+    factor = penalty[:, None]
+    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    stop = torch.arange(logits.shape[-1], device=logits.device) == stop_id
+    return logits.masked_fill(banned | (stop & ban_stop[:, None]), float("-inf"))

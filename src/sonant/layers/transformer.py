@@ -1,0 +1,110 @@
+"""The decoder stack that talker, code predictor and codec share: one definition, three configurations.
+
+Parameter names are the published ones; q/k/v and gate/up are fused (see models/weights.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sonant.kernels import ops
+from sonant.layers.attention import Context
+from sonant.layers.rope import rope_tables
+
+
+@dataclass(frozen=True)
+class StackShape:
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    qk_norm: bool = True
+    layer_scale: bool = False
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class LayerScale(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: StackShape, index: int) -> None:
+        super().__init__()
+        self.index, self.shape = index, shape
+        self.qkv_proj = nn.Linear(shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(shape.head_dim, shape.eps)
+            self.k_norm = RMSNorm(shape.head_dim, shape.eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        s = self.shape
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, s.head_dim))
+        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=2)
+        if s.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = context.attend(self.index, ops.rotate(q, cos, sin), ops.rotate(k, cos, sin), v)
+        return self.o_proj(out.flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ops.swiglu(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, shape: StackShape, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.self_attn = Attention(shape, index)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.mlp = MLP(shape.hidden, shape.intermediate)
+        self.self_attn_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
+        self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), cos, sin, context))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class DecoderStack(nn.Module):
+    """Layers and the final norm. Subclasses add the embeddings that the checkpoint keeps beside them."""
+
+    def __init__(self, shape: StackShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.layers = nn.ModuleList(DecoderLayer(shape, i) for i in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+
+    def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
+        cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, context)
+        return self.norm(x)

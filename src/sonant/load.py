@@ -1,0 +1,57 @@
+"""From a checkpoint folder to a running engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sonant.config import EngineConfig
+from sonant.engine.engine import Engine
+from sonant.errors import ConfigError
+from sonant.models.registry import load_model
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    codec_dtype: str = "auto",
+    config: EngineConfig | None = None,
+) -> Engine:
+    """Load a published checkpoint folder and start an engine on it.
+
+    device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
+    dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
+    """
+    target = pick_device(device)
+    config = config or EngineConfig()
+    model = load_model(Path(path), config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
+    return Engine(model, config, target)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"no device {name!r}; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Sonant runs on cpu and cuda, not on {device.type!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available; use --device cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"no dtype {name!r}; use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]

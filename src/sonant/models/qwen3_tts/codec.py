@@ -1,0 +1,212 @@
+"""The 12 Hz codec's decoder: frames of 16 codes in, 1920 samples a frame out, strictly causal.
+
+It runs on a whole utterance (`state=None`) or in pieces of any size with exact row state: convolution tails,
+transposed-convolution overhang and the last `sliding_window - 1` keys and values. `unpack` and `pack` turn a
+row's state into the list that the layers use and back into one flat vector, so that the engine moves a row's
+state with one gather and one scatter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonant.kernels import ops
+from sonant.layers.attention import Context, FullContext, WindowContext
+from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, StreamState, assign_slots
+from sonant.layers.transformer import DecoderStack, StackShape
+from sonant.models.qwen3_tts.config import CodecDecoderConfig
+
+_DILATIONS = (1, 3, 9)
+
+
+class _Codebook(nn.Module):
+    """Stored as running sums of training; an entry is its sum over its use count."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.cluster_usage = nn.Parameter(torch.ones(size))
+        self.embedding_sum = nn.Parameter(torch.zeros(size, dim))
+
+    def entries(self) -> Tensor:
+        return self.embedding_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
+
+
+class _CodebookLayer(nn.Module):
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self._codebook = _Codebook(size, dim)
+
+
+class _CodebookStack(nn.Module):
+    def __init__(self, count: int, size: int, dim: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_CodebookLayer(size, dim) for _ in range(count))
+
+
+class ResidualQuantizer(nn.Module):
+    """Codebooks whose entries add up, then a projection. `input_proj` is stored but only encoding uses it."""
+
+    def __init__(self, count: int, size: int, dim: int) -> None:
+        super().__init__()
+        self.input_proj = nn.Conv1d(dim, dim // 2, 1, bias=False)
+        self.output_proj = nn.Conv1d(dim // 2, dim, 1, bias=False)
+        self.vq = _CodebookStack(count, size, dim // 2)
+
+    def projected(self) -> Tensor:
+        """[count, size, dim]: every entry after the output projection, which is linear, so sums commute."""
+        entries = torch.stack([layer._codebook.entries() for layer in self.vq.layers])
+        return entries @ self.output_proj.weight[:, :, 0].T
+
+
+class SplitQuantizer(nn.Module):
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__()
+        semantic = config.num_semantic_quantizers
+        self.rvq_first = ResidualQuantizer(semantic, config.codebook_size, config.codebook_dim)
+        self.rvq_rest = ResidualQuantizer(
+            config.num_quantizers - semantic, config.codebook_size, config.codebook_dim
+        )
+
+    def table(self) -> Tensor:
+        """[codebooks · size, dim]: one row for every code of every codebook."""
+        return torch.cat([self.rvq_first.projected(), self.rvq_rest.projected()]).flatten(0, 1)
+
+
+class PreTransformer(DecoderStack):
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__(
+            StackShape(
+                hidden=config.hidden_size,
+                intermediate=config.intermediate_size,
+                layers=config.num_hidden_layers,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+                rope_theta=config.rope_theta,
+                qk_norm=False,
+                layer_scale=True,
+            )
+        )
+        self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
+        self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
+
+    def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        return self.output_proj(super().forward(self.input_proj(x), positions, context))
+
+
+class ConvNeXt(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv1d(dim, dim, 7, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1 = nn.Linear(dim, 4 * dim)
+        self.pwconv2 = nn.Linear(4 * dim, dim)
+        self.gamma = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
+        y = self.norm(self.dwconv(x, state).transpose(1, 2))
+        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return x + y.transpose(1, 2)
+
+
+class SnakeBeta(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.snake_beta(x, self.alpha, self.beta)
+
+
+class ResidualUnit(nn.Module):
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.act1 = SnakeBeta(channels)
+        self.conv1 = CausalConv1d(channels, channels, 7, dilation=dilation)
+        self.act2 = SnakeBeta(channels)
+        self.conv2 = CausalConv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
+        return x + self.conv2(self.act2(self.conv1(self.act1(x), state)), state)
+
+
+class UpsampleBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, rate: int) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(
+            [
+                SnakeBeta(inputs),
+                CausalConvTranspose1d(inputs, outputs, 2 * rate, rate),
+                *(ResidualUnit(outputs, d) for d in _DILATIONS),
+            ]
+        )
+
+    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
+        x = self.block[0](x)
+        for part in self.block[1:]:
+            x = part(x, state)
+        return x
+
+
+class CodecDecoder(nn.Module):
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.quantizer = SplitQuantizer(config)
+        self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, 3)
+        self.pre_transformer = PreTransformer(config)
+        self.upsample = nn.ModuleList(
+            nn.ModuleList([CausalConvTranspose1d(config.latent_dim, config.latent_dim, r, r), ConvNeXt(config.latent_dim)])
+            for r in config.upsampling_ratios
+        )
+        widths = [config.decoder_dim >> i for i in range(len(config.upsample_rates) + 1)]
+        self.decoder = nn.ModuleList(
+            [
+                CausalConv1d(config.latent_dim, config.decoder_dim, 7),
+                *(UpsampleBlock(a, b, r) for a, b, r in zip(widths, widths[1:], config.upsample_rates, strict=False)),
+                SnakeBeta(widths[-1]),
+                CausalConv1d(widths[-1], 1, 7),
+            ]
+        )
+        self.samples_per_frame = math.prod(config.upsample_rates) * math.prod(config.upsampling_ratios)
+        window = (config.num_hidden_layers, 2, config.sliding_window - 1, config.num_key_value_heads, config.head_dim)
+        self.state_shapes: list[tuple[int, ...]] = [window, *assign_slots(self, first=1)]
+        self.state_size = sum(math.prod(s) for s in self.state_shapes)
+        self.register_buffer("code_table", None, persistent=False)
+
+    def prepare(self) -> None:
+        """Derive what decoding reads from the loaded weights. Call once after loading."""
+        with torch.no_grad():
+            self.code_table = self.quantizer.table()
+
+    def unpack(self, flat: Tensor) -> StreamState:
+        """Views of flat [B, state_size], one for each stateful layer; zeros are the state before any input."""
+        pieces = flat.split([math.prod(s) for s in self.state_shapes], dim=1)
+        return [p.view(-1, *s) for p, s in zip(pieces, self.state_shapes, strict=True)]
+
+    def pack(self, state: StreamState) -> Tensor:
+        return torch.cat([s.flatten(1) for s in state], dim=1)
+
+    def forward(self, codes: Tensor, first: Tensor, state: StreamState | None = None) -> Tensor:
+        """codes [B, F, codebooks]; first [B]: index of each row's first frame → samples [B, F · 1920]."""
+        table = self.quantizer.table() if self.code_table is None else self.code_table
+        offsets = torch.arange(codes.shape[-1], device=codes.device) * self.config.codebook_size
+        x = F.embedding(codes.long() + offsets, table).sum(2)
+        x = self.pre_conv(x.transpose(1, 2), state).transpose(1, 2)
+        positions = first[:, None] + torch.arange(codes.shape[1], device=codes.device)
+        context: FullContext | WindowContext
+        context = FullContext(self.config.sliding_window) if state is None else WindowContext(state[0], positions)
+        x = self.pre_transformer(x, positions, context).transpose(1, 2)
+        if state is not None and isinstance(context, WindowContext):
+            state[0] = context.following()
+        for up, mix in self.upsample:  # type: ignore[misc]
+            x = mix(up(x, state), state)
+        for part in self.decoder:
+            x = part(x) if isinstance(part, SnakeBeta) else part(x, state)
+        return x[:, 0].clamp(-1, 1)

@@ -1,0 +1,89 @@
+"""The per-row state of Qwen3-TTS: what the host sets once, and what the steps keep on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.errors import BadSampling
+from sonant.models.base import Field
+from sonant.models.qwen3_tts.checkpoint import Modules
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from sonant.types import Sampling
+
+_GREATEST_TEMPERATURE = 100.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of row state, and the runaway guard: frames that a text of so many tokens may take."""
+
+    trailing_tokens: int
+    ring_frames: int
+    budget_frames: int
+    budget_frames_per_token: float
+
+    def frame_budget(self, tokens: int) -> int:
+        return self.budget_frames + math.ceil(self.budget_frames_per_token * tokens)
+
+
+def staged_fields() -> tuple[Field, ...]:
+    ints = ("frame_limit", "trailing_length", "greedy", "top_k", "subtalker_greedy", "subtalker_top_k")
+    floats = ("temperature", "top_p", "repetition_penalty", "subtalker_temperature", "subtalker_top_p")
+    return (
+        Field("seed", (2,), torch.int32),
+        *(Field(name, (), torch.int32) for name in ints),
+        *(Field(name, (), torch.float32) for name in floats),
+    )
+
+
+def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:
+    talker, dtype = config.talker, modules.talker.codec_head.weight.dtype
+    counters = ("position", "frame", "codec_position", "codec_frame")
+    return (
+        *(Field(name, (), torch.int64) for name in counters),
+        Field("status", (), torch.int32),
+        Field("input", (talker.hidden_size,), dtype),
+        Field("trailing", (limits.trailing_tokens, talker.hidden_size), dtype),
+        Field("seen", (talker.vocab_size,), torch.bool),
+        Field("codes", (limits.ring_frames, talker.num_code_groups), torch.int32),
+        Field("codec_state", (modules.decoder.state_size,), modules.decoder.pre_conv.conv.weight.dtype),
+    )
+
+
+def draw_values(rows: Mapping[str, Tensor], index: Tensor, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a `Draw` for rows `index`."""
+    values = {name: rows[prefix + name][index] for name in ("temperature", "top_k", "top_p")}
+    return {"greedy": rows[prefix + "greedy"][index] != 0, **values}
+
+
+def sampling_values(sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Checked values of the staged fields, from sampling parameters with nothing left unset."""
+    if not 0 <= seed < 2**64:
+        raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {seed}")
+    values: dict[str, Any] = {
+        "seed": np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32),
+        "greedy": int(not sampling.do_sample),
+        "subtalker_greedy": int(not sampling.subtalker_dosample),
+        "repetition_penalty": _checked("repetition_penalty", sampling.repetition_penalty, 0.01, 100),
+    }
+    for prefix in ("", "subtalker_"):
+        for name, low, high in (("temperature", 1e-3, _GREATEST_TEMPERATURE), ("top_p", 1e-6, 1.0)):
+            values[prefix + name] = _checked(prefix + name, getattr(sampling, prefix + name), low, high)
+        top_k = getattr(sampling, prefix + "top_k")
+        values[prefix + "top_k"] = int(_checked(prefix + "top_k", top_k, 0, 2**31 - 1, whole=True))
+    return values
+
+
+def _checked(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high or (whole and value != int(value)):
+        kind = "a whole number" if whole else "a number"
+        raise BadSampling(f"{name} must be {kind} from {low:g} to {high:g}, not {value!r}")
+    return float(value)

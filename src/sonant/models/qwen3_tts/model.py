@@ -1,0 +1,249 @@
+"""Qwen3-TTS as the engine sees it: prompt, prefill, frame and codec over row state.
+
+Invariants: a row's `position` is the number of its tokens in the KV cache, its `input` the vector that the next
+frame consumes there, its `frame` the number of frames drawn. A row that has stopped is frozen: steps may still
+run over it (the host learns of a stop one step later) and change nothing that is read again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.errors import BadText, Unsupported
+from sonant.kernels import ops
+from sonant.layers.attention import PagedContext
+from sonant.models.base import CAPPED, RUNNING, STOPPED, Memory, ModelSpec, PrefillItem, Prompt, to_device
+from sonant.models.qwen3_tts.checkpoint import Modules
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from sonant.models.qwen3_tts.fields import Limits, draw_values, sampling_values, staged_fields, state_fields
+from sonant.models.qwen3_tts.predictor import Draw
+from sonant.models.qwen3_tts.prompt import Layout, PromptBuilder
+from sonant.types import Samples, SpeechRequest, Voice
+
+_MIN_FRAMES = 2  # the official generation forbids the stop code in its first two draws
+_SPECIAL_CODES = 1024  # the top of the first codebook's vocabulary: never drawn, but for the stop code
+_CACHED_PREROLLS = 32
+
+
+class Qwen3TTS:
+    def __init__(self, config: Qwen3TTSConfig, modules: Modules, builder: PromptBuilder, limits: Limits) -> None:
+        self.config, self.modules, self.builder, self.limits = config, modules, builder, limits
+        self.device = next(modules.talker.parameters()).device
+        talker = config.talker
+        self.spec = ModelSpec(
+            sample_rate=config.codec.sample_rate,
+            samples_per_frame=config.codec.samples_per_frame,
+            codebooks=talker.num_code_groups,
+            kv_layers=talker.num_hidden_layers,
+            kv_heads=talker.num_key_value_heads,
+            kv_head_dim=talker.head_dim,
+            kv_dtype=modules.talker.codec_head.weight.dtype,
+            staged=staged_fields(),
+            state=state_fields(config, modules, limits),
+            max_positions=talker.max_position_embeddings,
+            voices=builder.voices,
+            languages=builder.languages,
+            clones=modules.speaker is not None,
+        )
+        banned = torch.arange(talker.vocab_size) >= talker.vocab_size - _SPECIAL_CODES
+        banned[talker.codec_eos_token_id] = False
+        self.banned = banned.to(self.device)
+        with torch.inference_mode():
+            pad = torch.tensor([config.tts_pad_token_id], device=self.device)
+            self.pad_text = modules.talker.embed_text(pad)[0]
+        self.prerolls: OrderedDict[str, Tensor] = OrderedDict()  # codec state by voice; only the step thread
+
+    # Off the step thread
+
+    def prompt(self, request: SpeechRequest) -> Prompt:
+        layout = self.builder.layout(request)
+        if len(layout.trailing) > self.limits.trailing_tokens:
+            raise BadText(
+                f"the text has {len(layout.trailing)} tokens, over {self.limits.trailing_tokens} for one utterance; "
+                "split it at sentence ends"
+            )
+        spoken = len(layout.trailing) or int((layout.text >= 0).sum())
+        budget = min(self.limits.frame_budget(spoken), self.config.max_new_tokens - 1)
+        max_frames = budget if request.max_frames is None else request.max_frames
+        staged = sampling_values(request.sampling.over(self.config.sampling), request.seed or 0)
+        staged |= {"frame_limit": max_frames, "trailing_length": len(layout.trailing)}
+        return Prompt(
+            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
+        )
+
+    @torch.inference_mode()
+    def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
+        speaker, encoder = self.modules.speaker, self.modules.encoder
+        if speaker is None or encoder is None:
+            raise Unsupported(f"a {self.config.kind} checkpoint cannot clone a voice; load a Base checkpoint")
+        clip = torch.from_numpy(samples).to(self.device)
+        embedding = speaker.embed(clip)
+        codes = encoder.encode(clip).cpu().numpy().astype(np.int32) if text else None
+        return Voice(embedding.float().cpu().numpy(), codes, text, name)
+
+    # On the step thread
+
+    def bind(self, memory: Memory) -> None:
+        self.rows, self.kv, self.tables = memory.rows, memory.kv, memory.tables
+        self.block_tokens = memory.kv.shape[3]
+        for name in ("position", "frame", "codec_position", "codec_frame"):
+            self.rows[name].zero_()
+        self.rows["status"].fill_(STOPPED)  # frozen: the scratch row for ever, the others until prefill readies them
+        for name in ("temperature", "subtalker_temperature"):
+            self.rows[name].fill_(1)
+
+    @torch.inference_mode()
+    def prefill(self, items: Sequence[PrefillItem]) -> None:
+        work = [i for i in items if i.end > i.start]
+        if work:
+            self._fill_cache(work)
+        ready = [i for i in items if i.last]
+        if ready:
+            self._make_ready(ready)
+
+    def _fill_cache(self, items: Sequence[PrefillItem]) -> None:
+        longest = max(i.end - i.start for i in items)
+        x = self._embed(items, [i.start for i in items], longest)
+        rows = to_device(np.array([i.row for i in items]), self.device)
+        spans = to_device(np.array([(i.start, i.end) for i in items]), self.device)
+        positions = spans[:, :1] + torch.arange(longest, device=self.device)
+        real = positions < spans[:, 1:]
+        span_blocks = -(-max(i.end for i in items) // self.block_tokens)
+        positions = positions.where(real, 0)
+        context = self._context(rows, positions, real, span_blocks)
+        self.modules.talker.model(x, positions, context)
+
+    def _embed(self, items: Sequence[PrefillItem], starts: Sequence[int], length: int) -> Tensor:
+        """[items, length, hidden] of the prompts from `starts` on; past a prompt's end anything."""
+        text = np.full((len(items), length), -1, np.int32)
+        codes = np.full((len(items), length, self.spec.codebooks), -1, np.int32)
+        layouts: list[Layout] = [i.prompt.payload for i in items]
+        for n, (layout, start) in enumerate(zip(layouts, starts, strict=True)):
+            count = min(length, len(layout.text) - start)
+            text[n, :count], codes[n, :count] = layout.text[start:][:count], layout.codes[start:][:count]
+        x = self.modules.talker.embed_position(
+            to_device(text, self.device),
+            to_device(codes, self.device),
+            with_groups=any(layout.has_frames for layout in layouts),
+        )
+        for n, (layout, start) in enumerate(zip(layouts, starts, strict=True)):
+            if layout.speaker is not None and start <= layout.speaker_at < start + length:
+                x[n, layout.speaker_at - start] += to_device(layout.speaker, self.device).to(x.dtype)
+        return x
+
+    def _make_ready(self, items: Sequence[PrefillItem]) -> None:
+        rows = to_device(np.array([i.row for i in items]), self.device)
+        lengths = to_device(np.array([i.prompt.length for i in items]), self.device)
+        r = self.rows
+        r["input"][rows] = self._embed(items, [i.prompt.length - 1 for i in items], 1)[:, 0]
+        r["position"][rows] = lengths - 1
+        r["status"].index_fill_(0, rows, RUNNING)
+        r["seen"].index_fill_(0, rows, False)
+        for name in ("frame", "codec_position", "codec_frame"):
+            r[name].index_fill_(0, rows, 0)
+        for item in items:
+            trailing = item.prompt.payload.trailing
+            if len(trailing):
+                r["trailing"][item.row, : len(trailing)] = self.modules.talker.embed_text(
+                    to_device(trailing, self.device)
+                )
+
+    @torch.inference_mode()
+    def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
+        layout: Layout = item.prompt.payload
+        if layout.preroll is None:
+            return -1
+        state, position = self.rows["codec_state"], self.rows["codec_position"]
+        known = self.prerolls.get(layout.voice_key)
+        if known is not None:
+            self.prerolls.move_to_end(layout.voice_key)
+            state[item.row] = known
+            position[item.row] = len(layout.preroll)
+            return -1
+        rows = to_device(np.array([item.row]), self.device)
+        piece = layout.preroll[start : start + frames]
+        self._decode(rows, to_device(piece, self.device)[None])
+        if start + len(piece) < len(layout.preroll):
+            return start + len(piece)
+        self.prerolls[layout.voice_key] = state[item.row].clone()
+        if len(self.prerolls) > _CACHED_PREROLLS:
+            self.prerolls.popitem(last=False)
+        return -1
+
+    @torch.inference_mode()
+    def frame(self, rows: Tensor, span_blocks: int) -> Tensor:
+        r, talker = self.rows, self.modules.talker
+        position, frame, status = r["position"][rows], r["frame"][rows], r["status"][rows]
+        context = self._context(rows, position[:, None], None, span_blocks)
+        hidden = talker.model(r["input"][rows][:, None], position[:, None], context)[:, 0]
+        uniforms = ops.uniforms(r["seed"][rows], frame, self.spec.codebooks)
+        stop_id = self.config.talker.codec_eos_token_id
+        logits = ops.penalize(
+            talker.codec_head(hidden).float(),
+            r["seen"][rows],
+            r["repetition_penalty"][rows],
+            self.banned,
+            stop_id,
+            frame < _MIN_FRAMES,
+        )
+        first = Draw(**draw_values(r, rows)).pick(logits, uniforms[:, 0])
+        ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
+        status = torch.where(status == RUNNING, ended.to(status.dtype), status)
+        r["seen"][rows, first] = True
+        first = first.masked_fill(first == stop_id, 0)
+        rest = talker.code_predictor.generate(
+            hidden,
+            talker.model.codec_embedding(first),
+            uniforms[:, 1:],
+            Draw(**draw_values(r, rows, "subtalker_")),
+        )
+        codes = torch.cat([first[:, None], rest], 1)
+        self._advance(rows, codes, position, frame, status)
+        return torch.cat([status[:, None], codes.int()], 1)
+
+    def _advance(self, rows: Tensor, codes: Tensor, position: Tensor, frame: Tensor, status: Tensor) -> None:
+        """Store the frame and make the next input, in the same step that drew it."""
+        r = self.rows
+        r["codes"][rows, frame % r["codes"].shape[1]] = codes.int()
+        trailing = r["trailing"][rows, frame.clamp(max=r["trailing"].shape[1] - 1)]
+        has_text = (frame < r["trailing_length"][rows])[:, None]
+        r["input"][rows] = self.modules.talker.embed_frame(codes) + torch.where(has_text, trailing, self.pad_text)
+        going = (status == RUNNING).long()
+        r["position"][rows] = position + going
+        r["frame"][rows] = frame + going
+        r["status"][rows] = status
+
+    @torch.inference_mode()
+    def codec(self, rows: Tensor, frames: int) -> Tensor:
+        r = self.rows
+        first = r["codec_frame"][rows]
+        ring = r["codes"]
+        index = first[:, None] + torch.arange(frames, device=self.device)
+        codes = ring[rows[:, None], index % ring.shape[1]]
+        drawn = index < r["frame"][rows][:, None]  # a last chunk may reach past the frames there are
+        samples = self._decode(rows, codes.masked_fill(~drawn[..., None], 0))
+        r["codec_frame"][rows] = first + frames
+        return samples.float()
+
+    def _decode(self, rows: Tensor, codes: Tensor) -> Tensor:
+        decoder, r = self.modules.decoder, self.rows
+        first = r["codec_position"][rows]
+        # a fresh row's state is whatever its last owner left: start from silence instead
+        state = decoder.unpack(r["codec_state"][rows].masked_fill((first == 0)[:, None], 0))
+        samples = decoder(codes, first, state)
+        r["codec_state"][rows] = decoder.pack(state)
+        r["codec_position"][rows] = first + codes.shape[1]
+        return samples
+
+    def _context(self, rows: Tensor, positions: Tensor, real: Tensor | None, span_blocks: int) -> PagedContext:
+        tables = self.tables[rows]
+        blocks = tables.gather(1, positions // self.block_tokens).long()
+        slots = blocks * self.block_tokens + positions % self.block_tokens
+        if real is not None:
+            slots = slots.where(real, 0)  # block 0 is scratch
+        return PagedContext(self.kv, tables, positions, slots.flatten(), span_blocks)

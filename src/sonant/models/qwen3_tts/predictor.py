@@ -1,0 +1,94 @@
+"""The code predictor: from a frame's first code to its other fifteen, one codebook after another.
+
+It is a small language model over codebooks, not time: each frame starts afresh from the talker's hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sonant.kernels import ops
+from sonant.layers.attention import FullContext, GrowingContext
+from sonant.layers.transformer import DecoderStack, StackShape
+from sonant.models.qwen3_tts.config import DecoderStackConfig
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How each row draws its codes; every tensor [B]."""
+
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    def pick(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        return ops.sample(
+            logits,
+            uniform,
+            greedy=self.greedy,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+        )
+
+
+def stack_shape(config: DecoderStackConfig) -> StackShape:
+    return StackShape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        rope_theta=config.rope_theta,
+    )
+
+
+class PredictorStack(DecoderStack):
+    def __init__(self, config: DecoderStackConfig, groups: int, talker_hidden: int) -> None:
+        super().__init__(stack_shape(config))
+        self.codec_embedding = nn.ModuleList(
+            nn.Embedding(config.vocab_size, talker_hidden) for _ in range(groups - 1)
+        )
+
+
+class CodePredictor(nn.Module):
+    def __init__(self, config: DecoderStackConfig, groups: int, talker_hidden: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.model = PredictorStack(config, groups, talker_hidden)
+        self.lm_head = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(groups - 1)
+        )
+        same_width = config.hidden_size == talker_hidden
+        self.small_to_mtp_projection = nn.Identity() if same_width else nn.Linear(talker_hidden, config.hidden_size)
+
+    def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw) -> Tensor:
+        """Codes 1… of one frame. hidden and first (code 0's embedding) [B, talker hidden] → [B, groups - 1]."""
+        context = GrowingContext(self.model.shape.layers)
+        x = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
+        codes: list[Tensor] = []
+        for group in range(self.groups - 1):
+            begin = 0 if group == 0 else group + 1
+            positions = torch.arange(begin, group + 2, device=hidden.device).expand(len(hidden), -1)
+            last = self.model(x, positions, context)[:, -1]
+            codes.append(draw.pick(self.lm_head[group](last).float(), uniforms[:, group]))
+            if group < self.groups - 2:
+                x = self.small_to_mtp_projection(self.model.codec_embedding[group](codes[-1]))[:, None]
+        return torch.stack(codes, 1)
+
+    def forced_logits(self, hidden: Tensor, first: Tensor, codes: Tensor) -> Tensor:
+        """Logits for codes 1… given the true ones before each: [B, groups - 1, vocab]. For training and tests.
+
+        codes [B, groups - 1]; the last is never an input.
+        """
+        given = [emb(codes[:, i]) for i, emb in enumerate(self.model.codec_embedding) if i < self.groups - 2]
+        x = self.small_to_mtp_projection(torch.stack([hidden, first, *given], 1))
+        positions = torch.arange(self.groups, device=hidden.device).expand(len(hidden), -1)
+        out = self.model(x, positions, FullContext())
+        return torch.stack([head(out[:, i + 1]) for i, head in enumerate(self.lm_head)], 1)

@@ -1,0 +1,184 @@
+"""Lays a request out as the positions that the talker was trained on.
+
+Every position is a text id plus a codec part: nothing, one special id, the speaker vector or a whole reference
+frame. The layouts (instruct, role, language and speaker header, then text by mode) are in `layout`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonant.errors import BadText, UnknownLanguage, UnknownVoice, Unsupported
+from sonant.models.base import Ints
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from sonant.models.qwen3_tts.tokenizer import TextTokenizer
+from sonant.types import Samples, SpeechRequest, Voice
+
+logger = logging.getLogger(__name__)
+
+# Control tokens of each turn stand at fixed places, so that its body can be sliced out: 3 before, 5 or 2 after.
+_TURN = "<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
+_REFERENCE = "<|im_start|>assistant\n{text}<|im_end|>\n"
+_INSTRUCT = "<|im_start|>user\n{text}<|im_end|>\n"
+_ISO = {
+    "zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
+    "ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    text: Ints  # [positions]; -1: no text
+    codes: Ints  # [positions, groups]; -1: none; a special id stands alone in column 0
+    speaker: Samples | None  # [hidden], added at position `speaker_at`
+    speaker_at: int
+    trailing: Ints  # text fed one token a frame after the prompt; then padding for ever
+    preroll: Ints | None  # [frames, groups] that the codec hears before the first new frame
+    voice_key: str
+    has_frames: bool
+
+    def keys(self) -> Ints:
+        """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
+        mark = np.zeros((len(self.text), 8), np.int32)
+        if self.speaker is not None:
+            mark[self.speaker_at] = np.frombuffer(bytes.fromhex(self.voice_key), np.int32)
+        return np.concatenate([self.text[:, None], self.codes, mark], axis=1)
+
+
+class PromptBuilder:
+    def __init__(self, config: Qwen3TTSConfig, tokenizer: TextTokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        talker = config.talker
+        self.voices = tuple(talker.spk_id) if config.kind == "custom_voice" else ()
+        self.languages = ("auto", *(name for name in talker.codec_language_id if "dialect" not in name))
+
+    def layout(self, request: SpeechRequest) -> Layout:
+        voice = self._voice(request)
+        language = self._language(request.language, voice)
+        instruct = self._instruct(request.instruct)
+        streaming = request.streaming_text if request.streaming_text is not None else self.config.kind == "base"
+        ids = self.tokenizer.fill(_TURN, request.text)
+        role, body = ids[:3], ids[3:-5]
+        if not body:
+            raise BadText("the text has no tokens to speak")
+        header, speaker_row = self._header(language, voice)
+        c = self.config
+        opening = [(i, -1) for i in instruct] + [(i, -1) for i in role]
+        texts = [c.tts_pad_token_id] * (len(header) - 1) + [c.tts_bos_token_id]
+        opening += list(zip(texts, header, strict=True))
+        if isinstance(voice, Voice) and voice.codes is not None:
+            ref = self.tokenizer.fill(_REFERENCE, voice.text or "")[3:-2]
+            return self._in_context(opening, ref + body, voice, len(instruct) + 3 + speaker_row, streaming)
+        pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
+        if streaming:
+            positions, trailing = [*opening, (body[0], bos)], [*body[1:], c.tts_eos_token_id]
+        else:
+            spoken = [(i, pad) for i in [*body, c.tts_eos_token_id]]
+            positions, trailing = [*opening, *spoken, (c.tts_pad_token_id, bos)], []
+        clone = voice if isinstance(voice, Voice) else None
+        return self._assemble(positions, None, trailing, clone, len(instruct) + 3 + speaker_row)
+
+    def _in_context(
+        self, opening: list[tuple[int, int]], text: list[int], voice: Voice, speaker_at: int, streaming: bool
+    ) -> Layout:
+        """The reference as if it had just been spoken: its text and frames, then the new text."""
+        assert voice.codes is not None
+        c = self.config
+        text = [*text, c.tts_eos_token_id]
+        frames = len(voice.codes)
+        spoken = 1 + frames  # bos, then the reference frames
+        pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
+        if not streaming:
+            positions = [*opening, *((i, pad) for i in text), (c.tts_pad_token_id, bos)]
+            positions += [(c.tts_pad_token_id, -1)] * frames
+            return self._assemble(positions, voice.codes, [], voice, speaker_at)
+        beside = text[:spoken] + [c.tts_pad_token_id] * (spoken - len(text))
+        positions = [*opening, (beside[0], bos), *((i, -1) for i in beside[1:])]
+        return self._assemble(positions, voice.codes, text[spoken:], voice, speaker_at)
+
+    def _assemble(
+        self,
+        positions: list[tuple[int, int]],
+        frames: Ints | None,
+        trailing: list[int],
+        voice: Voice | None,
+        speaker_at: int,
+    ) -> Layout:
+        table = np.array(positions, np.int32)
+        codes = np.full((len(table), self.config.talker.num_code_groups), -1, np.int32)
+        codes[:, 0] = table[:, 1]
+        if frames is not None:
+            codes[-len(frames) :] = frames
+        return Layout(
+            text=table[:, 0].copy(),
+            codes=codes,
+            speaker=None if voice is None else voice.embedding,
+            speaker_at=speaker_at,
+            trailing=np.array(trailing, np.int32),
+            preroll=frames,
+            voice_key="" if voice is None else voice.fingerprint,
+            has_frames=frames is not None,
+        )
+
+    def _header(self, language: int | None, voice: str | Voice | None) -> tuple[list[int], int]:
+        """Codec ids before the text, and the index of the speaker among them. The vector of a clone goes where
+        its id would stand."""
+        t = self.config.talker
+        if language is None:
+            header = [t.codec_nothink_id, t.codec_think_bos_id, t.codec_think_eos_id]
+        else:
+            header = [t.codec_think_id, t.codec_think_bos_id, language, t.codec_think_eos_id]
+        speaker_row = len(header)
+        if isinstance(voice, str):
+            header.append(t.spk_id[voice])
+        elif voice is not None:
+            header.append(-1)
+        return [*header, t.codec_pad_id], speaker_row
+
+    def _voice(self, request: SpeechRequest) -> str | Voice | None:
+        kind, voice = self.config.kind, request.voice
+        if kind == "custom_voice":
+            if isinstance(voice, Voice):
+                raise Unsupported("this checkpoint has fixed voices and cannot clone; use a Base checkpoint")
+            name = (voice or self.voices[0]).lower()
+            if name not in self.voices:
+                raise UnknownVoice(f"no voice {voice!r}; this checkpoint has {', '.join(self.voices)}")
+            return name
+        if kind == "voice_design":
+            if voice is not None:
+                raise Unsupported("this checkpoint designs a voice from `instruct`; it takes no voice")
+            return None
+        if not isinstance(voice, Voice):
+            given = f"has no voice {voice!r}: it" if voice else "has no voices of its own: it"
+            raise UnknownVoice(f"this checkpoint {given} clones; give a reference clip (--clone, or engine.clone)")
+        if voice.embedding.shape != (self.config.talker.hidden_size,):
+            raise UnknownVoice(
+                f"this voice was encoded by another model ({voice.embedding.shape[0]} values, not "
+                f"{self.config.talker.hidden_size}); encode it again with this one"
+            )
+        return voice
+
+    def _language(self, language: str, voice: str | Voice | None) -> int | None:
+        t = self.config.talker
+        name = language.lower()
+        name = _ISO.get(name, name)
+        if name not in self.languages:
+            raise UnknownLanguage(f"no language {language!r}; this checkpoint speaks {', '.join(self.languages)}")
+        if name in ("auto", "chinese") and isinstance(voice, str):
+            dialect = t.spk_is_dialect.get(voice)
+            if isinstance(dialect, str):
+                return t.codec_language_id[dialect]
+        return None if name == "auto" else t.codec_language_id[name]
+
+    def _instruct(self, instruct: str | None) -> list[int]:
+        if not instruct:
+            return []
+        if self.config.kind == "base":
+            raise Unsupported("a Base checkpoint follows its reference clip and takes no instruct")
+        if self.config.kind == "custom_voice" and self.config.size == "0b6":
+            logger.warning("the 0.6B CustomVoice checkpoint was not trained on instruct; it is left out")
+            return []
+        return self.tokenizer.fill(_INSTRUCT, instruct)

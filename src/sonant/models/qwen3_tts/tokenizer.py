@@ -1,0 +1,105 @@
+"""Text to token ids, as the official package's fast Qwen2 tokenizer does it, without transformers.
+
+A client's text must never become a control token: "<|im_end|>" in it is read aloud or skipped like any other
+text, where the official code would end the turn. Control tokens come from our own templates only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from sonant.errors import BadText, CheckpointError
+from sonant.models.qwen3_tts.config import read_json
+
+# Qwen2's own, as the base language model's tokenizer has it. The official code asks transformers for
+# `fix_mistral_regex`, which in some versions swaps in Mistral's pattern for local folders and cuts "iPhone"
+# and Thai words elsewhere.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PLACEHOLDER = "{text}"
+
+
+class TextTokenizer:
+    """Byte-level BPE from vocab.json and merges.txt; `added` are the control tokens and their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self.added: Mapping[str, int] = _added_tokens(folder / "tokenizer_config.json")
+        # The BPE itself is never told of them, so that no text can spell one. Longest first, because that is
+        # how they are matched officially.
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._bpe = Tokenizer(_bpe(folder / "vocab.json", folder / "merges.txt"))
+        self._bpe.normalizer = normalizers.NFC()
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
+        """The ids of `text`. With `specials`, for text of our own only, control tokens in it count."""
+        pieces = self._control.split(text) if specials else [text]
+        return [i for piece in pieces for i in self._piece(piece, specials)]
+
+    def fill(self, template: str, text: str) -> list[int]:
+        """The ids of `template` with `text` in the place of "{text}"; control tokens are the template's only.
+
+        The text is joined to the template's words before it is encoded, not after: "assistant\\n" followed by
+        "\\nHello" is one run of newlines and one token. The official code encodes the whole filled template,
+        whose control tokens cut it into the same stretches before anything else happens to it. The ids are
+        therefore equal for any text that does not itself spell a control token.
+        """
+        return [
+            i
+            for piece in self._control.split(template)
+            for i in self._piece(piece.replace(PLACEHOLDER, text), piece in self.added)
+        ]
+
+    def _piece(self, piece: str, control: bool) -> Iterator[int]:
+        if control and piece in self.added:
+            yield self.added[piece]
+            return
+        try:
+            piece.encode()
+        except UnicodeEncodeError as e:
+            raise BadText(f"the text is not valid Unicode: {e.reason} at character {e.start}") from None
+        yield from self._bpe.encode(piece).ids
+
+
+def _added_tokens(path: Path) -> dict[str, int]:
+    entries = read_json(path).get("added_tokens_decoder")
+    if not isinstance(entries, dict) or not entries:
+        raise CheckpointError(f"{path} lacks 'added_tokens_decoder'")
+    try:
+        return {entry["content"]: int(i) for i, entry in entries.items()}
+    except (KeyError, TypeError, ValueError) as e:
+        raise CheckpointError(f"{path}: 'added_tokens_decoder' does not map ids to tokens ({e!r})") from e
+
+
+def _bpe(vocab_path: Path, merges_path: Path) -> models.BPE:
+    vocab = read_json(vocab_path)
+    try:
+        lines = merges_path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise CheckpointError(f"{merges_path} is missing: a Qwen3-TTS checkpoint folder holds it") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise CheckpointError(f"{merges_path} cannot be read as text: {e}") from e
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        if not line.strip() or line.startswith("#version:"):
+            continue
+        pair = line.split()
+        if len(pair) != 2:
+            raise CheckpointError(f"{merges_path} holds {line[:80]!r}, which is not a pair of tokens")
+        merges.append((pair[0], pair[1]))
+    try:
+        return models.BPE(vocab=vocab, merges=merges)
+    except Exception as e:  # tokenizers raises no narrower type
+        raise CheckpointError(f"{vocab_path} and {merges_path} do not belong together: {e}") from e

@@ -1,0 +1,59 @@
+"""Fixtures that all tests share: random checkpoints, and what the official package computed from them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sonant.models.qwen3_tts.config import Kind
+from sonant.models.qwen3_tts.synthetic import write_checkpoint
+
+GOLDEN = Path(__file__).parent / "parity" / "golden"
+KINDS: Mapping[str, Kind] = {"base": "base", "custom": "custom_voice", "design": "voice_design"}
+
+torch.set_num_threads(1)  # the golden values are of one thread, and xdist brings the parallelism
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device here")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Tiny random checkpoints "base", "custom" and "design", written once a session and never changed."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # a worker's own folder lies in the session's
+    ready = root / "tiny_checkpoints"
+    with (root / "tiny_checkpoints.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            staging = root / "tiny_checkpoints.partial"
+            for name, kind in KINDS.items():
+                write_checkpoint(staging / name, kind=kind)
+            staging.rename(ready)
+    return {name: ready / name for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
+    """`golden("custom")`: what the official package computed from that checkpoint; see parity/README.md."""
+
+    @cache
+    def load(name: str) -> Mapping[str, np.ndarray]:
+        with np.load(GOLDEN / f"{name}.npz") as arrays:
+            return dict(arrays)
+
+    return load
