@@ -64,4 +64,5 @@ class EngineConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"unknown option {unknown[0]!r}; options are {', '.join(sorted(known))}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        converted: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**converted)

@@ -18,7 +18,7 @@ from sonant.engine.output import OutputRing, Slot, take_sound
 from sonant.engine.request import Phase, Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
-from sonant.models.base import RUNNING, STOPPED, Memory, PrefillItem, SpeechModel, to_device
+from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel, to_device
 from sonant.types import AudioChunk, FinishReason
 
 
@@ -96,7 +96,7 @@ class Runner:
             request.steps_in_flight -= 1
         return chunks
 
-    def _book(self, request: Request, status: int, codes: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _book(self, request: Request, status: int, codes: Ints) -> None:
         if request.total is not None:
             return  # a step that was launched before the stop was known
         if status == RUNNING:

@@ -44,6 +44,7 @@ class ModelSpec:
     staged: tuple[Field, ...]  # int32 or float32; the host writes them when a request gets its row
     state: tuple[Field, ...]  # only the model's own steps write them
     max_positions: int
+    frame_weight_bytes: int  # read once for each frame step, whatever the batch: the floor of its time
     voices: tuple[str, ...]
     languages: tuple[str, ...]
     clones: bool

@@ -31,7 +31,7 @@ class _Codebook(nn.Module):
         self.cluster_usage = nn.Parameter(torch.ones(size))
         self.embedding_sum = nn.Parameter(torch.zeros(size, dim))
 
-    def entries(self) -> Tensor:
+    def forward(self) -> Tensor:
         return self.embedding_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
 
 
@@ -40,11 +40,18 @@ class _CodebookLayer(nn.Module):
         super().__init__()
         self._codebook = _Codebook(size, dim)
 
+    def forward(self) -> Tensor:
+        return self._codebook()
+
 
 class _CodebookStack(nn.Module):
     def __init__(self, count: int, size: int, dim: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_CodebookLayer(size, dim) for _ in range(count))
+
+    def forward(self) -> Tensor:
+        """[count, size, dim]: the entries of every codebook."""
+        return torch.stack([layer() for layer in self.layers])
 
 
 class ResidualQuantizer(nn.Module):
@@ -58,8 +65,7 @@ class ResidualQuantizer(nn.Module):
 
     def projected(self) -> Tensor:
         """[count, size, dim]: every entry after the output projection, which is linear, so sums commute."""
-        entries = torch.stack([layer._codebook.entries() for layer in self.vq.layers])
-        return entries @ self.output_proj.weight[:, :, 0].T
+        return self.vq() @ self.output_proj.weight[:, :, 0].T
 
 
 class SplitQuantizer(nn.Module):
@@ -161,9 +167,9 @@ class CodecDecoder(nn.Module):
         self.quantizer = SplitQuantizer(config)
         self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, 3)
         self.pre_transformer = PreTransformer(config)
+        dim = config.latent_dim
         self.upsample = nn.ModuleList(
-            nn.ModuleList([CausalConvTranspose1d(config.latent_dim, config.latent_dim, r, r), ConvNeXt(config.latent_dim)])
-            for r in config.upsampling_ratios
+            nn.ModuleList([CausalConvTranspose1d(dim, dim, r, r), ConvNeXt(dim)]) for r in config.upsampling_ratios
         )
         widths = [config.decoder_dim >> i for i in range(len(config.upsample_rates) + 1)]
         self.decoder = nn.ModuleList(
@@ -205,8 +211,9 @@ class CodecDecoder(nn.Module):
         x = self.pre_transformer(x, positions, context).transpose(1, 2)
         if state is not None and isinstance(context, WindowContext):
             state[0] = context.following()
-        for up, mix in self.upsample:  # type: ignore[misc]
-            x = mix(up(x, state), state)
+        for stage in self.upsample.children():
+            for part in stage.children():
+                x = part(x, state)
         for part in self.decoder:
             x = part(x) if isinstance(part, SnakeBeta) else part(x, state)
         return x[:, 0].clamp(-1, 1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonant.errors import BadText, Unsupported
 from sonant.kernels import ops
@@ -46,6 +46,7 @@ class Qwen3TTS:
             staged=staged_fields(),
             state=state_fields(config, modules, limits),
             max_positions=talker.max_position_embeddings,
+            frame_weight_bytes=_frame_weight_bytes(modules),
             voices=builder.voices,
             languages=builder.languages,
             clones=modules.speaker is not None,
@@ -247,3 +248,17 @@ class Qwen3TTS:
         if real is not None:
             slots = slots.where(real, 0)  # block 0 is scratch
         return PagedContext(self.kv, tables, positions, slots.flatten(), span_blocks)
+
+
+def _frame_weight_bytes(modules: Modules) -> int:
+    """Talker, predictor once for each codebook after the first, and codec; embeddings are only looked up."""
+
+    def size(*parts: nn.Module) -> int:
+        return sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
+
+    predictor = modules.talker.code_predictor
+    passes = predictor.groups - 1
+    codec = size(modules.decoder) - size(modules.decoder.quantizer)
+    return size(modules.talker.model.layers, modules.talker.codec_head, predictor.lm_head) + (
+        passes * size(predictor.model.layers, predictor.small_to_mtp_projection) + codec
+    )

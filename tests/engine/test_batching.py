@@ -1,0 +1,218 @@
+"""A request's speech is its own: neighbours, order, aborts and reuse of memory change nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clips import reference_clip
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sonant
+from engine.conftest import MakeEngine
+from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
+from sonant.errors import Aborted
+
+TEXTS = ("hello the world", "speech and the user, 1 2 3.", "on and on and on the world speech hello again", "hi")
+VOICES = ("ryan", "vivian", "eric", "serena")
+
+
+def request(n: int, frames: int = 14) -> dict[str, Any]:
+    """The n-th of many requests: text, voice, mode, sampling, seed and length all vary."""
+    return {
+        "text": TEXTS[n % 4],
+        "voice": VOICES[n // 2 % 4],
+        "streaming_text": n % 3 == 0,
+        "sampling": Sampling.greedy() if n % 5 == 0 else Sampling(top_k=[50, 3, 0][n % 3], top_p=[1.0, 0.7][n % 2]),
+        "seed": 100 + n,
+        "max_frames": 2 + (frames * (n % 7)) // 6,
+        "live": n % 2 == 0,
+    }
+
+
+def same(a: Speech, b: Speech) -> None:
+    np.testing.assert_array_equal(a.codes, b.codes)
+    np.testing.assert_allclose(a.samples, b.samples, rtol=0, atol=1e-5)
+    assert a.finish_reason == b.finish_reason
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_seven_neighbours_change_nothing(make_engine: MakeEngine, steps_ahead: int) -> None:
+    engine = make_engine(max_rows=8, steps_ahead=steps_ahead)
+    alone = [engine.speak(**{**request(n), "live": True}) for n in range(8)]
+    together = [engine.stream(**request(n)) for n in range(8)]
+    for expected, stream in zip(alone, together, strict=True):
+        same(expected, stream.result())
+
+
+def test_a_late_arrival_is_spoken_as_if_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=4)
+    late = {**request(3), "max_frames": 12}
+    alone = engine.speak(**late)
+    early = [engine.stream(**{**request(n), "max_frames": 30}) for n in range(3)]
+    for stream in early:
+        stream.read()
+    same(alone, engine.stream(**late).result())
+    for stream in early:
+        stream.result()
+
+
+def test_aborting_a_neighbour_in_mid_stream_changes_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=4, steps_ahead=1)
+    wanted = {**request(1), "max_frames": 25}
+    alone = engine.speak(**wanted)
+    neighbours = [engine.stream(**{**request(n), "max_frames": 200}) for n in (0, 2)]
+    stream = engine.stream(**wanted)
+    for neighbour in neighbours:
+        neighbour.read()
+        neighbour.abort()
+    reused = engine.stream(**request(5))  # takes a row that was just given up
+    same(alone, stream.result())
+    reused.result()
+    for neighbour in neighbours:
+        with pytest.raises(Aborted):
+            neighbour.result()
+
+
+def test_more_requests_than_rows_all_get_their_own_speech(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=2, max_batch=1, kv_tokens=160)
+    alone = [engine.speak(**request(n, 8)) for n in range(6)]
+    streams = [engine.stream(**request(n, 8)) for n in range(6)]
+    for expected, stream in zip(alone, streams, strict=True):
+        same(expected, stream.result())
+
+
+def test_a_seed_decides_and_no_seed_varies(engine: Engine) -> None:
+    spoken = [engine.speak("hello the world", seed=s, max_frames=12).codes for s in (5, 5, 6, None, None)]
+    np.testing.assert_array_equal(spoken[0], spoken[1])
+    assert len({codes.tobytes() for codes in spoken[1:]}) == 4
+
+
+def test_a_repeated_prefix_is_computed_once_and_spoken_the_same(make_engine: MakeEngine) -> None:
+    engine = make_engine("base", block_tokens=4)
+    voice = engine.clone(reference_clip(), "the user and the world")
+    options = {"voice": voice, "seed": 3, "max_frames": 10}
+    first = engine.speak("hello the world", **options)
+    reused: list[int] = []
+    allocate = engine._loop.pool.allocate
+
+    def spy(*args: Any) -> Any:
+        allocation = allocate(*args)
+        reused.append(allocation.reused_tokens)
+        return allocation
+
+    engine._loop.pool.allocate = spy  # type: ignore[method-assign]
+    same(first, engine.speak("hello the world", **options))
+    engine.speak("speech and speech", **options)
+    # all but the last block of the same text; role, header and reference text for another one
+    assert reused[0] >= 28 and reused[1] >= 12
+
+
+@cache
+def _solo(folder: Path, n: int) -> Speech:
+    with sonant.load(folder, device="cpu") as engine:
+        return engine.speak(**request(n))
+
+
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 3), st.booleans()), min_size=2, max_size=9),
+    rows=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    prefill=st.sampled_from([3, 16, 512]),
+    steps_ahead=st.integers(0, 1),
+    kv_tokens=st.sampled_from([160, 320, 4096]),
+)
+@settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_random_arrivals_lengths_and_aborts(
+    tiny_checkpoints: Mapping[str, Path],
+    plan: list[tuple[int, int, bool]],
+    rows: int,
+    batch: int,
+    prefill: int,
+    steps_ahead: int,
+    kv_tokens: int,
+) -> None:
+    folder = tiny_checkpoints["custom"]
+    config = EngineConfig(
+        max_rows=rows,
+        max_batch=batch,
+        prefill_tokens=prefill,
+        steps_ahead=steps_ahead,
+        kv_tokens=kv_tokens,
+        block_tokens=8,
+    )
+    with sonant.load(folder, device="cpu", config=config) as engine:
+        streams = []
+        for n, pause, aborted in plan:
+            streams.append((n, aborted, engine.stream(**request(n))))
+            time.sleep(0.004 * pause)
+            if aborted:
+                streams[-1][2].abort()
+        for n, aborted, stream in streams:
+            if aborted:
+                chunks = list(stream)
+                assert stream.finish_reason in (FinishReason.ABORT, FinishReason.STOP, FinishReason.LENGTH)
+                heard = np.concatenate([c.codes for c in chunks]) if chunks else np.zeros((0, 16), np.int32)
+                np.testing.assert_array_equal(heard, _solo(folder, n).codes[: len(heard)])
+            else:
+                same(_solo(folder, n), stream.result())
+        deadline = time.monotonic() + 5
+        while engine.stats().running and time.monotonic() < deadline:
+            time.sleep(0.002)
+        stats = engine.stats()
+        assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
+
+
+def test_uninitialised_memory_is_never_heard(make_engine: MakeEngine) -> None:
+    """Row state and cache full of NaN and wild codes at the start change nothing."""
+    clean = make_engine(max_rows=3)
+    expected = [clean.speak(**request(n)) for n in range(3)]
+    dirty = make_engine(max_rows=3)
+    runner = dirty._loop.runner
+    runner.kv.fill_(float("nan"))
+    for name in ("input", "trailing", "codec_state"):
+        runner.rows.fields[name].fill_(float("nan"))
+    runner.rows.fields["codes"].fill_(2**30)
+    runner.rows.fields["seen"].fill_(True)
+    streams = [dirty.stream(**{**request(n)}) for n in range(3)]
+    for speech, stream in zip(expected, streams, strict=True):
+        same(speech, stream.result())
+
+
+def test_priority_goes_first_when_rows_are_short(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=1)
+    running = engine.stream("hello the world", max_frames=20, seed=1)
+    running.read()
+    order: list[str] = []
+    low = engine.stream("hello", max_frames=3, seed=1, priority=0)
+    high = engine.stream("hello", max_frames=3, seed=1, priority=5)
+    running.result()
+    for name, stream in (("high", high), ("low", low)):
+        stream.result()
+        order.append(name)
+    assert high._mailbox.ended_s < low._mailbox.ended_s  # type: ignore[operator]
+
+
+def test_identical_settings_but_for_one_do_not_mix(engine: Engine) -> None:
+    base = {"text": "hello the world", "voice": "ryan", "seed": 4, "max_frames": 12}
+    variants = [
+        {},
+        {"sampling": Sampling(temperature=0.3)},
+        {"sampling": Sampling(subtalker_temperature=3.0)},
+        {"sampling": Sampling(repetition_penalty=2.0)},
+        {"sampling": replace(Sampling.greedy(), subtalker_dosample=True)},
+    ]
+    alone = [engine.speak(**base, **v) for v in variants]
+    together = [engine.stream(**base, **v) for v in variants]
+    for expected, stream in zip(alone, together, strict=True):
+        same(expected, stream.result())
+    assert len({a.codes.tobytes() for a in alone}) == len(variants)
