@@ -1,8 +1,8 @@
 """Fills modules from safetensors files: every tensor accounted for, nothing held twice.
 
 Our modules carry the published tensor names, but for projections that we fuse; `FUSED` is the whole rename
-table. A file is read in pieces of at most `WINDOW_BYTES`: each piece is a mapping of its own, dropped before
-the next, so that peak memory is the weights plus one window, not the weights twice.
+table. A file is read in windows of at most `WINDOW_BYTES`: each is a mapping of its own, dropped before the
+next, so that peak memory is the weights plus one window, not the weights twice.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from torch import nn
 
 from sonant.errors import CheckpointError
 
-WINDOW_BYTES = 256 << 20
+WINDOW_BYTES = 128 << 20
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 
 
+Layout = dict[str, tuple[tuple[int, ...], int]]  # name → shape, bytes
+Piece = tuple[str, int, int]  # rows [start, end) of a stored tensor
+
+
 @dataclass(frozen=True)
 class _Target:
-    """Where one stored tensor goes: rows [start, start + rows) of a parameter."""
+    """Where one stored tensor goes: a parameter, from row `start` on."""
 
     param: torch.Tensor
     start: int
-    rows: int
 
 
 def stored_names(name: str) -> tuple[str, ...]:
@@ -63,8 +66,8 @@ def check_file(path: Path) -> None:
         ) from e
 
 
-def tensor_layout(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Name → (shape, bytes) in file order, from the header alone."""
+def tensor_layout(path: Path) -> Layout:
+    """What the file holds, in file order, from the header alone."""
     with path.open("rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
     header.pop("__metadata__", None)
@@ -83,16 +86,15 @@ def load_into(module: nn.Module, path: Path, *, prefix: str = "", unused: Collec
     targets = _targets(module, prefix, layout, path)
     extra = [n for n in layout if n not in targets and not n.startswith(tuple(unused))]
     if extra:
-        raise CheckpointError(f"{path} holds {_some(extra)}, which this model does not have: wrong or newer checkpoint?")
-    for window in _windows(layout):
+        raise CheckpointError(f"{path} holds {_some(extra)}, unknown to this model: a wrong or newer checkpoint?")
+    for window in windows({name: layout[name] for name in targets}):
         with safe_open(str(path), "pt") as f, torch.no_grad():
-            for name in window:
-                target = targets.get(name)
-                if target is not None:
-                    target.param[target.start : target.start + target.rows].copy_(f.get_tensor(name))
+            for name, start, end in window:
+                at = targets[name].start
+                targets[name].param[at + start : at + end].copy_(f.get_slice(name)[start:end])
 
 
-def _targets(module: nn.Module, prefix: str, layout: dict[str, tuple[tuple[int, ...], int]], path: Path) -> dict[str, _Target]:
+def _targets(module: nn.Module, prefix: str, layout: Layout, path: Path) -> dict[str, _Target]:
     targets: dict[str, _Target] = {}
     missing: list[str] = []
     for name, param in module.state_dict(keep_vars=True).items():
@@ -107,7 +109,7 @@ def _targets(module: nn.Module, prefix: str, layout: dict[str, tuple[tuple[int, 
                     f"{path}: {stored} has shape {list(shape)}, but config.json asks for "
                     f"{[param.shape[0] - start, *param.shape[1:]]}"
                 )
-            targets[stored] = _Target(param.data, start, shape[0])
+            targets[stored] = _Target(param.data, start)
             start += shape[0]
         if not missing and start != param.shape[0]:
             raise CheckpointError(f"{path}: {stored} ends at row {start} of {param.shape[0]} that config.json asks for")
@@ -116,15 +118,20 @@ def _targets(module: nn.Module, prefix: str, layout: dict[str, tuple[tuple[int, 
     return targets
 
 
-def _windows(layout: dict[str, tuple[tuple[int, ...], int]]) -> Iterator[list[str]]:
-    window: list[str] = []
+def windows(layout: Layout) -> Iterator[list[Piece]]:
+    """The tensors in order, in groups of at most `WINDOW_BYTES`; a larger tensor is cut by rows."""
+    window: list[Piece] = []
     held = 0
-    for name, (_, size) in layout.items():
-        if window and held + size > WINDOW_BYTES:
-            yield window
-            window, held = [], 0
-        window.append(name)
-        held += size
+    for name, (shape, size) in layout.items():
+        rows_at_once = max(1, WINDOW_BYTES * shape[0] // max(size, 1))
+        for start in range(0, shape[0], rows_at_once):
+            end = min(start + rows_at_once, shape[0])
+            part = size * (end - start) // shape[0]
+            if window and held + part > WINDOW_BYTES:
+                yield window
+                window, held = [], 0
+            window.append((name, start, end))
+            held += part
     if window:
         yield window
 

@@ -1,0 +1,143 @@
+"""Each bad request gets an error that says what is wrong, and the engine goes on serving."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from clips import reference_clip
+
+import sonant
+from sonant import Engine, EngineConfig, Sampling, Voice
+from sonant.errors import (
+    BadAudio,
+    BadRequest,
+    BadSampling,
+    BadText,
+    ConfigError,
+    UnknownLanguage,
+    UnknownVoice,
+    Unsupported,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"voice": "nobody"}, UnknownVoice, "no voice 'nobody'; this checkpoint has"),
+        ({"language": "klingon"}, UnknownLanguage, "no language 'klingon'.*english"),
+        ({"language": "beijing_dialect"}, UnknownLanguage, "no language"),
+        ({"text": ""}, BadText, "empty"),
+        ({"text": " \n\t "}, BadText, "empty"),
+        ({"text": "... !? —"}, BadText, "nothing that can be spoken"),
+        ({"text": "🙂🙂"}, BadText, "nothing that can be spoken"),
+        ({"text": "a" * 100_000}, BadText, "100,000 characters"),
+        ({"text": "broken \udcff text"}, BadText, "not valid Unicode at character 7"),
+        ({"text": b"bytes"}, BadText, "must be a string"),
+        ({"instruct": "calm \ud800"}, BadText, "instruct is not valid Unicode"),
+        ({"sampling": Sampling(temperature=-1.0)}, BadSampling, "temperature"),
+        ({"sampling": Sampling(temperature=NAN)}, BadSampling, "temperature must be a number"),
+        ({"sampling": Sampling(temperature=0.0)}, BadSampling, "temperature"),
+        ({"sampling": Sampling(top_p=1.5)}, BadSampling, "top_p"),
+        ({"sampling": Sampling(top_p=INF)}, BadSampling, "top_p"),
+        ({"sampling": Sampling(top_k=-5)}, BadSampling, "top_k must be a whole number"),
+        ({"sampling": Sampling(top_k=2.5)}, BadSampling, "top_k"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(repetition_penalty=0.0)}, BadSampling, "repetition_penalty"),
+        ({"sampling": Sampling(subtalker_temperature=NAN)}, BadSampling, "subtalker_temperature"),
+        ({"sampling": Sampling(subtalker_top_k="x")}, BadSampling, "subtalker_top_k"),  # type: ignore[arg-type]
+        ({"seed": -1}, BadSampling, "seed"),
+        ({"seed": 2**64}, BadSampling, "seed"),
+        ({"max_frames": 0}, BadRequest, "max_frames"),
+        ({"max_frames": 10**9}, BadText, "positions"),
+        ({"voice": Voice(np.zeros(64, np.float32))}, Unsupported, "cannot clone"),
+    ],
+)
+def test_bad_requests_are_refused_with_a_reason(
+    engine: Engine, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        engine.speak(**{"text": "hello", **options})
+    assert len(engine.speak("hello", seed=1, max_frames=2).codes) == 2
+
+
+def test_a_seed_may_be_any_64_bit_number(engine: Engine) -> None:
+    spoken = [engine.speak("hello", seed=s, max_frames=4).codes.tobytes() for s in (0, 2**32, 2**63, 2**64 - 1)]
+    assert len(set(spoken)) == 4
+
+
+@pytest.fixture(scope="module")
+def cloner(tiny_checkpoints: Mapping[str, Path]) -> Any:
+    with sonant.load(tiny_checkpoints["base"], device="cpu") as engine:
+        yield engine
+
+
+def test_bad_reference_clips_are_refused_with_a_reason(cloner: Engine, tmp_path: Path) -> None:
+    empty, text, cut, long = (tmp_path / name for name in ("empty.wav", "text.wav", "cut.wav", "long.wav"))
+    empty.write_bytes(b"")
+    text.write_text("this is not sound")
+    whole = io.BytesIO()
+    soundfile.write(whole, *reference_clip(), format="WAV")
+    cut.write_bytes(whole.getvalue()[:2000])
+    soundfile.write(long, np.zeros(8000 * 600, np.int16), 8000)
+    silent, rate = np.zeros(48000, np.float32), 24000
+    bad = (
+        (empty, "empty"),
+        (text, "not|cannot"),
+        (cut, ""),
+        (long, "600"),
+        (tmp_path / "missing.wav", "no|missing"),
+        ((silent, rate), "silent|silence"),
+        ((np.zeros(0, np.float32), rate), "empty|no samples|short"),
+        ((np.full(48000, np.nan, np.float32), rate), "finite|NaN"),
+        (b"RIFF" + struct.pack("<I", 4) + b"WAVE", ""),
+    )
+    for clip, says in bad:
+        with pytest.raises(BadAudio, match=f"(?i){says}"):
+            cloner.clone(clip)
+    with pytest.raises(BadText, match="reference text is empty"):
+        cloner.clone(reference_clip(), "  ")
+    voice = cloner.clone(reference_clip())
+    assert len(cloner.speak("hello", voice=voice, seed=1, max_frames=2).codes) == 2
+
+
+def test_a_base_checkpoint_needs_a_clip_and_takes_no_instruct(cloner: Engine) -> None:
+    for voice in (None, "ryan"):
+        with pytest.raises(UnknownVoice, match="reference clip"):
+            cloner.speak("hello", voice=voice)
+    with pytest.raises(UnknownVoice, match="another model"):
+        cloner.speak("hello", voice=Voice(np.zeros(1024, np.float32)))
+    with pytest.raises(Unsupported, match="instruct"):
+        cloner.speak("hello", voice=cloner.clone(reference_clip()), instruct="calm")
+
+
+def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
+    voice = cloner.clone(reference_clip(), "the user and the world", name="me")
+    voice.save(tmp_path / "me.safetensors")
+    again = Voice.load(tmp_path / "me.safetensors")
+    assert (again.name, again.text, again.fingerprint) == ("me", "the user and the world", voice.fingerprint)
+    spoken = [cloner.speak("hello", voice=v, seed=1, max_frames=5).codes for v in (voice, again)]
+    np.testing.assert_array_equal(*spoken)
+    (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(BadAudio, match="cannot be read as a saved voice"):
+        Voice.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 0}, {"chunk_frames": (2, 4)}, {"steps_ahead": 2}, {"kv_memory_fraction": 1.5}], ids=str
+)
+def test_bad_engine_options_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        EngineConfig(**options)
+
+
+def test_unknown_engine_options_are_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'max_row'"):
+        EngineConfig.from_mapping({"max_row": 4})

@@ -1,0 +1,60 @@
+"""A long text is spoken in parts and heard as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.conftest import MakeEngine
+from sonant import FinishReason
+from sonant.errors import Aborted
+
+SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(6)]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_parts_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine, live: bool) -> None:
+    engine = make_engine(segment_chars=60)
+    text = " ".join(SENTENCES)
+    whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
+    parts = [engine.speak(s, seed=10 + n, max_frames=6) for n, s in enumerate(SENTENCES)]
+    np.testing.assert_array_equal(whole.codes, np.concatenate([p.codes for p in parts]))
+    apart = np.concatenate([p.samples for p in parts])
+    assert len(whole.samples) == len(apart)
+    # only the seams were touched
+    changed = np.flatnonzero(np.abs(whole.samples - apart) > 1e-6)
+    seams = np.cumsum([len(p.samples) for p in parts])[:-1]
+    assert len(changed) and all(np.abs(seams - c).min() <= 192 for c in changed)
+    for seam in seams:
+        assert np.abs(whole.samples[seam - 1 : seam + 1]).max() < 1e-3
+
+
+def test_chunks_of_a_long_text_are_continuous(make_engine: MakeEngine) -> None:
+    engine = make_engine(segment_chars=60)
+    chunks = list(engine.stream(" ".join(SENTENCES), seed=1, max_frames=5))
+    ends = np.cumsum([len(c.samples) for c in chunks])
+    np.testing.assert_allclose([c.start_s * c.sample_rate for c in chunks], [0, *ends[:-1]], atol=0.01)
+
+
+def test_length_is_reported_when_any_part_was_cut(make_engine: MakeEngine) -> None:
+    engine = make_engine(segment_chars=60)
+    assert engine.speak(" ".join(SENTENCES), seed=1, max_frames=3).finish_reason is FinishReason.LENGTH
+
+
+def test_abort_stops_all_parts(make_engine: MakeEngine) -> None:
+    engine = make_engine(segment_chars=60)
+    stream = engine.stream(" ".join(SENTENCES), seed=1, max_frames=100)
+    stream.read()
+    stream.abort()
+    with pytest.raises(Aborted):
+        stream.result()
+    assert engine.speak("hello", seed=1, max_frames=2).codes.shape == (2, 16)
+
+
+def test_the_budget_ends_a_runaway(make_engine: MakeEngine) -> None:
+    engine = make_engine(budget_frames=5, budget_frames_per_token=0.5)
+    speech = engine.speak("hello the world", seed=3)
+    assert speech.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert len(speech.codes) <= 5 + 20
+    cut = [engine.speak("hello the world and speech again", seed=s) for s in range(6)]
+    assert any(s.finish_reason is FinishReason.LENGTH for s in cut)

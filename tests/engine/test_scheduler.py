@@ -1,0 +1,150 @@
+"""Who goes next: first sound first, then the listener with the least in hand, and no one starves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sonant.config import EngineConfig
+from sonant.engine.blocks import BlockPool
+from sonant.engine.request import Phase, Request
+from sonant.engine.rows import Rows
+from sonant.engine.scheduler import Scheduler
+from sonant.models.base import ModelSpec, Prompt
+from sonant.types import SpeechRequest
+
+SPEC = ModelSpec(
+    sample_rate=1000,
+    samples_per_frame=100,
+    codebooks=2,
+    kv_layers=1,
+    kv_heads=1,
+    kv_head_dim=1,
+    kv_dtype=torch.float32,
+    staged=(),
+    state=(),
+    max_positions=1000,
+    frame_weight_bytes=0,
+    voices=(),
+    languages=(),
+    clones=False,
+)
+
+
+class Nowhere:
+    def push(self, chunk: object) -> None: ...
+    def finish(self, reason: object) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+def make(blocks: int = 1000, **options: Any) -> Scheduler:
+    config = EngineConfig(**{"max_rows": 8, "block_tokens": 4, **options}).resolved("cpu")
+    assert config.max_rows is not None
+    rows = Rows(SPEC, config.max_rows, 100, torch.device("cpu"))
+    return Scheduler(config, SPEC, rows, BlockPool(blocks, 4))
+
+
+def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int = 50, **options: Any) -> Request:
+    keys = np.arange(length, dtype=np.int32)[:, None] + int(arrival_s * 1000)
+    prompt = Prompt(length=length, keys=keys, staged={}, max_frames=frames, payload=None)
+    request = Request(SpeechRequest(text="x", **options), prompt, Nowhere(), arrival_s)
+    scheduler.waiting.append(request)
+    return request
+
+
+def speaking(scheduler: Scheduler, first_audio_s: float, voiced: int, **options: Any) -> Request:
+    request = ask(scheduler, **options)
+    scheduler.plan(0)
+    request.phase, request.first_audio_s = Phase.SPEAKING, first_audio_s
+    request.launched = request.voiced = voiced
+    return request
+
+
+def test_long_prompts_are_prefilled_in_pieces_within_the_budget() -> None:
+    scheduler = make(prefill_tokens=10)
+    long, short = ask(scheduler, 0, length=26), ask(scheduler, 1, length=6)
+    spans = []
+    for _ in range(4):
+        plan = scheduler.plan(0)
+        spans.append([(r is long, start, end) for r, start, end in plan.prefill])
+        for request in plan.preroll:
+            request.phase = Phase.SPEAKING
+    assert spans == [[(True, 0, 10)], [(True, 10, 20)], [(True, 20, 25), (False, 0, 5)], []]
+    assert short.phase is Phase.SPEAKING
+
+
+def test_the_listener_with_least_in_hand_draws_first() -> None:
+    scheduler = make(max_batch=2)
+    rich = speaking(scheduler, 0.0, 40)
+    poor = speaking(scheduler, 0.0, 12)
+    file = speaking(scheduler, 0.0, 0, live=False)
+    new = speaking(scheduler, 0.0, 0)
+    new.first_audio_s = None
+    plan = scheduler.plan(1.0)
+    assert plan.draw == [new, poor]
+    assert rich not in plan.draw and file not in plan.draw
+
+
+def test_priority_outranks_slack() -> None:
+    scheduler = make(max_batch=1)
+    poor = speaking(scheduler, 0.0, 11)
+    vip = speaking(scheduler, 0.0, 45, priority=1)
+    drawn = poor.launched
+    assert scheduler.plan(1.0).draw == [vip]
+    assert poor.launched == drawn
+
+
+def test_chunks_grow_with_what_the_listener_has_in_hand() -> None:
+    scheduler = make()
+    request = speaking(scheduler, 0.0, 0)
+    request.first_audio_s = None
+    sizes = []
+    for step in range(40):
+        plan = scheduler.plan(step * 0.01)
+        if plan.voice:
+            sizes += list(plan.voice)
+            request.first_audio_s = request.first_audio_s or 0.0
+    assert sizes[0] == 1
+    assert sizes == sorted(sizes) and sizes[-1] >= 8
+
+
+def test_a_slow_engine_keeps_to_small_chunks() -> None:
+    scheduler = make()
+    request = speaking(scheduler, 0.0, 1)
+    sizes = [s for step in range(1, 20) for s in scheduler.plan(step * SPEC.frame_s).voice]
+    assert sizes and set(sizes) == {1}
+    assert request.voiced == 20
+
+
+def test_the_first_in_line_waits_for_blocks_and_is_not_overtaken() -> None:
+    scheduler = make(blocks=21)
+    running = ask(scheduler, 0, length=5, frames=30)
+    scheduler.plan(0)
+    big, small = ask(scheduler, 1, length=40, frames=20), ask(scheduler, 2, length=5, frames=1)
+    scheduler.plan(0)
+    assert (running.phase, big.phase, small.phase) == (Phase.PREFILL, Phase.WAITING, Phase.WAITING)
+    scheduler.release(running)
+    scheduler.plan(0)
+    assert (big.phase, small.phase) == (Phase.PREFILL, Phase.PREFILL)
+
+
+def test_frames_never_outgrow_their_ring() -> None:
+    scheduler = make(codec_frames=16)
+    request = speaking(scheduler, 0.0, 0, live=False)
+    for _ in range(60):
+        scheduler.plan(0)
+        assert request.launched - request.voiced < scheduler.ring_frames
+    assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut
+
+
+@pytest.mark.parametrize("left", [1, 3, 16, 20])
+def test_the_last_chunks_cover_all_that_is_left(left: int) -> None:
+    scheduler = make()
+    request = speaking(scheduler, 0.0, 10)
+    request.phase, request.total = Phase.DRAINING, 10 + left
+    for _ in range(3):
+        scheduler.plan(0)
+    assert request.voiced >= 10 + left

@@ -1,0 +1,167 @@
+"""How sound reaches a caller: in threads, in event loops, cut short, and at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from engine.conftest import MakeEngine
+from sonant import Engine, FinishReason
+from sonant.errors import Aborted, EngineClosed, EngineError, Overloaded
+
+TEXT = "hello the world and speech"
+
+
+def wait_until_idle(engine: Engine, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while engine.stats().running + engine.stats().waiting and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert engine.stats().running + engine.stats().waiting == 0
+
+
+def test_chunks_come_in_order_and_add_up(engine: Engine) -> None:
+    whole = engine.speak(TEXT, seed=1, max_frames=20)
+    chunks = list(engine.stream(TEXT, seed=1, max_frames=20))
+    assert len(chunks) > 1 and len(chunks[0].samples) == 1920
+    starts = [c.start_s for c in chunks]
+    lengths = [len(c.samples) / c.sample_rate for c in chunks]
+    np.testing.assert_allclose(starts, np.cumsum([0, *lengths[:-1]]))
+    assert all(len(c.samples) == 1920 * len(c.codes) for c in chunks)
+    np.testing.assert_allclose(np.concatenate([c.samples for c in chunks]), whole.samples, rtol=0, atol=1e-5)
+
+
+def test_an_event_loop_hears_many_streams_at_once(engine: Engine) -> None:
+    async def hear(seed: int) -> bytes:
+        stream = engine.stream(TEXT, seed=seed, max_frames=8)
+        return b"".join([chunk.codes.tobytes() async for chunk in stream])
+
+    async def hear_all() -> list[bytes]:
+        return await asyncio.gather(*(hear(n) for n in range(6)))
+
+    assert asyncio.run(hear_all()) == [engine.speak(TEXT, seed=n, max_frames=8).codes.tobytes() for n in range(6)]
+
+
+def test_awaited_result_is_the_same_speech(engine: Engine) -> None:
+    async def ask() -> np.ndarray:
+        return (await engine.stream(TEXT, seed=9, max_frames=6).aresult()).codes
+
+    np.testing.assert_array_equal(asyncio.run(ask()), engine.speak(TEXT, seed=9, max_frames=6).codes)
+
+
+def test_threads_may_submit_at_the_same_time(engine: Engine) -> None:
+    expected = {n: engine.speak(TEXT, seed=n, max_frames=6).codes.tobytes() for n in range(8)}
+    heard: dict[int, bytes] = {}
+
+    def ask(n: int) -> None:
+        heard[n] = engine.speak(TEXT, seed=n, max_frames=6).codes.tobytes()
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert heard == expected
+
+
+def test_abort_frees_the_row_soon_and_keeps_what_was_heard(engine: Engine) -> None:
+    stream = engine.stream(TEXT, seed=1, max_frames=400)
+    first = stream.read()
+    assert first is not None and len(first.samples) == 1920
+    stream.abort()
+    wait_until_idle(engine, 1.0)
+    list(stream)
+    assert stream.finish_reason is FinishReason.ABORT
+
+
+def test_abort_before_admission_and_after_the_end_are_harmless(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=1)
+    running = engine.stream(TEXT, seed=1, max_frames=10)
+    waiting = engine.stream(TEXT, seed=1, max_frames=10)
+    waiting.abort()
+    with pytest.raises(Aborted):
+        waiting.result()
+    running.result()
+    running.abort()
+    assert running.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_leaving_with_or_dropping_the_stream_aborts(engine: Engine) -> None:
+    with engine.stream(TEXT, seed=1, max_frames=400) as stream:
+        stream.read()
+    wait_until_idle(engine)
+    dropped = engine.stream(TEXT, seed=1, max_frames=400)
+    dropped.read()
+    del dropped
+    gc.collect()
+    wait_until_idle(engine)
+
+
+def test_a_cancelled_task_aborts_its_stream(engine: Engine) -> None:
+    async def listen() -> None:
+        async with engine.stream(TEXT, seed=1, max_frames=400) as stream:
+            async for _ in stream:
+                pass
+
+    async def cancel() -> None:
+        task = asyncio.create_task(listen())
+        await asyncio.sleep(0.15)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    wait_until_idle(engine)
+
+
+def test_close_drains_when_asked_and_aborts_when_not(make_engine: MakeEngine) -> None:
+    draining = make_engine()
+    stream = draining.stream(TEXT, seed=1, max_frames=12)
+    draining.close(drain_s=30)
+    assert stream.result().finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    with pytest.raises(EngineClosed, match="closed"):
+        draining.speak(TEXT)
+    aborting = make_engine()
+    streams = [aborting.stream(TEXT, seed=n, max_frames=400) for n in range(12)]
+    streams[0].read()
+    aborting.close()
+    for s in streams:
+        with pytest.raises(Aborted):
+            s.result()
+
+
+def test_a_failing_step_ends_every_request_with_an_error(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=1)
+    stream, waiting = (engine.stream(TEXT, seed=1, max_frames=400) for _ in range(2))
+    stream.read()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device fell off")
+
+    engine.model.frame = broken  # type: ignore[assignment]
+    for s in (stream, waiting):
+        with pytest.raises(EngineError, match="the device fell off"):
+            s.result()
+    with pytest.raises(EngineClosed):
+        engine.speak(TEXT)
+    # its rows are lost with it: nothing is left to be released by the fixture's check
+    engine._loop.scheduler.running.clear()
+    engine._loop.scheduler.waiting.clear()
+    scheduler = engine._loop.scheduler
+    scheduler.rows.free[:] = range(scheduler.rows.scratch)
+    engine._loop.pool.free.update((b, None) for b in range(1, engine._loop.pool.total + 1))
+
+
+def test_a_full_queue_refuses(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=1, max_waiting=2)
+    streams = [engine.stream(TEXT, seed=1, max_frames=400)]
+    streams[0].read()
+    streams += [engine.stream(TEXT, seed=1, max_frames=5) for _ in range(2)]
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
+        engine.stream(TEXT)
+    for stream in streams:
+        stream.abort()

@@ -1,0 +1,137 @@
+"""The reference ops against slow restatements of what they must do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sonant.kernels import reference
+
+
+def naive_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """The published order of processors, one step at a time: temperature, top-k, top-p, softmax."""
+    scores = logits / temperature
+    if top_k:
+        kth = scores.topk(min(top_k, len(scores))).values[-1]
+        scores = scores.masked_fill(scores < kth, -math.inf)
+    ascending, order = scores.sort()
+    remove = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
+    remove[-1] = False
+    scores = scores.masked_fill(torch.zeros_like(remove).scatter(0, order, remove), -math.inf)
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 100])
+@pytest.mark.parametrize("top_p", [0.1, 0.8, 1.0])
+def test_draws_follow_the_distribution_of_the_published_processors(temperature: float, top_k: int, top_p: float) -> None:
+    torch.manual_seed(int(100 * temperature) + top_k)
+    logits = torch.randn(40) * 2
+    expected = naive_distribution(logits, temperature, top_k, top_p)
+    draws = 4000
+    uniform = (torch.arange(draws) + 0.5) / draws  # evenly spread: counts are then exact to one in `draws`
+    drawn = reference.sample(
+        logits.expand(draws, -1),
+        uniform,
+        greedy=torch.zeros(draws, dtype=torch.bool),
+        temperature=torch.full((draws,), temperature),
+        top_k=torch.full((draws,), top_k),
+        top_p=torch.full((draws,), top_p),
+    )
+    counts = torch.bincount(drawn, minlength=40) / draws
+    torch.testing.assert_close(counts, expected, rtol=0, atol=2 / draws)
+
+
+def test_greedy_rows_take_the_best_and_others_do_not_disturb_them() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    greedy = torch.tensor([True, False, True, False, True, False])
+    options = {"temperature": torch.full((6,), 5.0), "top_k": torch.zeros(6, dtype=torch.int32), "top_p": torch.ones(6)}
+    uniform = torch.rand(6, generator=torch.Generator().manual_seed(2))
+    together = reference.sample(logits, uniform, greedy=greedy, **options)
+    assert (together == logits.argmax(-1))[greedy].all()
+    for n in range(6):
+        alone = reference.sample(
+            logits[n : n + 1], uniform[n : n + 1], greedy=greedy[n : n + 1], **{k: v[:1] for k, v in options.items()}
+        )
+        assert alone[0] == together[n]
+
+
+@pytest.mark.parametrize("edge", [0.0, 1 - 2**-23])
+def test_the_edges_of_the_uniform_range_draw_allowed_ids(edge: float) -> None:
+    logits = torch.full((1, 3072), -math.inf)
+    logits[0, 100:103] = torch.tensor([0.0, 1.0, 0.5])
+    one = torch.ones(1)
+    drawn = reference.sample(
+        logits, torch.tensor([edge]), greedy=one < 0, temperature=one, top_k=(50 * one).int(), top_p=one
+    )
+    assert int(drawn) in (100, 101, 102)
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox-4×32-10 in plain integers."""
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (p1 >> 32) ^ counter[1] ^ key[0],
+            p1 & 0xFFFFFFFF,
+            (p0 >> 32) ^ counter[3] ^ key[1],
+            p0 & 0xFFFFFFFF,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return counter
+
+
+def test_the_plain_philox_gives_the_published_vectors() -> None:
+    assert philox([0] * 4, [0, 0]) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = 0xFFFFFFFF
+    assert philox([ones] * 4, [ones, ones]) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+def test_uniforms_are_philox_at_seed_frame_and_index() -> None:
+    words = torch.tensor([[5, 0], [-1, 7], [2**31 - 1, -(2**31)]], dtype=torch.int32)
+    frames = torch.tensor([0, 3, 100_000])
+    got = reference.uniforms(words, frames, 4)
+    for row, (word, frame) in enumerate(zip(words.tolist(), frames.tolist(), strict=True)):
+        for index in range(4):
+            bits = philox([index, frame, 0, 0], [w & 0xFFFFFFFF for w in word])[0]
+            assert float(got[row, index]) == (bits >> 9) * 2.0**-23
+
+
+def test_uniforms_are_uniform() -> None:
+    seeds = torch.stack([torch.arange(500), torch.zeros(500)], 1).int()
+    values = reference.uniforms(seeds, torch.zeros(500), 16).flatten()
+    assert 0 <= values.min() and values.max() < 1
+    assert abs(float(values.mean()) - 0.5) < 0.01 and abs(float(values.var()) - 1 / 12) < 0.005
+
+
+def test_penalty_then_early_stop_ban_then_fixed_bans() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0, 5.0, 4.0]]).repeat(2, 1)
+    seen = torch.tensor([[True, True, False, False, False]]).repeat(2, 1)
+    banned = torch.tensor([False, False, False, False, True])
+    got = reference.penalize(logits, seen, torch.tensor([2.0, 1.0]), banned, 3, torch.tensor([True, False]))
+    inf = math.inf
+    torch.testing.assert_close(got, torch.tensor([[1.0, -4.0, 1.0, -inf, -inf], [2.0, -2.0, 1.0, 5.0, -inf]]))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_paged_attention_is_attention_over_the_pages_in_order(queries: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    heads, kv_heads, dim, block, blocks = 4, 2, 8, 4, 9
+    cache = torch.full((2, blocks, block, kv_heads, dim), float("nan"))
+    lengths = [7, 1 + queries, 12]
+    tables = torch.tensor([[5, 2, 0], [8, 0, 0], [1, 3, 7]], dtype=torch.int32)
+    q = torch.randn(3, queries, heads, dim, generator=g)
+    positions = torch.stack([torch.arange(n - queries, n) for n in lengths])
+    expected = []
+    for row, length in enumerate(lengths):
+        k, v = torch.randn(2, length, kv_heads, dim, generator=g)
+        slots = tables[row].long().repeat_interleave(block)[:length] * block + torch.arange(length) % block
+        reference.paged_write(cache, k, v, slots)
+        scores = torch.einsum("thd,shd->hts", q[row], k.repeat_interleave(2, 1)) * dim**-0.5
+        scores = scores.masked_fill(torch.arange(length) > positions[row][:, None], -math.inf)
+        expected.append(torch.einsum("hts,shd->thd", scores.softmax(-1), v.repeat_interleave(2, 1)))
+    got = reference.paged_attention(q, cache, tables, positions, 3)
+    torch.testing.assert_close(got, torch.stack(expected), rtol=1e-5, atol=1e-6)

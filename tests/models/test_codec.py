@@ -1,0 +1,80 @@
+"""The streaming codec: any chunks, any rows, any start and stop, and the sound of one shot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sonant.models.qwen3_tts.codec import CodecDecoder
+from sonant.models.qwen3_tts.config import CodecConfig
+from sonant.models.weights import load_into
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoints: Mapping[str, Path]) -> CodecDecoder:
+    folder = tiny_checkpoints["base"] / "speech_tokenizer"
+    with torch.device("meta"):
+        module = CodecDecoder(CodecConfig.read(folder).decoder)
+    module.to_empty(device="cpu").requires_grad_(False)
+    load_into(module, folder / "model.safetensors", prefix="decoder.", unused=("encoder.",))
+    module.prepare()
+    return module
+
+
+def one_shot(decoder: CodecDecoder, codes: torch.Tensor) -> torch.Tensor:
+    return decoder(codes[None], torch.zeros(1, dtype=torch.long))[0]
+
+
+def test_one_shot_is_the_official_sound(
+    decoder: CodecDecoder, golden: Callable[[str], Mapping[str, np.ndarray]]
+) -> None:
+    expected = golden("base")
+    got = one_shot(decoder, torch.from_numpy(expected["codec_long/codes0"]))
+    np.testing.assert_allclose(got.numpy(), expected["codec_long/wav0"], rtol=0, atol=TOLERANCE)
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chunk_sizes_give_the_one_shot_sound(decoder: CodecDecoder, sizes: list[int], seed: int) -> None:
+    total = sum(sizes)
+    codes = torch.randint(0, 2048, (total, 16), generator=torch.Generator().manual_seed(seed))
+    flat, parts, at = torch.zeros(1, decoder.state_size), [], 0
+    for size in sizes:
+        state = decoder.unpack(flat)
+        parts.append(decoder(codes[None, at : at + size], torch.tensor([at]), state)[0])
+        flat, at = decoder.pack(state), at + size
+    torch.testing.assert_close(torch.cat(parts), one_shot(decoder, codes), rtol=0, atol=TOLERANCE)
+
+
+def test_rows_that_start_and_stop_at_different_times_do_not_mix(decoder: CodecDecoder) -> None:
+    g = torch.Generator().manual_seed(4)
+    lengths, starts, step = [30, 9, 21, 12], [0, 3, 6, 18], 3
+    codes = [torch.randint(0, 2048, (n, 16), generator=g) for n in lengths]
+    store = torch.full((4, decoder.state_size), float("nan"))
+    heard: list[list[torch.Tensor]] = [[] for _ in lengths]
+    for now in range(0, 30, step):
+        rows = [r for r in range(4) if starts[r] <= now < starts[r] + lengths[r]]
+        first = torch.tensor([now - starts[r] for r in rows])
+        state = decoder.unpack(store[rows].masked_fill((first == 0)[:, None], 0))
+        batch = torch.stack([codes[r][now - starts[r] :][:step] for r in rows])
+        for r, samples in zip(rows, decoder(batch, first, state), strict=True):
+            heard[r].append(samples)
+        store[rows] = decoder.pack(state)
+    for r, parts in enumerate(heard):
+        torch.testing.assert_close(torch.cat(parts), one_shot(decoder, codes[r]), rtol=0, atol=TOLERANCE)
+
+
+def test_what_follows_the_end_does_not_change_what_came_before(decoder: CodecDecoder) -> None:
+    codes = torch.randint(0, 2048, (12, 16), generator=torch.Generator().manual_seed(5))
+    padded = torch.cat([codes[:7], torch.zeros(5, 16, dtype=torch.long)])
+    torch.testing.assert_close(
+        one_shot(decoder, padded)[: 7 * 1920], one_shot(decoder, codes)[: 7 * 1920], rtol=0, atol=TOLERANCE
+    )
