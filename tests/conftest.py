@@ -14,10 +14,13 @@ import pytest
 # read when torch loads: its bfloat16 products use instructions that some virtual machines announce but lack
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
-import torch  # noqa: E402
+import torch
 
-from sonant.models.qwen3_tts.config import Kind  # noqa: E402
-from sonant.models.qwen3_tts.synthetic import write_checkpoint  # noqa: E402
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton loads
+
+from sonant.models.qwen3_tts.config import Kind
+from sonant.models.qwen3_tts.synthetic import write_checkpoint
 
 GOLDEN = Path(__file__).parent / "parity" / "golden"
 KINDS: Mapping[str, Kind] = {"base": "base", "custom": "custom_voice", "design": "voice_design"}

@@ -98,8 +98,6 @@ def test_an_import_against_the_layers_is_found(tmp_path: Path, statement: str) -
 
 def test_imports_along_the_layers_are_fine(tmp_path: Path) -> None:
     (tmp_path / "sonant" / "models" / "family").mkdir(parents=True)
-    good = (
-        "import torch\nfrom sonant.kernels import ops\nfrom ..weights import load\nfrom sonant import types\n"
-    )
+    good = "import torch\nfrom sonant.kernels import ops\nfrom ..weights import load\nfrom sonant import types\n"
     (tmp_path / "sonant" / "models" / "family" / "right.py").write_text(good)
     assert forbidden(tmp_path) == []

@@ -1,9 +1,9 @@
 """Sonant: text to speech, for many listeners at once.
 
-    import sonant
-    engine = sonant.load("path/to/checkpoint")
-    for chunk in engine.stream("Hello."):
-        play(chunk.samples)
+import sonant
+engine = sonant.load("path/to/checkpoint")
+for chunk in engine.stream("Hello."):
+    play(chunk.samples)
 """
 
 from sonant.config import EngineConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
-from sonant.errors import BadAudio
+from sonant.errors import BadAudio, BadRequest, BadSampling, BadText
 
 Samples = npt.NDArray[np.float32]
 
@@ -43,6 +43,11 @@ class Sampling:
     subtalker_top_k: int | None = None
     subtalker_top_p: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("do_sample", "subtalker_dosample"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise BadSampling(f"{name} must be true or false, not {getattr(self, name)!r}")
+
     def over(self, defaults: Sampling) -> Sampling:
         """These values where they are set, `defaults` elsewhere."""
         mine = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -68,6 +73,11 @@ class Voice:
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.embedding.ndim != 1 or not np.isfinite(self.embedding).all():
+            raise BadAudio(f"voice {self.name!r}: its embedding must be one row of finite numbers; encode it again")
+        codes = self.codes
+        if codes is not None and (codes.ndim != 2 or not codes.size or codes.dtype.kind not in "iu" or codes.min() < 0):
+            raise BadAudio(f"voice {self.name!r}: its codes must be a table of whole numbers; encode it again")
         h = hashlib.sha256(np.ascontiguousarray(self.embedding).tobytes())
         if self.codes is not None:
             h.update(np.ascontiguousarray(self.codes).tobytes())
@@ -79,7 +89,8 @@ class Voice:
         tensors: dict[str, npt.NDArray[np.generic]] = {"embedding": self.embedding}
         if self.codes is not None:
             tensors["codes"] = self.codes
-        save_file(tensors, str(path), metadata={"text": self.text or "", "name": self.name, "format": "sonant-voice"})
+        meta = {"text": self.text or "", "name": self.name, "format": "sonant-voice"}
+        Path(path).write_bytes(save(tensors, metadata=meta))
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
@@ -90,7 +101,8 @@ class Voice:
                 if meta.get("format") != "sonant-voice":
                     raise BadAudio(f"{path} is not a saved Sonant voice; make one with Voice.save")
                 codes = f.get_tensor("codes") if "codes" in f.keys() else None  # noqa: SIM118 (not a mapping)
-                return cls(f.get_tensor("embedding"), codes, meta.get("text") or None, meta.get("name", "clone"))
+                embedding = f.get_tensor("embedding")
+                return cls(embedding, codes, meta.get("text") or None, meta.get("name", "clone"))
         except (SafetensorError, OSError) as e:
             raise BadAudio(f"{path} cannot be read as a saved voice: {e}") from e
 
@@ -109,6 +121,30 @@ class SpeechRequest:
     streaming_text: bool | None = None  # feed text as speech goes on; None: the checkpoint's default
     priority: int = 0  # higher goes first
     live: bool = True  # someone is listening: first sound soon, then never a gap
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise BadText(f"the text must be a string, not {type(self.text).__name__}")
+        expected: dict[str, tuple[type, ...]] = {
+            "voice": (str, Voice, type(None)),
+            "language": (str,),
+            "instruct": (str, type(None)),
+            "sampling": (Sampling,),
+            "seed": (int, type(None)),
+            "max_frames": (int, type(None)),
+            "streaming_text": (bool, type(None)),
+            "priority": (int,),
+            "live": (bool,),
+        }
+        for name, kinds in expected.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+                raise BadRequest(f"{name} must be {names}, not {value!r}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        if self.max_frames is not None and self.max_frames < 1:
+            raise BadRequest(f"max_frames must be at least 1, not {self.max_frames}")
 
 
 @dataclass(frozen=True)

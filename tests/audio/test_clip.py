@@ -24,9 +24,7 @@ def read(source: Source, **limits: float) -> Samples:
     return read_clip(source, sample_rate=SAMPLE_RATE, **limits)  # type: ignore[arg-type]
 
 
-def as_file(
-    samples: np.ndarray, format: str = "WAV", subtype: str | None = None, rate_hz: int = SAMPLE_RATE
-) -> bytes:
+def as_file(samples: np.ndarray, format: str = "WAV", subtype: str | None = None, rate_hz: int = SAMPLE_RATE) -> bytes:
     file = BytesIO()
     sf.write(file, samples, rate_hz, format=format, subtype=subtype)
     return file.getvalue()
@@ -144,9 +142,7 @@ def test_too_short_and_sampleless_clips_are_refused() -> None:
     assert "at least 3 s" in refusal((TONE, SAMPLE_RATE), min_s=3.0)
 
 
-def test_a_ten_hour_file_is_refused_before_a_sample_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ten_hour_file_is_refused_before_a_sample_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 10 * 3600 * 8000
     pcm_u8_mono = struct.pack("<IHHIIHH", 16, 1, 1, 8000, 8000, 1, 8)
     head = b"RIFF" + struct.pack("<I", 36 + size) + b"WAVEfmt " + pcm_u8_mono

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from clips import reference_clip
 
 import sonant
+from clips import reference_clip
 from sonant import Engine, EngineConfig, Sampling, Voice
 from sonant.errors import (
     BadAudio,
@@ -53,6 +53,14 @@ NAN, INF = float("nan"), float("inf")
         ({"sampling": Sampling(repetition_penalty=0.0)}, BadSampling, "repetition_penalty"),
         ({"sampling": Sampling(subtalker_temperature=NAN)}, BadSampling, "subtalker_temperature"),
         ({"sampling": Sampling(subtalker_top_k="x")}, BadSampling, "subtalker_top_k"),  # type: ignore[arg-type]
+        ({"sampling": {}}, BadRequest, "sampling must be Sampling"),
+        ({"language": None}, BadRequest, "language must be str"),
+        ({"voice": 5}, BadRequest, "voice must be str or Voice or None"),
+        ({"priority": "high"}, BadRequest, "priority must be int"),
+        ({"max_frames": 2.5}, BadRequest, "max_frames must be int"),
+        ({"max_frames": True}, BadRequest, "max_frames must be int"),
+        ({"seed": "7"}, BadRequest, "seed must be int"),
+        ({"instruct": 3}, BadRequest, "instruct must be str"),
         ({"seed": -1}, BadSampling, "seed"),
         ({"seed": 2**64}, BadSampling, "seed"),
         ({"max_frames": 0}, BadRequest, "max_frames"),
@@ -112,8 +120,21 @@ def test_a_base_checkpoint_needs_a_clip_and_takes_no_instruct(cloner: Engine) ->
     for voice in (None, "ryan"):
         with pytest.raises(UnknownVoice, match="reference clip"):
             cloner.speak("hello", voice=voice)
+    embedding = np.zeros(64, np.float32)
+    for width, largest in ((15, 5), (16, 2048), (16, 2**31 - 1)):
+        codes = np.full((4, width), largest, np.int32)
+        with pytest.raises(UnknownVoice, match="another model"):
+            cloner.speak("hello", voice=Voice(embedding, codes, "the user"))
     with pytest.raises(UnknownVoice, match="another model"):
         cloner.speak("hello", voice=Voice(np.zeros(1024, np.float32)))
+    for bad in (np.full(64, np.nan, np.float32), np.zeros((2, 64), np.float32)):
+        with pytest.raises(BadAudio, match="finite"):
+            Voice(bad)
+    for codes in (np.full((4, 16), -1, np.int32), np.zeros((0, 16), np.int32), np.zeros((4, 16))):
+        with pytest.raises(BadAudio, match="whole numbers"):
+            Voice(embedding, codes, "the user")  # type: ignore[arg-type]
+    with pytest.raises(BadSampling, match="do_sample must be true or false"):
+        Sampling(do_sample="no")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="instruct"):
         cloner.speak("hello", voice=cloner.clone(reference_clip()), instruct="calm")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import reference_clip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sonant
+from clips import reference_clip
 from engine.conftest import MakeEngine
 from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
 from sonant.errors import Aborted
@@ -129,9 +129,7 @@ def _solo(folder: Path, n: int) -> Speech:
     steps_ahead=st.integers(0, 1),
     kv_tokens=st.sampled_from([160, 320, 4096]),
 )
-@settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_arrivals_lengths_and_aborts(
     tiny_checkpoints: Mapping[str, Path],
     plan: list[tuple[int, int, bool]],
@@ -183,7 +181,7 @@ def test_uninitialised_memory_is_never_heard(make_engine: MakeEngine) -> None:
         runner.rows.fields[name].fill_(float("nan"))
     runner.rows.fields["codes"].fill_(2**30)
     runner.rows.fields["seen"].fill_(True)
-    streams = [dirty.stream(**{**request(n)}) for n in range(3)]
+    streams = [dirty.stream(**request(n)) for n in range(3)]
     for speech, stream in zip(expected, streams, strict=True):
         same(speech, stream.result())
 

@@ -7,6 +7,8 @@ import pytest
 
 from engine.conftest import MakeEngine
 from sonant import FinishReason
+from sonant.engine.long_text import LongText
+from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted
 
 SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(6)]
@@ -49,6 +51,16 @@ def test_abort_stops_all_parts(make_engine: MakeEngine) -> None:
     with pytest.raises(Aborted):
         stream.result()
     assert engine.speak("hello", seed=1, max_frames=2).codes.shape == (2, 16)
+
+
+def test_abort_between_two_parts_still_ends_the_stream() -> None:
+    """The part before has ended and the next was not yet submitted when the abort came."""
+    mailbox, submitted = Mailbox(), []
+    whole = LongText(mailbox, 24000, 16, True, submitted.append)
+    whole.start([object(), object()])  # type: ignore[list-item]
+    whole.abort()
+    whole.on_finish(0, FinishReason.STOP)
+    assert mailbox.reason is FinishReason.ABORT and len(submitted) == 1
 
 
 def test_the_budget_ends_a_runaway(make_engine: MakeEngine) -> None:

@@ -93,14 +93,22 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
     refuses(tmp_path / "nowhere", "is not a folder")
     refuses(folder / "config.json", "is not a folder")
     refuses(tmp_path, "holds no config.json")
-    for text, says in (("[1]", "JSON object"), ("{", "cannot be read"), ('{"model_type": "llama"}', "'llama' is not one")):
+    for text, says in (
+        ("[1]", "JSON object"),
+        ("{", "cannot be read"),
+        ('{"model_type": "llama"}', "'llama' is not one"),
+    ):
         (tmp_path / "config.json").write_text(text)
         refuses(tmp_path, says)
 
 
 @pytest.mark.parametrize(
     ("file", "key"),
-    [("config.json", "talker_config"), ("config.json", "tts_pad_token_id"), ("speech_tokenizer/config.json", "decoder_config")],
+    [
+        ("config.json", "talker_config"),
+        ("config.json", "tts_pad_token_id"),
+        ("speech_tokenizer/config.json", "decoder_config"),
+    ],
 )
 def test_a_config_without_a_key_is_refused_by_name(folder: Path, file: str, key: str) -> None:
     config = json.loads((folder / file).read_text())
@@ -118,7 +126,11 @@ def test_defaults_come_from_the_checkpoints_own_generation_config(folder: Path) 
 
 
 def test_devices_and_dtypes_are_checked(folder: Path) -> None:
-    for options, says in (({"device": "tpu"}, "tpu"), ({"dtype": "int8"}, "no dtype 'int8'"), ({"device": "mps"}, "mps")):
+    for options, says in (
+        ({"device": "tpu"}, "tpu"),
+        ({"dtype": "int8"}, "no dtype 'int8'"),
+        ({"device": "mps"}, "mps"),
+    ):
         with pytest.raises(ConfigError, match=says):
             sonant.load(folder, **options)
 

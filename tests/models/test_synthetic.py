@@ -74,9 +74,7 @@ def test_weights_are_those_the_golden_files_were_made_from(
 
 
 def test_all_kinds_share_one_codec(tiny_checkpoints: dict[str, Path]) -> None:
-    codecs = [
-        (folder / "speech_tokenizer/model.safetensors").read_bytes() for folder in tiny_checkpoints.values()
-    ]
+    codecs = [(folder / "speech_tokenizer/model.safetensors").read_bytes() for folder in tiny_checkpoints.values()]
     assert codecs[0] == codecs[1] == codecs[2]
 
 

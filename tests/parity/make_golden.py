@@ -76,9 +76,7 @@ class Recorder:
         for text in (ENGLISH, MIXED):
             self.dump[f"ids/{text}"] = tts._tokenize_texts([tts._build_assistant_text(text)])[0].numpy()
         for text in (DESIGN, STYLE):
-            self.dump[f"instruct_ids/{text}"] = tts._tokenize_texts([tts._build_instruct_text(text)])[
-                0
-            ].numpy()
+            self.dump[f"instruct_ids/{text}"] = tts._tokenize_texts([tts._build_instruct_text(text)])[0].numpy()
         self.dump[f"ref_ids/{CLONE_TEXT}"] = tts._tokenize_texts([tts._build_ref_text(CLONE_TEXT)])[0].numpy()
 
 
@@ -102,9 +100,7 @@ def custom_voice(r: Recorder) -> None:
 
 
 def voice_design(r: Recorder) -> None:
-    r.speak(
-        "vd_nonstream", partial(r.tts.generate_voice_design, ENGLISH, instruct=DESIGN, language="English")
-    )
+    r.speak("vd_nonstream", partial(r.tts.generate_voice_design, ENGLISH, instruct=DESIGN, language="English"))
     r.speak("vd_noinstruct", partial(r.tts.generate_voice_design, MIXED, instruct="", language="Auto"))
 
 
@@ -112,9 +108,7 @@ def base(r: Recorder) -> None:
     prompts = {}
     for timbre_only in (True, False):
         text = None if timbre_only else CLONE_TEXT
-        prompt = r.tts.create_voice_clone_prompt(
-            reference_clip(), ref_text=text, x_vector_only_mode=timbre_only
-        )
+        prompt = r.tts.create_voice_clone_prompt(reference_clip(), ref_text=text, x_vector_only_mode=timbre_only)
         case = f"prompt_xvec{int(timbre_only)}"
         r.keep(case)
         r.dump[f"{case}/ref_spk_embedding"] = prompt[0].ref_spk_embedding.float().numpy()

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from clips import reference_clip
 
 import sonant
+from clips import reference_clip
 from parity.cases import CASES, REFERENCE_TEXT, Case
 from sonant.layers.attention import FullContext
 from sonant.models.qwen3_tts.model import Qwen3TTS

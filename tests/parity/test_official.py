@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clips import reference_clip
 
 import sonant
+from clips import reference_clip
 from parity.cases import CASES, ENGLISH, GREEDY, MAX_FRAMES, MIXED, REFERENCE_TEXT, Case
 from sonant import Engine, EngineConfig, Voice
 
@@ -96,4 +96,3 @@ def test_chunk_sizes_and_pipelining_change_nothing(
 def test_every_case_of_the_golden_files_is_here(golden: Golden) -> None:
     held = {key.split("/")[0] for name in ("custom", "design", "base") for key in golden(name) if "/codes" in key}
     assert held == {case.name for case in CASES} | {"cv_batch2", "codec_long"}
-

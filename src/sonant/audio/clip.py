@@ -143,9 +143,7 @@ def _to_float(array: npt.NDArray[Any]) -> Samples:
         middle = full_scale if kind == "u" else 0.0
         return ((array.astype(np.float64) - middle) / full_scale).astype(np.float32)
     # 64-bit integers too: nearly always they are smaller ones widened by accident, so no scale is right.
-    raise BadAudio(
-        f"The clip's samples are {array.dtype}: give float32 in -1..1, or int16 or int32 at full scale"
-    )
+    raise BadAudio(f"The clip's samples are {array.dtype}: give float32 in -1..1, or int16 or int32 at full scale")
 
 
 def _check_shape(name: str, frames: int, channels: int, rate_hz: int, min_s: float, max_s: float) -> None:
@@ -172,9 +170,7 @@ def _check_sound(samples: Samples, name: str) -> None:
     if (high - low) / 2 < SILENT_PEAK:  # half the span, not the peak: a constant offset makes no sound
         raise BadAudio(f"{name} is silent (in mono it spans {high - low:.1g} of 2): record it again")
     if max(high, -low) > MAX_PEAK:
-        raise BadAudio(
-            f"{name} reaches {max(high, -low):.0f} where full scale is 1: divide 16-bit values by 32768"
-        )
+        raise BadAudio(f"{name} reaches {max(high, -low):.0f} where full scale is 1: divide 16-bit values by 32768")
 
 
 def _resample(samples: Samples, rate_hz: int, sample_rate: int) -> Samples:

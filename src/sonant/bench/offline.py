@@ -151,4 +151,3 @@ def table(report: Report) -> str:
         for v in report.levels
     ]
     return "\n".join([head, columns, *lines])
-

@@ -24,7 +24,7 @@ from sonant.engine.loop import StepLoop
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
 from sonant.engine.stream import Mailbox, SpeechStream
-from sonant.errors import BadRequest, BadText, EngineClosed
+from sonant.errors import BadText, EngineClosed
 from sonant.models.base import SpeechModel
 from sonant.types import Speech, SpeechRequest, Voice
 
@@ -90,8 +90,6 @@ class Engine:
         check_text(speech.text, self.config.max_text_chars)
         if speech.instruct:
             check_text(speech.instruct, self.config.max_text_chars, "instruct")
-        if speech.max_frames is not None and speech.max_frames < 1:
-            raise BadRequest(f"max_frames must be at least 1, not {speech.max_frames}")
         self._loop.check_room()
         seed = secrets.randbits(63) if speech.seed is None else speech.seed
         parts = split_text(speech.text, self.config.segment_chars)

@@ -54,6 +54,7 @@ class LongText:
         self.playing = 0
         self.parts = 0
         self.given_samples = 0
+        self.aborted = False
         self.over = False
 
     def start(self, parts: list[Request]) -> None:
@@ -65,6 +66,7 @@ class LongText:
     def abort(self) -> list[Request]:
         """Stop going on; the parts to be aborted."""
         with self.lock:
+            self.aborted = True
             self.queue.clear()
             return list(self.active)
 
@@ -81,6 +83,10 @@ class LongText:
         while self.playing in self.ended and not self.over:
             self._next_part()
         self._submit_next()
+        with self.lock:
+            cut_off = self.aborted and len(self.ended) == len(self.active)
+        if cut_off:  # aborted between two parts: no part is left to say so
+            self._end(FinishReason.ABORT)
         return None
 
     def on_fail(self, error: Exception) -> None:

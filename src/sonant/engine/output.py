@@ -13,7 +13,9 @@ from sonant.types import Samples
 
 
 class Slot:
-    def __init__(self, records: int, record_width: int, frames: int, samples_per_frame: int, device: torch.device) -> None:
+    def __init__(
+        self, records: int, record_width: int, frames: int, samples_per_frame: int, device: torch.device
+    ) -> None:
         pinned = device.type == "cuda"
         self.records = torch.empty(records, record_width, dtype=torch.int32, pin_memory=pinned)
         self.sound = torch.empty(frames * samples_per_frame, dtype=torch.float32, pin_memory=pinned)

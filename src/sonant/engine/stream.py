@@ -103,6 +103,18 @@ class SpeechStream:
         """Why it ended; None while it has not."""
         return self._mailbox.reason
 
+    @property
+    def first_audio_s(self) -> float | None:
+        """Seconds from submission to the first chunk; None before it came."""
+        first = self._mailbox.first_audio_s
+        return None if first is None else first - self._mailbox.started_s
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds from submission to the end; None before it."""
+        ended = self._mailbox.ended_s
+        return None if ended is None else ended - self._mailbox.started_s
+
     def abort(self) -> None:
         """Stop making sound, at once; what was made can still be read. Harmless when it has ended."""
         if not self._mailbox.ended:
@@ -123,15 +135,15 @@ class SpeechStream:
         box = self._mailbox
         if box.reason is FinishReason.ABORT:
             raise Aborted("the request was aborted before its speech was complete")
-        assert box.reason is not None and box.ended_s is not None
+        assert box.reason is not None and self.total_s is not None
         return Speech(
             samples=np.concatenate([c.samples for c in chunks]) if chunks else np.zeros(0, np.float32),
             sample_rate=self.sample_rate,
             codes=np.concatenate([c.codes for c in chunks]) if chunks else np.zeros((0, 0), np.int32),
             finish_reason=box.reason,
             seed=self.seed,
-            first_audio_s=(box.first_audio_s or box.ended_s) - box.started_s,
-            total_s=box.ended_s - box.started_s,
+            first_audio_s=self.total_s if self.first_audio_s is None else self.first_audio_s,
+            total_s=self.total_s,
         )
 
     def __iter__(self) -> Iterator[AudioChunk]:

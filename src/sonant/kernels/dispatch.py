@@ -1,28 +1,36 @@
-"""Which implementation of an op runs on a device, and why. `sonant doctor` prints these choices.
+"""Which implementation of an op runs, and why: Triton on a CUDA device, plain torch elsewhere.
 
-Today every op has its reference only; a faster version registers here with the devices it supports.
+Training runs the reference, because only that has gradients. `sonant doctor` prints these choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from sonant.kernels import reference
 
-OPS = (
-    "dense_attention",
-    "paged_attention",
-    "paged_write",
-    "penalize",
-    "rms_norm",
-    "rotate",
-    "sample",
-    "snake_beta",
-    "swiglu",
-    "uniforms",
+# op → the Triton file that has it; None: plain torch is all there is, or all that is needed
+OPS: Mapping[str, str | None] = MappingProxyType(
+    {
+        "add_rms_norm": "norm",
+        "dense_attention": None,
+        "paged_attention": "paged",
+        "paged_write": "paged",
+        "qk_rope": "qk_rope",
+        "rms_norm": "norm",
+        "sample": "sample",
+        "snake_beta": None,
+        "swiglu": "swiglu",
+        "uniforms": None,
+    }
 )
 
 
@@ -35,6 +43,20 @@ class Choice:
 
 
 @lru_cache(maxsize=256)
-def choose(op: str, device_type: str) -> Choice:
-    reason = "the CPU path" if device_type == "cpu" else f"no faster version for {device_type} yet"
-    return Choice(op, "reference", reason, getattr(reference, op))
+def choose(op: str, device_type: str, training: bool = False) -> Choice:
+    plain = getattr(reference, op)
+    file = OPS[op]
+    if device_type != "cuda":
+        return Choice(op, "reference", f"there are no kernels for {device_type}", plain)
+    if training:
+        return Choice(op, "reference", "only the reference has gradients", plain)
+    if file is None:
+        return Choice(op, "reference", "no kernel for it yet", plain)
+    if importlib.util.find_spec("triton") is None:
+        return Choice(op, "reference", "triton is not installed", plain)
+    module = importlib.import_module(f"sonant.kernels.triton.{file}")
+    return Choice(op, "triton", "fused for CUDA", getattr(module, op))
+
+
+def pick(op: str, on: torch.Tensor) -> Callable[..., Any]:
+    return choose(op, on.device.type, torch.is_grad_enabled()).function

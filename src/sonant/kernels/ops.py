@@ -1,4 +1,4 @@
-"""All the ops that layers may call, typed; `dispatch` picks the implementation by device.
+"""All the ops that layers may call, typed; `dispatch` picks the implementation.
 
 Contracts are in reference.py, next to the code that defines them.
 """
@@ -7,50 +7,78 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sonant.kernels.dispatch import choose
+from sonant.kernels.dispatch import pick
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return choose("rms_norm", x.device.type).function(x, weight, eps)
+    return pick("rms_norm", x)(x, weight, eps)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return choose("rotate", x.device.type).function(x, cos, sin)
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return pick("add_rms_norm", x)(x, delta, weight, eps)
+
+
+def qk_rope(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return pick("qk_rope", qkv)(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    return choose("swiglu", gate_up.device.type).function(gate_up)
+    return pick("swiglu", gate_up)(gate_up)
 
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    return choose("snake_beta", x.device.type).function(x, alpha, beta)
+    return pick("snake_beta", x)(x, alpha, beta)
 
 
 def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    choose("paged_write", cache.device.type).function(cache, k, v, slots)
+    pick("paged_write", cache)(cache, k, v, slots)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
-    return choose("paged_attention", q.device.type).function(q, cache, tables, positions, span_blocks)
+    return pick("paged_attention", q)(q, cache, tables, positions, span_blocks)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    return choose("dense_attention", q.device.type).function(q, k, v, visible)
+    return pick("dense_attention", q)(q, k, v, visible)
 
 
 def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
-    return choose("uniforms", seed.device.type).function(seed, frame, count)
+    return pick("uniforms", seed)(seed, frame, count)
 
 
 def sample(
-    logits: Tensor, uniform: Tensor, *, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
+    logits: Tensor,
+    uniform: Tensor,
+    *,
+    greedy: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seen: Tensor | None = None,
+    penalty: Tensor | None = None,
+    banned: Tensor | None = None,
+    stop_id: int = -1,
+    ban_stop: Tensor | None = None,
 ) -> Tensor:
-    return choose("sample", logits.device.type).function(
-        logits, uniform, greedy=greedy, temperature=temperature, top_k=top_k, top_p=top_p
+    return pick("sample", logits)(
+        logits,
+        uniform,
+        greedy=greedy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seen=seen,
+        penalty=penalty,
+        banned=banned,
+        stop_id=stop_id,
+        ban_stop=ban_stop,
     )
-
-
-def penalize(
-    logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor, stop_id: int, ban_stop: Tensor
-) -> Tensor:
-    return choose("penalize", logits.device.type).function(logits, seen, penalty, banned, stop_id, ban_stop)

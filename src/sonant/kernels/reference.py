@@ -20,11 +20,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual sum, and its norm."""
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions, half-split layout. x [B, T, H, D]; cos, sin [B, T, 1, D] in x's dtype."""
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return x * cos + turned * sin
+
+
+def qk_rope(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split qkv [B, T, (heads + 2 · kv_heads) · D], norm queries and keys by head if weights are given, rotate them.
+
+    → q [B, T, heads, D], k and v [B, T, kv_heads, D]
+    """
+    parts = qkv.unflatten(-1, (heads + 2 * kv_heads, -1))
+    q, k, v = parts.split([heads, kv_heads, kv_heads], dim=2)
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -107,14 +134,40 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
     return (c0 >> 9).float() * 2.0**-23
 
 
-def sample(
-    logits: Tensor, uniform: Tensor, *, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
-) -> Tensor:
-    """Draw one id for each row: temperature, then top-k, then top-p, then one uniform number.
+def penalize(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor, stop_id: int, ban_stop: Tensor) -> Tensor:
+    """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans.
 
-    logits [B, V] float32; the rest [B]. Rows with `greedy` take the largest logit. top_k 0 means no limit.
-    The draw inverts the distribution in id order, so a row's result needs nothing of its neighbours'.
+    logits [B, V] float32; seen [B, V] bool; penalty [B]; banned [V] bool; ban_stop [B] bool.
     """
+    factor = penalty[:, None]
+    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    stop = torch.arange(logits.shape[-1], device=logits.device) == stop_id
+    return logits.masked_fill(banned | (stop & ban_stop[:, None]), float("-inf"))
+
+
+def sample(
+    logits: Tensor,
+    uniform: Tensor,
+    *,
+    greedy: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seen: Tensor | None = None,
+    penalty: Tensor | None = None,
+    banned: Tensor | None = None,
+    stop_id: int = -1,
+    ban_stop: Tensor | None = None,
+) -> Tensor:
+    """Draw one id for each row: penalty and bans if given, temperature, top-k, top-p, then one uniform number.
+
+    logits [B, V]; uniform, greedy, temperature, top_k, top_p [B]. Rows with `greedy` take the largest logit after
+    penalty and bans. top_k 0 means no limit. seen [B, V] bool, penalty [B], banned [V] bool and ban_stop [B] bool
+    come together. The draw inverts the distribution in id order, so a row's result needs nothing of its neighbours.
+    """
+    logits = logits.float()
+    if seen is not None and penalty is not None and banned is not None and ban_stop is not None:
+        logits = penalize(logits, seen, penalty, banned, stop_id, ban_stop)
     best = logits.argmax(-1)
     scores = logits / temperature[:, None]
     ranked = scores.sort(-1, descending=True).values
@@ -130,16 +183,3 @@ def sample(
     running = weights.cumsum(-1)
     drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
     return torch.where(greedy, best, drawn)
-
-
-def penalize(
-    logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor, stop_id: int, ban_stop: Tensor
-) -> Tensor:
-    """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans.
-
-    logits [B, V] float32; seen [B, V] bool; penalty [B]; banned [V] bool; ban_stop [B] bool.
-    """
-    factor = penalty[:, None]
-    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
-    stop = torch.arange(logits.shape[-1], device=logits.device) == stop_id
-    return logits.masked_fill(banned | (stop & ban_stop[:, None]), float("-inf"))

@@ -36,7 +36,7 @@ class FullContext:
 
 
 class PagedContext:
-    """The engine's block cache [layers, 2, blocks, block_tokens, heads, dim].
+    """A cache in blocks [layers, 2, blocks, block_tokens, heads, dim]: the engine's, or one frame's own.
 
     Writes go to `slots` [B·T] (scratch for padding), reads follow `tables` up to `positions` [B, T].
     """
@@ -48,23 +48,6 @@ class PagedContext:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ops.paged_write(self.cache[layer], k.flatten(0, 1), v.flatten(0, 1), self.slots)
         return ops.paged_attention(q, self.cache[layer], self.tables, self.positions, self.span_blocks)
-
-
-class GrowingContext:
-    """A few positions that live for one frame: keys and values of earlier calls on this object.
-
-    The first call may bring several positions, later ones bring one each.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self.past: list[tuple[Tensor, Tensor] | None] = [None] * layers
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        past = self.past[layer]
-        if past is not None:
-            k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
-        self.past[layer] = k, v
-        return ops.dense_attention(q, k, v, None)
 
 
 class WindowContext:

@@ -6,6 +6,7 @@ Parameter names are the published ones; q/k/v and gate/up are fused (see models/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
+    def of_sum(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm."""
+        return ops.add_rms_norm(x, delta, self.weight, self.eps)
+
 
 class LayerScale(nn.Module):
     def __init__(self, dim: int) -> None:
@@ -60,12 +65,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         s = self.shape
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, s.head_dim))
-        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=2)
-        if s.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = context.attend(self.index, ops.rotate(q, cos, sin), ops.rotate(k, cos, sin), v)
-        return self.o_proj(out.flatten(2))
+        q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
+        q, k, v = ops.qk_rope(self.qkv_proj(x), q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
+        return self.o_proj(context.attend(self.index, q, k, v).flatten(2))
 
 
 class MLP(nn.Module):
@@ -88,9 +90,14 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), cos, sin, context))
-        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+    def forward(
+        self, x: Tensor, normed: Tensor, following: RMSNorm, cos: Tensor, sin: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and its norm go in and out; `following` is the norm that comes after this layer."""
+        x, normed = self.post_attention_layernorm.of_sum(
+            x, self.self_attn_layer_scale(self.self_attn(normed, cos, sin, context))
+        )
+        return following.of_sum(x, self.mlp_layer_scale(self.mlp(normed)))
 
 
 class DecoderStack(nn.Module):
@@ -105,6 +112,8 @@ class DecoderStack(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
         cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, context)
-        return self.norm(x)
+        layers = [cast(DecoderLayer, layer) for layer in self.layers]
+        normed = layers[0].input_layernorm(x)
+        for layer, following in zip(layers, [*(after.input_layernorm for after in layers[1:]), self.norm], strict=True):
+            x, normed = layer(x, normed, following, cos, sin, context)
+        return normed

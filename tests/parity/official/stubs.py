@@ -16,9 +16,7 @@ def install() -> list[str]:
     import transformers.audio_utils
     import transformers.processing_utils  # noqa: F401
 
-    missing = {
-        root for root in {name.split(".")[0] for name in UNUSED} if importlib.util.find_spec(root) is None
-    }
+    missing = {root for root in {name.split(".")[0] for name in UNUSED} if importlib.util.find_spec(root) is None}
     for name in UNUSED:
         if name.split(".")[0] in missing:
             module = types.ModuleType(name)

@@ -73,9 +73,7 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         semantic = config.num_semantic_quantizers
         self.rvq_first = ResidualQuantizer(semantic, config.codebook_size, config.codebook_dim)
-        self.rvq_rest = ResidualQuantizer(
-            config.num_quantizers - semantic, config.codebook_size, config.codebook_dim
-        )
+        self.rvq_rest = ResidualQuantizer(config.num_quantizers - semantic, config.codebook_size, config.codebook_dim)
 
     def table(self) -> Tensor:
         """[codebooks · size, dim]: one row for every code of every codebook."""

@@ -226,9 +226,7 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         self.semantic = config.num_semantic_quantizers
         self.semantic_residual_vector_quantizer = ResidualQuantizer(config, self.semantic)
-        self.acoustic_residual_vector_quantizer = ResidualQuantizer(
-            config, config.num_quantizers - self.semantic
-        )
+        self.acoustic_residual_vector_quantizer = ResidualQuantizer(config, config.num_quantizers - self.semantic)
 
     def encode(self, latents: Tensor, codebooks: int) -> Tensor:
         semantic = self.semantic_residual_vector_quantizer.encode(latents, self.semantic)

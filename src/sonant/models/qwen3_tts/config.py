@@ -213,9 +213,7 @@ class Qwen3TTSConfig:
             kind=kind,
             size=raw["tts_model_size"],
             talker=TalkerConfig.from_dict(talker, f"{path}: talker_config"),
-            predictor=DecoderStackConfig.from_dict(
-                talker["code_predictor_config"], f"{path}: code_predictor_config"
-            ),
+            predictor=DecoderStackConfig.from_dict(talker["code_predictor_config"], f"{path}: code_predictor_config"),
             speaker=SpeakerConfig.from_dict(speaker, f"{path}: speaker_encoder_config") if speaker else None,
             codec=CodecConfig.read(folder / "speech_tokenizer"),
             sampling=sampling,

@@ -65,8 +65,6 @@ def draw_values(rows: Mapping[str, Tensor], index: Tensor, prefix: str = "") -> 
 
 def sampling_values(sampling: Sampling, seed: int) -> dict[str, Any]:
     """Checked values of the staged fields, from sampling parameters with nothing left unset."""
-    if not 0 <= seed < 2**64:
-        raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {seed}")
     values: dict[str, Any] = {
         "seed": np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32),
         "greedy": int(not sampling.do_sample),

@@ -73,9 +73,7 @@ class Qwen3TTS:
         max_frames = budget if request.max_frames is None else request.max_frames
         staged = sampling_values(request.sampling.over(self.config.sampling), request.seed or 0)
         staged |= {"frame_limit": max_frames, "trailing_length": len(layout.trailing)}
-        return Prompt(
-            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
-        )
+        return Prompt(length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout)
 
     @torch.inference_mode()
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
@@ -184,15 +182,15 @@ class Qwen3TTS:
         hidden = talker.model(r["input"][rows][:, None], position[:, None], context)[:, 0]
         uniforms = ops.uniforms(r["seed"][rows], frame, self.spec.codebooks)
         stop_id = self.config.talker.codec_eos_token_id
-        logits = ops.penalize(
-            talker.codec_head(hidden).float(),
-            r["seen"][rows],
-            r["repetition_penalty"][rows],
-            self.banned,
-            stop_id,
-            frame < _MIN_FRAMES,
+        first = Draw(**draw_values(r, rows)).pick(
+            talker.codec_head(hidden),
+            uniforms[:, 0],
+            seen=r["seen"][rows],
+            penalty=r["repetition_penalty"][rows],
+            banned=self.banned,
+            stop_id=stop_id,
+            ban_stop=frame < _MIN_FRAMES,
         )
-        first = Draw(**draw_values(r, rows)).pick(logits, uniforms[:, 0])
         ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
         status = torch.where(status == RUNNING, ended.to(status.dtype), status)
         r["seen"][rows, first] = True

@@ -6,12 +6,13 @@ It is a small language model over codebooks, not time: each frame starts afresh 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.layers.attention import FullContext, GrowingContext
+from sonant.layers.attention import FullContext, PagedContext
 from sonant.layers.transformer import DecoderStack, StackShape
 from sonant.models.qwen3_tts.config import DecoderStackConfig
 
@@ -25,7 +26,8 @@ class Draw:
     top_k: Tensor
     top_p: Tensor
 
-    def pick(self, logits: Tensor, uniform: Tensor) -> Tensor:
+    def pick(self, logits: Tensor, uniform: Tensor, **bans: Any) -> Tensor:
+        """`bans` are the penalty and ban arguments of `ops.sample`."""
         return ops.sample(
             logits,
             uniform,
@@ -33,6 +35,7 @@ class Draw:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            **bans,
         )
 
 
@@ -52,9 +55,7 @@ def stack_shape(config: DecoderStackConfig) -> StackShape:
 class PredictorStack(DecoderStack):
     def __init__(self, config: DecoderStackConfig, groups: int, talker_hidden: int) -> None:
         super().__init__(stack_shape(config))
-        self.codec_embedding = nn.ModuleList(
-            nn.Embedding(config.vocab_size, talker_hidden) for _ in range(groups - 1)
-        )
+        self.codec_embedding = nn.ModuleList(nn.Embedding(config.vocab_size, talker_hidden) for _ in range(groups - 1))
 
 
 class CodePredictor(nn.Module):
@@ -70,14 +71,19 @@ class CodePredictor(nn.Module):
 
     def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw) -> Tensor:
         """Codes 1… of one frame. hidden and first (code 0's embedding) [B, talker hidden] → [B, groups - 1]."""
-        context = GrowingContext(self.model.shape.layers)
+        shape, batch = self.model.shape, len(hidden)
+        # one block a row, as long as a frame has codebooks: the paged cache in small
+        cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
+        row = torch.arange(batch, device=hidden.device)
+        tables = row.int()[:, None]
         x = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
         codes: list[Tensor] = []
         for group in range(self.groups - 1):
             begin = 0 if group == 0 else group + 1
-            positions = torch.arange(begin, group + 2, device=hidden.device).expand(len(hidden), -1)
-            last = self.model(x, positions, context)[:, -1]
-            codes.append(draw.pick(self.lm_head[group](last).float(), uniforms[:, group]))
+            positions = torch.arange(begin, group + 2, device=hidden.device).expand(batch, -1)
+            slots = (row[:, None] * self.groups + positions).flatten()
+            last = self.model(x, positions, PagedContext(cache, tables, positions, slots, 1))[:, -1]
+            codes.append(draw.pick(self.lm_head[group](last), uniforms[:, group]))
             if group < self.groups - 2:
                 x = self.small_to_mtp_projection(self.model.codec_embedding[group](codes[-1]))[:, None]
         return torch.stack(codes, 1)

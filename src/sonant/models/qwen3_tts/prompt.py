@@ -154,11 +154,11 @@ class PromptBuilder:
         if not isinstance(voice, Voice):
             given = f"has no voice {voice!r}: it" if voice else "has no voices of its own: it"
             raise UnknownVoice(f"this checkpoint {given} clones; give a reference clip (--clone, or engine.clone)")
-        if voice.embedding.shape != (self.config.talker.hidden_size,):
-            raise UnknownVoice(
-                f"this voice was encoded by another model ({voice.embedding.shape[0]} values, not "
-                f"{self.config.talker.hidden_size}); encode it again with this one"
-            )
+        wanted = (self.config.talker.hidden_size,)
+        codes, groups, size = voice.codes, self.config.talker.num_code_groups, self.config.predictor.vocab_size
+        codes_fit = codes is None or (codes.shape[1] == groups and codes.max() < size)
+        if voice.embedding.shape != wanted or not codes_fit:
+            raise UnknownVoice("this voice was encoded by another model; encode its clip again with this one")
         return voice
 
     def _language(self, language: str, voice: str | Voice | None) -> int | None:

@@ -16,9 +16,7 @@ _VARIANCE_FLOOR = 1e-12
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    return nn.Conv1d(
-        channels_in, channels_out, kernel, dilation=dilation, padding="same", padding_mode="reflect"
-    )
+    return nn.Conv1d(channels_in, channels_out, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
 class TimeDelay(nn.Module):

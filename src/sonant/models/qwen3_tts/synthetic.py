@@ -58,9 +58,7 @@ def write_checkpoint(
     and GPU draw different values.
     """
     if (folder / "model.safetensors").exists():
-        raise CheckpointError(
-            f"{folder} already holds a model.safetensors, which random weights would overwrite"
-        )
+        raise CheckpointError(f"{folder} already holds a model.safetensors, which random weights would overwrite")
     tiny = size == "tiny"
     seed = KIND_SEEDS[kind] if seed is None else seed
     dtype = dtype or (torch.float32 if tiny else torch.bfloat16)

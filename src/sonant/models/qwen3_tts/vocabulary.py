@@ -26,9 +26,7 @@ ADDED_TOKENS = (
 PLAIN = frozenset(ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")])
 
 # Prompts are cut by token counts that hold only where each role is one token; the rest is for a few merges.
-MINI_WORDS = (
-    *("assistant", "user", "the", "Ġthe", "ing", "and", "Ġand", "er", "on", "hello", "Ġworld", "speech"),
-)
+MINI_WORDS = (*("assistant", "user", "the", "Ġthe", "ing", "and", "Ġand", "er", "on", "hello", "Ġworld", "speech"),)
 
 
 def write_tokenizer(folder: Path, real: Path | None) -> dict[str, int]:

@@ -1,0 +1,74 @@
+"""`sonant random-model`: a checkpoint of random weights, to try the program without fetching a model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from sonant.cli.options import Commands, add_command
+from sonant.cli.sound_file import OutputError
+from sonant.load import pick_device
+from sonant.models.qwen3_tts.synthetic import write_checkpoint
+
+KINDS = ("custom_voice", "base", "voice_design")
+SIZES = ("tiny", "0.6b", "1.7b")
+
+EXAMPLES = """
+sonant random-model model
+sonant random-model base --kind base
+sonant random-model big --size 1.7b --device cuda
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "write a model of random weights: it babbles, at the speed of a real one"
+    parser = add_command(commands, "random-model", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("folder", metavar="DIR", help="where to write it; made if it is not there")
+    parser.add_argument(
+        "--kind", choices=KINDS, default="custom_voice",
+        help="fixed voices, cloning, or voices from words (default: custom_voice)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--size", choices=SIZES, default="tiny",
+        help="tiny is for trying, 0.6b and 1.7b are the published sizes, for timing (default: tiny)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer-from", metavar="DIR", type=Path,
+        help="take vocab.json and merges.txt from there (default: a vocabulary of single bytes)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="where numbers are drawn: cpu, cuda … (default: cpu)")
+    parser.add_argument("--force", action="store_true", help="write even if DIR is not empty (default: off)")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    device = pick_device(args.device)
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not args.force:
+            raise OutputError(f"{folder} is not empty; --force writes over what has the same name in it")
+        folder.mkdir(parents=True, exist_ok=True)
+        # Made beside its place and moved there: an interrupted run leaves nothing that looks like a model.
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.resolve().parent) as staging:
+            made = Path(staging)
+            write_checkpoint(made, kind=args.kind, size=args.size, device=device, tokenizer_from=args.tokenizer_from)
+            size_bytes = _move_files(made, folder)
+    except OSError as e:
+        raise OutputError(f"cannot write {folder}: {e}") from e
+    size = f"{size_bytes / 1e6:.0f} MB"
+    print(f"{folder}: a {args.size} {args.kind} model of random weights, {size}; it babbles")
+    return 0
+
+
+def _move_files(source: Path, target: Path) -> int:
+    """Move every file; their bytes. config.json comes last: with it the folder becomes a checkpoint."""
+    files = [p for p in source.rglob("*") if p.is_file()]
+    files.sort(key=lambda p: p.relative_to(source) == Path("config.json"))
+    total = 0
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        total += path.stat().st_size
+        os.replace(path, place)
+    return total

@@ -1,0 +1,179 @@
+"""`sonant say`: one text, spoken into a file or a pipe."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from safetensors import SafetensorError
+
+import sonant
+from sonant.audio.text import check_text
+from sonant.cli.model_folder import model_folder
+from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
+from sonant.cli.progress import Progress
+from sonant.cli.sound_file import FORMATS, STDOUT, OutputError, SoundOutput, open_output
+from sonant.cli.text_source import read_text
+from sonant.config import EngineConfig
+from sonant.engine.engine import Engine
+from sonant.errors import ConfigError
+from sonant.types import Sampling, Speech, SpeechRequest, Voice
+
+# One text needs few rows, and on a GPU the cache then takes what they can use instead of all memory. A long
+# text is spoken four parts at a time.
+ROWS = 4
+
+EXAMPLES = """
+sonant say "Hello." --model model -o hello.wav
+sonant say "Hello." --model model --voice ryan --language english --seed 7
+echo "Text from a pipe." | sonant say - --model model -o piped.flac
+sonant say "Hello." --model base --clone ref.wav --ref-text "What ref.wav says." --save-voice me.voice
+sonant say "Hello again." --model base --voice-file me.voice
+sonant say "Hello." --model model -o - --format pcm | aplay -f S16_LE -r 24000
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "say", run, summary="speak a text into a file", examples=EXAMPLES)
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="?",
+        help="what to say; - reads it from stdin, as UTF-8 (default: - if something is piped in)",
+    )  # fmt: skip
+    add_model(parser)
+    _add_output(parser)
+    _add_voice(parser)
+    _add_sampling(parser)
+    _add_machine(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o", "--out", metavar="FILE", default="out.wav",
+        help="where the sound goes, 16-bit mono; - is stdout, as it is made (default: out.wav)",
+    )  # fmt: skip
+    group.add_argument(
+        "--format", choices=FORMATS,
+        help="wav, flac, or pcm: raw little-endian samples (default: by the suffix of FILE; wav on stdout)",
+    )  # fmt: skip
+    group.add_argument("--quiet", action="store_true", help="only warnings and errors (default: a summary)")
+
+
+def _add_voice(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("voice")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("--voice", metavar="NAME", help="a voice of the model's own (default: its first)")
+    one.add_argument("--clone", metavar="CLIP", help="an audio file to take the voice from (Base models)")
+    one.add_argument("--voice-file", metavar="FILE", help="a voice that --save-voice wrote")
+    group.add_argument("--ref-text", metavar="TEXT", help="what CLIP says: a closer clone (default: its timbre only)")
+    group.add_argument("--save-voice", metavar="FILE", help="keep the cloned voice (default: not kept)")
+    group.add_argument("--instruct", metavar="TEXT", help="how to speak, in words (default: nothing)")
+    group.add_argument("--language", metavar="NAME", default="auto", help="see `sonant voices` (default: auto)")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "sampling", "defaults are the model's own, from its generation_config.json, but for the seed"
+    )
+    group.add_argument("--seed", metavar="N", type=int, help="0 to 2^64-1; same seed, same sound (default: random)")
+    group.add_argument("--greedy", action="store_true", help="always the likeliest code (default: off)")
+    group.add_argument("--temperature", metavar="X", type=float, help="0.001 to 100: how free the choice is")
+    group.add_argument("--top-k", metavar="N", type=int, help="choose among the N likeliest codes; 0: all")
+    group.add_argument("--top-p", metavar="X", type=float, help="over 0, to 1: choose among this mass")
+    group.add_argument("--repetition-penalty", metavar="X", type=float, help="0.01 to 100; 1: none")
+    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float)):
+        group.add_argument(
+            f"--subtalker-{name}", metavar="N" if kind is int else "X", type=kind,
+            help=f"like --{name}, for the codebooks after the first",
+        )  # fmt: skip
+    group.add_argument(
+        "--max-frames", metavar="N", type=int,
+        help="cut after N frames of 1/12.5 s, for each part of a long text (default: by the text's length)",
+    )  # fmt: skip
+    group.add_argument(
+        "--streaming-text", action=argparse.BooleanOptionalAction,
+        help="feed the text while speaking (default: as the model does)",
+    )  # fmt: skip
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … (default: auto, a GPU if any)")
+    auto = "(default: auto, bfloat16 on a GPU and float32 on the CPU)"
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help=f"numbers of the model {auto}")
+    group.add_argument("--codec-dtype", choices=DTYPES, default="auto", help=f"numbers of the codec {auto}")
+    group.add_argument("--threads", metavar="N", type=whole_number(1), help="CPU threads (default: as torch chooses)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.clone is None and (args.ref_text is not None or args.save_voice is not None):
+        raise ConfigError("--ref-text and --save-voice go with --clone CLIP")
+    config = EngineConfig(max_rows=ROWS)
+    text = read_text(args.text)
+    check_text(text, config.max_text_chars)  # again in the engine, but here before a long load
+    folder = model_folder(args.model)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    progress = Progress(quiet=args.quiet)
+    with open_output(args.out, args.format) as output:
+        try:
+            progress.note("loading …")
+            with sonant.load(
+                folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config
+            ) as engine:
+                speech = _speak(engine, text, args, output, progress)
+        finally:
+            progress.clear()
+    progress.summary(output.name, speech)
+    return 0
+
+
+def _speak(engine: Engine, text: str, args: argparse.Namespace, output: SoundOutput, progress: Progress) -> Speech:
+    """Write the sound as it comes; the result has the timings, its samples are spent."""
+    request = SpeechRequest(
+        text=text,
+        voice=_voice(engine, args, progress),
+        language=args.language,
+        instruct=args.instruct,
+        sampling=_sampling(args),
+        seed=args.seed,
+        max_frames=args.max_frames,
+        streaming_text=args.streaming_text,
+        live=args.out == STDOUT,  # somebody may be listening at the other end of a pipe
+    )
+    progress.start()
+    with engine.submit(request) as stream:
+        output.begin(stream.sample_rate)
+        for chunk in stream:
+            output.write(chunk.samples)
+            progress.add(len(chunk.samples) / chunk.sample_rate)
+        return stream.result()
+
+
+def _voice(engine: Engine, args: argparse.Namespace, progress: Progress) -> str | Voice | None:
+    if args.voice_file is not None:
+        return Voice.load(args.voice_file)
+    if args.clone is None:
+        return None if args.voice is None else str(args.voice)
+    progress.note("encoding the voice …")
+    voice = engine.clone(args.clone, args.ref_text)
+    if args.save_voice is not None:
+        try:
+            voice.save(args.save_voice)
+        except (OSError, SafetensorError) as e:
+            raise OutputError(f"cannot write the voice to {args.save_voice}: {e}") from e
+    return voice
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    return Sampling(
+        do_sample=False if args.greedy else None,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+        subtalker_dosample=False if args.greedy else None,
+        subtalker_temperature=args.subtalker_temperature,
+        subtalker_top_k=args.subtalker_top_k,
+        subtalker_top_p=args.subtalker_top_p,
+    )

@@ -1,0 +1,50 @@
+"""`sonant voices`: who can speak, read from a model's config files alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from sonant.cli.model_folder import model_folder
+from sonant.cli.options import Commands, add_command, add_json, add_model
+from sonant.models.description import Description
+from sonant.models.registry import describe
+
+EXAMPLES = """
+sonant voices --model model
+sonant voices --model model --json
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "list a model's voices and languages, without loading it"
+    parser = add_command(commands, "voices", run, summary=summary, examples=EXAMPLES)
+    add_model(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = model_folder(args.model)
+    description = describe(folder)
+    if args.json:
+        print(json.dumps({"model": str(folder), **asdict(description)}, indent=2, ensure_ascii=False))
+    else:
+        print(table(str(folder), description))
+    return 0
+
+
+def table(folder: str, d: Description) -> str:
+    if d.voices:
+        voices = ", ".join(d.voices)
+    else:
+        voices = "any, from a clip: --clone CLIP" if d.clones else "any, from words: --instruct TEXT"
+    rows = {
+        "model": f"{folder} ({d.family}, {d.kind}, {d.size})",
+        "voices": voices,
+        "languages": ", ".join(d.languages),
+        "clones": "yes" if d.clones else "no",
+        "designs": "yes" if d.designs else "no",
+        "sound": f"{d.sample_rate} Hz, {d.frame_rate:g} frames a second",
+    }
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())

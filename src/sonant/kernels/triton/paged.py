@@ -1,0 +1,104 @@
+"""The paged KV cache: write, and grouped-query attention that reads block tables on the device.
+
+One program serves one query position and one key-value head; the query heads that share it are packed into one
+tile, so keys and values are read once for all of them. How far to read comes from `positions`, so nothing here
+depends on a length known to the host and one CUDA graph serves every length.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _write(cache, k, v, slots, v_stride, plane, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = tl.load(slots + token) * WIDTH + column
+    tl.store(cache + at, tl.load(k + token * WIDTH + column, mask=inside), mask=inside)
+    tl.store(cache + plane + at, tl.load(v + token * v_stride + column, mask=inside), mask=inside)
+
+
+def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    width = k.shape[1] * k.shape[2]
+    if v.stride(2) != 1 or v.stride(1) != v.shape[2]:
+        v = v.contiguous()
+    _write[(k.shape[0],)](
+        cache,
+        k.contiguous(),
+        v,
+        slots,
+        v.stride(0),
+        cache.stride(0),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=2,
+    )
+
+
+@triton.jit
+def _attention(
+    q, cache, tables, positions, out, plane, table_stride, scale,
+    LENGTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    row = query // LENGTH
+    member = tl.arange(0, GROUP)
+    column = tl.arange(0, DIM)
+    share: tl.constexpr = HEADS // KV_HEADS
+    real = member < share
+    head = kv_head * share + member
+    q_at = (query * HEADS + head[:, None]) * DIM + column[None, :]
+    tile_q = tl.load(q + q_at, mask=real[:, None], other=0.0)
+    last = tl.load(positions + query)
+    best = tl.full([GROUP], float("-inf"), tl.float32)
+    weight = tl.zeros([GROUP], tl.float32)
+    total = tl.zeros([GROUP, DIM], tl.float32)
+    for start in range(0, last + 1, TILE):
+        index = start + tl.arange(0, TILE)
+        seen = index <= last
+        block = tl.load(tables + row * table_stride + index // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        at = ((block * BLOCK_TOKENS + index % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM
+        keys = tl.load(cache + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
+        values = tl.load(cache + plane + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
+        scores = tl.dot(tile_q, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        highest = tl.maximum(best, tl.max(scores, 1))
+        shrink = tl.exp(best - highest)
+        share_of = tl.exp(scores - highest[:, None])
+        weight = weight * shrink + tl.sum(share_of, 1)
+        total = total * shrink[:, None] + tl.dot(share_of.to(values.dtype), values, input_precision=PRECISION)
+        best = highest
+    tl.store(out + q_at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+
+
+def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    batch, length, heads, dim = q.shape
+    _, _, block_tokens, kv_heads, _ = cache.shape
+    q = q.contiguous()
+    out = q.new_empty(q.shape)
+    _attention[(batch * length, kv_heads)](
+        q,
+        cache,
+        tables,
+        positions.contiguous(),
+        out,
+        cache.stride(0),
+        tables.stride(0),
+        dim**-0.5,
+        LENGTH=length,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        BLOCK_TOKENS=block_tokens,
+        TILE=16 if block_tokens * tables.shape[1] <= 16 else 64,
+        GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
+        PRECISION="ieee" if q.dtype.itemsize == 4 else "tf32",
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,140 @@
+"""`voices`, `doctor` and `random-model` tell of models without loading them, or make one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile as sf
+
+from sonant.kernels.dispatch import OPS
+
+Folders = Mapping[str, Path]
+Run = Callable[..., Any]  # gives the Outcome of conftest.py
+
+
+@pytest.fixture
+def configs_only(tiny_checkpoints: Folders, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a checkpoint without its weights."""
+
+    def copy(name: str) -> Path:
+        return Path(
+            shutil.copytree(tiny_checkpoints[name], tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
+        )
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "voices", "clones", "designs"),
+    [("custom", 9, False, False), ("base", 0, True, False), ("design", 0, False, True)],
+)
+def test_voices_needs_no_weights(
+    run: Run, configs_only: Callable[[str], Path], name: str, voices: int, clones: bool, designs: bool
+) -> None:
+    folder = configs_only(name)
+    done = run("voices", "--model", folder, "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["model"], told["family"]) == (0, str(folder), "qwen3_tts")
+    assert (len(told["voices"]), told["clones"], told["designs"]) == (voices, clones, designs)
+    assert told["languages"][:2] == ["auto", "chinese"]
+    assert not any("dialect" in language for language in told["languages"])
+    assert (told["sample_rate"], told["frame_rate"]) == (24_000, 12.5)
+
+
+def test_voices_for_people(run: Run, configs_only: Callable[[str], Path]) -> None:
+    shown = run("voices", "--model", configs_only("custom")).out.decode()
+    assert "serena, vivian" in shown and "24000 Hz" in shown
+    assert "--clone CLIP" in run("voices", "--model", configs_only("base")).out.decode()
+    assert "--instruct TEXT" in run("voices", "--model", configs_only("design")).out.decode()
+
+
+def test_doctor_tells_what_will_run(run: Run) -> None:
+    done = run("doctor", "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["problems"], told["model"]) == (0, [], None)
+    assert set(told["auto"]) == {"device", "dtype", "codec_dtype"}
+    assert {k["op"] for k in told["kernels"] if k["device"] == "cpu"} == set(OPS)
+    assert all(k["implementation"] and k["reason"] for k in told["kernels"])
+    assert told["packages"]["torch"] and told["cpu_cores"] >= 1
+    assert bool(told["gpus"]) != bool(told["no_gpu_reason"])
+
+
+def test_doctor_for_people(run: Run, tiny_checkpoints: Folders) -> None:
+    shown = run("doctor", "--model", tiny_checkpoints["base"]).out.decode()
+    for word in ("python", "torch", "soxr", "auto", "paged_attention", "complete", "a cached position"):
+        assert word in shown
+
+
+def test_doctor_weighs_a_model_from_its_headers(run: Run, tiny_checkpoints: Folders) -> None:
+    done = run("doctor", "--json", "--model", tiny_checkpoints["base"])
+    model = json.loads(done.out)["model"]
+    assert (done.code, model["error"]) == (0, None)
+    files = sum(p.stat().st_size for p in tiny_checkpoints["base"].rglob("*.safetensors"))
+    assert 0.5 * files < model["weight_bytes"] < 1.2 * files  # half, but for the encoders, in bfloat16
+    assert model["needed_bytes"] > model["weight_bytes"] + model["row_bytes"] + model["kv_token_bytes"]
+
+
+@pytest.mark.parametrize("fault", ["no weights", "cut short", "no folder"])
+def test_doctor_finds_a_broken_model(run: Run, configs_only: Callable[[str], Path], fault: str) -> None:
+    folder = configs_only("custom")
+    if fault == "cut short":
+        (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    elif fault == "no folder":
+        folder = folder / "nowhere"
+    done = run("doctor", "--json", "--model", folder)
+    problems = json.loads(done.out)["problems"]
+    assert (done.code, len(problems)) == (1, 1)
+    assert "cannot be loaded" in problems[0] and str(folder) in problems[0]
+    assert b"BROKEN: the model cannot be loaded" in run("doctor", "--model", folder).out
+
+
+def test_doctor_finds_too_little_memory(run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sonant.cli.machine._memory", lambda: (10_000_000, 20_000_000))
+    done = run("doctor", "--model", tiny_checkpoints["custom"])
+    assert done.code == 1
+    assert b"BROKEN: the model needs " in done.out and b"10.00 MB is free" in done.out
+
+
+@pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
+def test_a_random_model_speaks(run: Run, kind: str) -> None:
+    made = run("random-model", "deep/model", "--kind", kind)
+    assert (made.code, made.err) == (0, "")
+    assert b"babbles" in made.out
+    done = run("say", "Hello.", "--model", "deep/model", "--max-frames", "3", "--device", "cpu")
+    assert done.code == 0
+    assert sf.info("out.wav").samplerate == 24_000
+    assert sorted(p.name for p in Path("deep").iterdir()) == ["model"]
+
+
+def test_a_random_model_overwrites_only_when_told(run: Run) -> None:
+    Path("model").mkdir()
+    assert run("random-model", "model").code == 0  # an empty folder is fine
+    config = Path("model/config.json").read_bytes()
+    Path("model/notes.txt").write_text("mine")
+    refused = run("random-model", "model", "--kind", "base")
+    assert refused.code == 2 and "--force" in refused.err
+    assert Path("model/config.json").read_bytes() == config
+    assert run("random-model", "model", "--kind", "base", "--force").code == 0
+    assert Path("model/config.json").read_bytes() != config
+    assert Path("model/notes.txt").read_text() == "mine"
+
+
+def test_a_random_model_that_fails_leaves_nothing(run: Run) -> None:
+    assert run("random-model", "model", "--tokenizer-from", "nowhere").code == 2
+    assert [p for p in Path().rglob("*") if p.is_file()] == []
+    Path("file").write_text("")
+    refused = run("random-model", "file/model")
+    assert refused.code == 2 and refused.err.startswith("sonant: cannot write file/model")
+
+
+@pytest.mark.parametrize("command", [(), ("say",), ("voices",), ("doctor",), ("random-model",)], ids=str)
+def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
+    done = run(*command, "--help")
+    assert done.code == 0
+    assert b"examples:" in done.out

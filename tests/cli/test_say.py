@@ -1,0 +1,200 @@
+"""`sonant say` speaks into a file or a pipe, the same way for the same seed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+import sonant
+from clips import reference_clip
+from sonant.cli.progress import Progress
+
+Folders = Mapping[str, Path]
+Run = Callable[..., Any]  # gives the Outcome of conftest.py
+TEXT = "Hello there."
+FRAMES = 6
+FRAME_SAMPLES, RATE = 1920, 24_000
+SHORT = ("--seed", "1", "--max-frames", str(FRAMES), "--device", "cpu")
+
+
+def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(data)))
+
+
+def as_terminal(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+
+
+def test_it_writes_what_the_engine_makes(run: Run, tiny_checkpoints: Folders, tmp_path: Path) -> None:
+    done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", "a.wav", *SHORT)
+    assert (done.code, done.out) == (0, b"")
+    info = sf.info("a.wav")
+    assert (info.format, info.subtype, info.channels) == ("WAV", "PCM_16", 1)
+    assert (info.samplerate, info.frames) == (RATE, FRAMES * FRAME_SAMPLES)
+    with sonant.load(tiny_checkpoints["custom"], device="cpu") as engine:
+        speech = engine.speak(TEXT, seed=1, max_frames=FRAMES)
+    np.testing.assert_allclose(sf.read("a.wav", dtype="float32")[0], speech.samples, atol=1.1 / 32768)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_the_same_seed_gives_the_same_bytes(run: Run, tiny_checkpoints: Folders) -> None:
+    for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", f"{name}.wav", *SHORT, "--seed", seed)
+        assert done.code == 0
+        assert f"seed {seed}" in done.err
+    a, b, c = (Path(f"{name}.wav").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize("text", [("-",), ()], ids=["dash", "nothing"])
+def test_text_can_be_piped_in(
+    run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch, text: tuple[str, ...]
+) -> None:
+    model = ("--model", tiny_checkpoints["custom"])
+    run("say", "Grüße, 世界.", *model, "-o", "given.wav", *SHORT)
+    pipe_in(monkeypatch, b"\xef\xbb\xbf" + "Grüße, 世界.\n".encode())
+    assert run("say", *text, *model, "-o", "piped.wav", *SHORT).code == 0
+    assert Path("given.wav").read_bytes() == Path("piped.wav").read_bytes()
+
+
+def test_text_that_looks_like_an_option_can_be_said(run: Run, tiny_checkpoints: Folders) -> None:
+    assert run("say", "--model", tiny_checkpoints["custom"], *SHORT, "--", "--5 degrees").code == 0
+    assert Path("out.wav").exists()
+
+
+@pytest.mark.parametrize("name", ["a.flac", "a.pcm", "a.raw", "a.sound"])
+def test_the_format_is_by_suffix_unless_it_is_given(run: Run, tiny_checkpoints: Folders, name: str) -> None:
+    model = ("--model", tiny_checkpoints["custom"])
+    run("say", TEXT, *model, "-o", "a.wav", *SHORT)
+    given = ("--format", "flac") if name == "a.sound" else ()
+    assert run("say", TEXT, *model, "-o", name, *given, *SHORT).code == 0
+    if name in ("a.flac", "a.sound"):
+        assert sf.info(name).format == "FLAC"
+        samples, _ = sf.read(name, dtype="int16")
+    else:
+        samples = np.frombuffer(Path(name).read_bytes(), "<i2")
+    np.testing.assert_array_equal(samples, sf.read("a.wav", dtype="int16")[0])
+
+
+@pytest.mark.parametrize("format", ["wav", "pcm"])
+def test_stdout_carries_the_sound_and_nothing_else(run: Run, tiny_checkpoints: Folders, format: str) -> None:
+    model = ("--model", tiny_checkpoints["custom"])
+    run("say", TEXT, *model, "-o", "a.wav", *SHORT)
+    given = () if format == "wav" else ("--format", format)
+    done = run("say", TEXT, *model, "-o", "-", *given, *SHORT)
+    assert "stdout: 0.48 s of sound" in done.err
+    header = 44 if format == "wav" else 0
+    if header:
+        assert sf.info(BytesIO(done.out)).samplerate == RATE
+    samples = np.frombuffer(done.out[header:], "<i2").astype(int)
+    # a listener gets smaller chunks than a file, which may round the last bit another way
+    assert np.abs(samples - sf.read("a.wav", dtype="int16")[0]).max() <= 1
+
+
+def test_a_clone_can_be_kept_and_used_again(run: Run, tiny_checkpoints: Folders) -> None:
+    model = ("--model", tiny_checkpoints["base"])
+    sf.write("ref.wav", *reference_clip())
+    cloned = run(
+        "say", TEXT, *model, "-o", "a.wav", *SHORT,
+        "--clone", "ref.wav", "--ref-text", "The user.", "--save-voice", "me.voice",
+    )  # fmt: skip
+    assert cloned.code == 0
+    assert run("say", TEXT, *model, "-o", "b.wav", *SHORT, "--voice-file", "me.voice").code == 0
+    assert Path("a.wav").read_bytes() == Path("b.wav").read_bytes()
+    assert run("say", TEXT, *model, "-o", "c.wav", *SHORT, "--clone", "ref.wav").code == 0
+    assert Path("c.wav").read_bytes() != Path("a.wav").read_bytes()
+
+
+def test_all_that_shapes_the_voice_reaches_the_model(run: Run, tiny_checkpoints: Folders) -> None:
+    model = ("--model", tiny_checkpoints["custom"])
+    variants: dict[str, tuple[str, ...]] = {
+        "plain": (),
+        "voice": ("--voice", "Sohee"),
+        "language": ("--language", "ko"),
+        "instruct": ("--instruct", "whisper"),
+        "streaming": ("--streaming-text",),
+        "greedy": ("--greedy",),
+        "temperature": ("--temperature", "3"),
+        "subtalker": ("--subtalker-temperature", "3", "--subtalker-top-k", "0", "--subtalker-top-p", "0.9"),
+    }
+    sounds = set()
+    for name, options in variants.items():
+        done = run("say", TEXT, *model, "-o", f"{name}.wav", *SHORT, *options)
+        assert (done.code, name) == (0, name), done.err
+        sounds.add(Path(f"{name}.wav").read_bytes())
+    assert len(sounds) == len(variants)
+
+
+# --- what is shown
+
+
+def test_the_summary_is_one_line_that_can_be_silenced(run: Run, tiny_checkpoints: Folders) -> None:
+    # the second frame budget is large, so that this one ends by itself
+    options = ("--model", tiny_checkpoints["custom"], "--seed", "7", "--device", "cpu", "-o", "a.wav")
+    shown = run("say", "A short reference.", *options).err
+    assert shown.startswith("a.wav: 0.56 s of sound in ")
+    assert shown.endswith(" ms, finish stop, seed 7\n")
+    assert shown.count("\n") == 1
+    assert run("say", "A short reference.", *options, "--quiet").err == ""
+
+
+def test_speech_that_was_cut_is_pointed_out_even_when_quiet(run: Run, tiny_checkpoints: Folders) -> None:
+    done = run("say", TEXT, "--model", tiny_checkpoints["custom"], *SHORT, "--quiet")
+    assert (done.code, done.err.count("\n")) == (0, 1)
+    assert "was cut" in done.err and "--max-frames" in done.err
+
+
+def test_a_terminal_sees_progress(run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_terminal(monkeypatch, sys.stderr)
+    monkeypatch.setattr("sonant.cli.progress._REDRAW_S", 0.0)
+    shown = run("say", TEXT, "--model", tiny_checkpoints["custom"], *SHORT).err
+    assert "loading" in shown
+    assert "\r\x1b[K0.5 s of sound, RTF " in shown
+
+
+# --- interrupted
+
+
+def test_ctrl_c_leaves_no_new_file_and_keeps_the_old_one(
+    run: Run, tiny_checkpoints: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Progress, sound_s: float) -> None:
+        assert [p for p in tmp_path.iterdir() if p.suffix == ".part" and p.stat().st_size > 44]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "add", interrupt)
+    (tmp_path / "old.wav").write_bytes(b"what was here before")
+    for name in ("old.wav", "new.wav"):
+        done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", name, *SHORT)
+        assert (done.code, done.err) == (130, "sonant: interrupted\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["old.wav"]
+    assert (tmp_path / "old.wav").read_bytes() == b"what was here before"
+
+
+def test_a_real_process_ends_on_a_real_signal(tiny_checkpoints: Folders, tmp_path: Path) -> None:
+    # a runner in the background may have made us deaf to SIGINT, and children inherit that
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from sonant.cli.main import main; sys.exit(main())"
+    )
+    options = ("--model", tiny_checkpoints["custom"], "-o", tmp_path / "a.wav", "--device", "cpu")
+    command = [sys.executable, "-c", program, "say", TEXT * 200, *map(str, options)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 60
+    while not any(p.stat().st_size > 44 for p in tmp_path.glob(".a.wav.*.part")):
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "sonant: interrupted\n")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,131 @@
+"""Each Triton kernel computes what its reference does: in Triton's interpreter here, on the GPU where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sonant.kernels import dispatch, reference
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16]
+RELATIVE_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # the interpreter truncates where a GPU rounds
+
+
+def kernel(op: str) -> Any:
+    choice = dispatch.choose(op, "cuda")
+    assert choice.implementation == "triton"
+    return choice.function
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == expected.shape and got.dtype == expected.dtype and got.isfinite().all()
+    assert float((got.double() - expected.double()).norm() / expected.double().norm()) < RELATIVE_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 48), (3, 2, 64), (2, 1, 1024), (1, 1, 2048)])
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, delta, weight = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1), random(shape[-1], dtype=dtype)
+    close(kernel("rms_norm")(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), dtype)
+    for got, expected in zip(
+        kernel("add_rms_norm")(x, delta, weight, 1e-6), reference.add_rms_norm(x, delta, weight, 1e-6), strict=True
+    ):
+        close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (16, 8, 128), (3, 3, 16)])
+def test_qk_rope(heads: int, kv_heads: int, dim: int, norm: bool, dtype: torch.dtype) -> None:
+    qkv = random(2, 3, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    weights = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if norm else (None, None)
+    cos, sin = random(2, 3, 1, dim, dtype=dtype, seed=3), random(2, 3, 1, dim, dtype=dtype, seed=4)
+    arguments = (qkv, *weights, cos, sin, heads, kv_heads, 1e-6)
+    for got, expected in zip(kernel("qk_rope")(*arguments), reference.qk_rope(*arguments), strict=True):
+        close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 3072])
+def test_swiglu(width: int, dtype: torch.dtype) -> None:
+    x = random(3, 2, 2 * width, dtype=dtype)
+    close(kernel("swiglu")(x), reference.swiglu(x), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
+def test_paged_cache(heads: int, kv_heads: int, dim: int, block: int, queries: int, dtype: torch.dtype) -> None:
+    """Written through one, read through the other, with memory that is NaN wherever nothing was written."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    lengths = [queries, 2 * block + 1 + queries, 70 + queries]
+    width = -(-max(lengths) // block)
+    order = torch.randperm(3 * width, generator=torch.Generator().manual_seed(5)) + 1
+    tables = order.view(3, width).int().to(DEVICE)
+    caches = [
+        torch.full((2, 3 * width + 1, block, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE) for _ in "ab"
+    ]
+    for row, length in enumerate(lengths):
+        index = torch.arange(length, device=DEVICE)
+        slots = tables[row].long()[index // block] * block + index % block
+        fused = random(length, 3 * kv_heads, dim, dtype=dtype, seed=row)
+        k, v = fused[:, :kv_heads].contiguous(), fused[:, 2 * kv_heads :]
+        reference.paged_write(caches[0], k, v, slots)
+        kernel("paged_write")(caches[1], k, v, slots)
+    torch.testing.assert_close(caches[0], caches[1], equal_nan=True, rtol=0, atol=0)
+    q = random(3, queries, heads, dim, dtype=dtype, seed=9)
+    positions = torch.stack([torch.arange(n - queries, n) for n in lengths]).to(DEVICE)
+    expected = reference.paged_attention(q, caches[0], tables, positions, width)
+    close(kernel("paged_attention")(q, caches[0], tables, positions, width), expected, dtype)
+
+
+def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(seed)
+    options = {
+        "greedy": torch.rand(rows, generator=g) < 0.2,
+        "temperature": 0.3 + 2 * torch.rand(rows, generator=g),
+        "top_k": torch.tensor([0, 1, 5, 50, vocab, 10 * vocab])[torch.randint(0, 6, (rows,), generator=g)].int(),
+        "top_p": torch.tensor([0.05, 0.5, 0.9, 1.0])[torch.randint(0, 4, (rows,), generator=g)],
+    }
+    return {k: v.to(DEVICE) for k, v in options.items()}
+
+
+@pytest.mark.parametrize("vocab", [40, 2048, 3072])
+@pytest.mark.parametrize("penalized", [False, True])
+def test_sample(vocab: int, penalized: bool) -> None:
+    rows = 24
+    g = torch.Generator().manual_seed(vocab)
+    logits = 3 * random(rows, vocab, seed=vocab)
+    uniform = torch.rand(rows, generator=g).to(DEVICE)
+    options = draws(vocab, rows, vocab)
+    if penalized:
+        options |= {
+            "seen": (torch.rand(rows, vocab, generator=g) < 0.3).to(DEVICE),
+            "penalty": (1 + torch.rand(rows, generator=g)).to(DEVICE),
+            "banned": (torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
+            "stop_id": vocab // 2,
+            "ban_stop": (torch.rand(rows, generator=g) < 0.5).to(DEVICE),
+        }
+    expected = reference.sample(logits, uniform, **options)
+    got = kernel("sample")(logits, uniform, **options)
+    assert (got == expected).all(), (got != expected).nonzero()
+
+
+def test_sample_takes_ties_and_a_lone_candidate() -> None:
+    logits = torch.full((2, 64), float("-inf"), device=DEVICE)
+    logits[0, 7] = 0.0
+    logits[1, 10:14] = 1.0
+    one = torch.ones(2, device=DEVICE)
+    options = {"greedy": one < 0, "temperature": one, "top_k": (2 * one).int(), "top_p": 0.3 * one}
+    for u in (0.0, 0.3, 0.999):
+        got = kernel("sample")(logits, u * one, **options)
+        assert (got == reference.sample(logits, u * one, **options)).all()
