@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from sonant.errors import ConfigError
@@ -40,7 +41,7 @@ class EngineConfig:
         if not 0 < self.kv_memory_fraction <= 1:
             raise ConfigError(f"kv_memory_fraction must be over 0 and at most 1, not {self.kv_memory_fraction!r}")
         sizes = self.chunk_frames
-        if not sizes or sizes[0] != 1 or any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+        if not sizes or sizes[0] != 1 or any(a >= b for a, b in pairwise(sizes)):
             raise ConfigError(f"chunk_frames must begin with 1 and rise, not {sizes!r}")
         if self.codec_frames < sizes[-1]:
             raise ConfigError(f"codec_frames must be at least the largest of chunk_frames, {sizes[-1]}")

@@ -129,3 +129,10 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
     for u in (0.0, 0.3, 0.999):
         got = kernel("sample")(logits, u * one, **options)
         assert (got == reference.sample(logits, u * one, **options)).all()
+
+
+def test_uniforms() -> None:
+    g = torch.Generator().manual_seed(1)
+    seed = torch.randint(-(2**31), 2**31, (9, 2), generator=g).int().to(DEVICE)
+    frame = torch.randint(0, 10_000, (9,), generator=g).to(DEVICE)
+    assert (kernel("uniforms")(seed, frame, 16) == reference.uniforms(seed, frame, 16)).all()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ def test_windows_cover_the_file_without_gaps() -> None:
     for name in layout:
         spans = [(start, end) for n, start, end in pieces if n == name]
         assert spans[0][0] == 0 and spans[-1][1] == 1000
-        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
     for window in weights.windows(layout):
         held = sum(layout[n][1] * (end - start) / 1000 for n, start, end in window)
         assert held <= weights.WINDOW_BYTES

@@ -147,7 +147,8 @@ def table(report: Report) -> str:
     columns = "streams  ms/frame   floor  first p50/p99 ms      RTF p50/p99   audio-s/s   with gaps  pre-buffer ms"
     lines = [
         f"{v.streams:7d} {v.frame_ms:9.2f} {v.floor_ms:7.2f} {v.first_audio_p50_ms:9.1f}/{v.first_audio_p99_ms:<8.1f}"
-        f" {v.rtf_p50:7.3f}/{v.rtf_p99:<7.3f} {v.audio_s_per_s:9.1f} {v.streams_with_gaps:11d} {v.worst_prebuffer_ms:13.1f}"
+        f" {v.rtf_p50:7.3f}/{v.rtf_p99:<7.3f} {v.audio_s_per_s:9.1f} {v.streams_with_gaps:11d}"
+        f" {v.worst_prebuffer_ms:13.1f}"
         for v in report.levels
     ]
     return "\n".join([head, columns, *lines])

@@ -72,7 +72,8 @@ class StepLoop:
 
     def _run(self) -> None:
         try:
-            self._loop()
+            with self.runner.on_stream():
+                self._loop()
         except Exception as e:
             logger.exception("the step thread failed")
             self._fail_all(e)

@@ -47,6 +47,11 @@ class OutputRing:
             tensor.record_stream(self.stream)
         return slot
 
+    def hold_back(self) -> None:
+        """Make the device finish copying the last step's results before a graph overwrites them."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
     @staticmethod
     def wait(slot: Slot) -> None:
         if slot.done is not None:

@@ -7,18 +7,21 @@ each drawing row, then sound for the rows that are due, which may be of the fram
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from sonant.config import EngineConfig
+from sonant.engine.graphs import GraphedStep, buckets_up_to
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot, take_sound
 from sonant.engine.request import Phase, Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
-from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel, to_device
+from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel
 from sonant.types import AudioChunk, FinishReason
 
 
@@ -49,9 +52,35 @@ class Runner:
         self.kv = allocate_kv(spec, config, device)
         with torch.inference_mode():
             model.bind(Memory(self.rows.fields, self.kv, self.rows.tables))
+        self.span_blocks = self.rows.tables.shape[1]
+        scratch = self.rows.scratch
+        self.frame = GraphedStep("frame", self._run_frame, device, scratch)
+        self.codec = {
+            n: GraphedStep(f"codec {n}", partial(model.codec, frames=n), device, scratch) for n in config.chunk_frames
+        }
+        if device.type == "cuda":
+            self._capture()
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
+        return nullcontext() if self.device.type != "cuda" else torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        assert self.config.max_batch is not None
+        torch.cuda.synchronize(self.device)  # the weights came on another stream
+        pool = torch.cuda.graph_pool_handle()
+        self.frame.capture(buckets_up_to(self.config.max_batch), pool)
+        for frames, step in self.codec.items():
+            step.capture(buckets_up_to(min(self.config.max_batch, self.config.codec_frames // frames)), pool)
+        torch.cuda.synchronize(self.device)
+
+    def _run_frame(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.frame(rows, self.span_blocks)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Step:
+        self.ring.hold_back()
         self.rows.apply()
         items = {r: PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill}
         if items:
@@ -64,8 +93,9 @@ class Runner:
         records = None
         if plan.draw:
             longest = max(r.prefill_length + r.launched for r in plan.draw)
-            records = self.model.frame(self._index(plan.draw), -(-longest // self.config.block_tokens))
-        sounds = [self.model.codec(self._index(group), frames) for frames, group in plan.voice.items()]
+            self.span_blocks = -(-longest // self.config.block_tokens)  # how far a step that runs as it is must look
+            records = self.frame([r.row for r in plan.draw])
+        sounds = [self.codec[frames]([r.row for r in group]) for frames, group in plan.voice.items()]
         voice = [(r, r.voiced - frames, frames) for frames, group in plan.voice.items() for r in group]
         users = plan.requests()
         for request in users:
@@ -107,6 +137,3 @@ class Runner:
         request.reason = FinishReason.STOP if status == STOPPED else FinishReason.LENGTH
         if request.phase is Phase.SPEAKING:
             request.phase = Phase.DRAINING
-
-    def _index(self, requests: list[Request]) -> torch.Tensor:
-        return to_device(np.array([r.row for r in requests]), self.device)

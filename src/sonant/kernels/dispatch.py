@@ -29,7 +29,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "sample": "sample",
         "snake_beta": None,
         "swiglu": "swiglu",
-        "uniforms": None,
+        "uniforms": "uniforms",
     }
 )
 

@@ -108,10 +108,21 @@ class DecoderStack(nn.Module):
         self.shape = shape
         self.layers = nn.ModuleList(DecoderLayer(shape, i) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.register_buffer("rope", None, persistent=False)
+
+    def prepare(self, positions: int) -> None:
+        """Tabulate the rotations of positions 0 … `positions` - 1, which forward otherwise computes each time."""
+        weight = self.norm.weight
+        every = torch.arange(positions, device=weight.device)[None]
+        cos, sin = rope_tables(every, self.shape.head_dim, self.shape.rope_theta, weight.dtype)
+        self.rope = torch.stack([cos[0], sin[0]])
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
-        cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        if self.rope is None:
+            cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        else:
+            cos, sin = self.rope[0][positions], self.rope[1][positions]
         layers = [cast(DecoderLayer, layer) for layer in self.layers]
         normed = layers[0].input_layernorm(x)
         for layer, following in zip(layers, [*(after.input_layernorm for after in layers[1:]), self.norm], strict=True):

@@ -39,6 +39,7 @@ def load_modules(
         encoder = CodecEncoder(config.codec.encoder, config.codec.encoder_valid_num_quantizers) if speaker else None
     talker = _empty(talker, device, dtype)
     load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",) if speaker else ())
+    talker.prepare(config.talker.max_position_embeddings)
     decoder = _empty(decoder, device, codec_dtype)
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))
     decoder.prepare()

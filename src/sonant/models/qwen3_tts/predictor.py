@@ -68,6 +68,14 @@ class CodePredictor(nn.Module):
         )
         same_width = config.hidden_size == talker_hidden
         self.small_to_mtp_projection = nn.Identity() if same_width else nn.Linear(talker_hidden, config.hidden_size)
+        self.register_buffer("inputs", None, persistent=False)
+
+    def prepare(self) -> None:
+        """Derive what `generate` reads from the loaded weights: rotations, and inputs already projected."""
+        self.model.prepare(self.groups)
+        with torch.no_grad():
+            tables = [self.small_to_mtp_projection(e.weight) for e in self.model.codec_embedding]
+        self.inputs = torch.stack(tables) if isinstance(self.small_to_mtp_projection, nn.Linear) else None
 
     def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw) -> Tensor:
         """Codes 1… of one frame. hidden and first (code 0's embedding) [B, talker hidden] → [B, groups - 1]."""
@@ -76,17 +84,23 @@ class CodePredictor(nn.Module):
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
         row = torch.arange(batch, device=hidden.device)
         tables = row.int()[:, None]
-        x = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
-        codes: list[Tensor] = []
-        for group in range(self.groups - 1):
-            begin = 0 if group == 0 else group + 1
-            positions = torch.arange(begin, group + 2, device=hidden.device).expand(batch, -1)
-            slots = (row[:, None] * self.groups + positions).flatten()
-            last = self.model(x, positions, PagedContext(cache, tables, positions, slots, 1))[:, -1]
-            codes.append(draw.pick(self.lm_head[group](last), uniforms[:, group]))
-            if group < self.groups - 2:
-                x = self.small_to_mtp_projection(self.model.codec_embedding[group](codes[-1]))[:, None]
+        position = torch.arange(self.groups, device=hidden.device)[:, None].repeat(1, batch)  # [groups, B]
+        slot = row * self.groups + position
+        opening = position[:2].T.contiguous()
+        context = PagedContext(cache, tables, opening, slot[:2].T.flatten(), 1)
+        x = self.model(self.small_to_mtp_projection(torch.stack([hidden, first], 1)), opening, context)[:, -1]
+        codes = [draw.pick(self.lm_head[0](x), uniforms[:, 0])]
+        for group in range(1, self.groups - 1):
+            at = position[group + 1][:, None]
+            context = PagedContext(cache, tables, at, slot[group + 1], 1)
+            x = self.model(self._input(group - 1, codes[-1])[:, None], at, context)[:, 0]
+            codes.append(draw.pick(self.lm_head[group](x), uniforms[:, group]))
         return torch.stack(codes, 1)
+
+    def _input(self, group: int, code: Tensor) -> Tensor:
+        if self.inputs is not None:
+            return self.inputs[group][code]
+        return self.small_to_mtp_projection(self.model.codec_embedding[group](code))
 
     def forced_logits(self, hidden: Tensor, first: Tensor, codes: Tensor) -> Tensor:
         """Logits for codes 1… given the true ones before each: [B, groups - 1, vocab]. For training and tests.

@@ -5,6 +5,10 @@ Parameter names below `talker.` are the published ones, so that a checkpoint fil
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import cast
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,16 +41,35 @@ class Talker(nn.Module):
         self.text_projection = TextProjection(config.text_hidden_size, config.hidden_size)
         self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.code_predictor = CodePredictor(predictor, config.num_code_groups, config.hidden_size)
+        self.register_buffer("frame_table", None, persistent=False)
+        self.register_buffer("frame_offsets", None, persistent=False)
 
     def embed_text(self, ids: Tensor) -> Tensor:
         return self.text_projection(self.model.text_embedding(ids))
 
+    def prepare(self, positions: int) -> None:
+        """Derive what decoding reads from the loaded weights. Call once after loading."""
+        self.model.prepare(positions)
+        self.code_predictor.prepare()
+        tables = self.frame_embeddings()
+        with torch.no_grad():
+            self.frame_table = torch.cat([t.weight for t in tables])
+        starts = [0, *accumulate(t.num_embeddings for t in tables)]
+        self.frame_offsets = torch.tensor(starts[:-1], device=self.frame_table.device)
+        for table, start in zip(tables, starts, strict=False):  # one copy in memory, whoever reads it
+            table.weight.data = self.frame_table[start : start + table.num_embeddings]
+
+    def frame_embeddings(self) -> list[nn.Embedding]:
+        """The tables that a frame's codes are looked up in, in order."""
+        rest = self.code_predictor.model.codec_embedding
+        return [self.model.codec_embedding, *(cast(nn.Embedding, e) for e in rest)]
+
     def embed_frame(self, codes: Tensor) -> Tensor:
         """One vector for all codes of a frame: codes [..., groups] → [..., hidden]."""
-        total = self.model.codec_embedding(codes[..., 0])
-        for group, embedding in enumerate(self.code_predictor.model.codec_embedding, start=1):
-            total = total + embedding(codes[..., group])
-        return total
+        if self.frame_table is not None and self.frame_offsets is not None:
+            return F.embedding(codes + self.frame_offsets, self.frame_table).sum(-2)
+        vectors = [e(codes[..., group]) for group, e in enumerate(self.frame_embeddings())]
+        return torch.stack(vectors).sum(0)
 
     def embed_position(self, text: Tensor, codes: Tensor, with_groups: bool) -> Tensor:
         """A prompt position is its text id plus its codec ids; -1 stands for none.
@@ -54,11 +77,8 @@ class Talker(nn.Module):
         text [...]; codes [..., groups]: a lone special id stands in column 0. `with_groups`: some position
         here holds a whole frame.
         """
-        lead = codes[..., 0]
         x = self.embed_text(text.clamp(min=0)).masked_fill((text < 0)[..., None], 0)
-        x = x + self.model.codec_embedding(lead.clamp(min=0)).masked_fill((lead < 0)[..., None], 0)
-        if with_groups:
-            for group, embedding in enumerate(self.code_predictor.model.codec_embedding, start=1):
-                ids = codes[..., group]
-                x = x + embedding(ids.clamp(min=0)).masked_fill((ids < 0)[..., None], 0)
+        for group, embedding in enumerate(self.frame_embeddings() if with_groups else [self.model.codec_embedding]):
+            ids = codes[..., group]
+            x = x + embedding(ids.clamp(min=0)).masked_fill((ids < 0)[..., None], 0)
         return x
