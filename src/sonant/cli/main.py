@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from sonant.cli import doctor, random_model, say, voices
+from sonant.cli import bench, doctor, random_model, say, voices
 from sonant.errors import SonantError
 
 EXIT_ERROR = 2  # what argparse uses too
@@ -21,6 +21,7 @@ examples:
   sonant random-model model                        a model of random weights, to try things with: it babbles
   sonant say "Hello." --model model -o hello.wav   speak into a file
   sonant voices --model model                      who can speak, and in which languages
+  sonant bench --model model                       how fast it is here
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,
@@ -37,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sonant {version('sonant')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (say, voices, doctor, random_model):
+    for command in (say, voices, bench, doctor, random_model):
         command.add_parser(commands)
     return parser
 

@@ -41,13 +41,13 @@ def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
 
 @triton.jit
 def _attention(
-    q, cache, tables, positions, out, plane, table_stride, scale,
-    LENGTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    q, cache, tables, positions, out, plane, table_stride, scale, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    row = query // LENGTH
+    row = query // length
     member = tl.arange(0, GROUP)
     column = tl.arange(0, DIM)
     share: tl.constexpr = HEADS // KV_HEADS
@@ -91,7 +91,7 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
         cache.stride(0),
         tables.stride(0),
         dim**-0.5,
-        LENGTH=length,
+        length,
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,

@@ -95,6 +95,18 @@ class Qwen3TTS:
         self.rows["status"].fill_(STOPPED)  # frozen: the scratch row for ever, the others until prefill readies them
         for name in ("temperature", "subtalker_temperature"):
             self.rows[name].fill_(1)
+        if self.device.type == "cuda":
+            self._compile_prefill()
+
+    def _compile_prefill(self) -> None:
+        """Run a prefill into scratch memory, so that no listener waits for kernels to be compiled."""
+        pad = np.full(8, self.config.tts_pad_token_id, np.int32)
+        codes = np.zeros((len(pad), self.spec.codebooks), np.int32)
+        layout = Layout(pad, codes, None, 0, pad[:1], None, "", has_frames=True)
+        prompt = Prompt(length=len(pad), keys=layout.keys(), staged={}, max_frames=1, payload=layout)
+        scratch = len(self.rows["status"]) - 1
+        self.prefill([PrefillItem(scratch, prompt, 0, len(pad) - 1)])
+        self.rows["status"].fill_(STOPPED)
 
     @torch.inference_mode()
     def prefill(self, items: Sequence[PrefillItem]) -> None:
@@ -193,7 +205,7 @@ class Qwen3TTS:
         )
         ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
         status = torch.where(status == RUNNING, ended.to(status.dtype), status)
-        r["seen"][rows, first] = True
+        r["seen"][rows, first] = torch.ones_like(first, dtype=torch.bool)  # a plain True would come from the host
         first = first.masked_fill(first == stop_id, 0)
         rest = talker.code_predictor.generate(
             hidden,
