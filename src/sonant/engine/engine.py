@@ -131,7 +131,8 @@ class Engine:
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
         request = Request(speech, self.model.prompt(speech), sink, time.monotonic())
-        room = min(self.config.max_positions, self._loop.pool.total * self.config.block_tokens)
+        c = self.config
+        room = min(c.max_positions, self.model.spec.max_positions, self._loop.pool.total * c.block_tokens)
         if request.positions > room:
             raise BadText(
                 f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "

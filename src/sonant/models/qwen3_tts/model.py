@@ -68,8 +68,7 @@ class Qwen3TTS:
                 f"the text has {len(layout.trailing)} tokens, over {self.limits.trailing_tokens} for one utterance; "
                 "split it at sentence ends"
             )
-        spoken = len(layout.trailing) or int((layout.text >= 0).sum())
-        budget = min(self.limits.frame_budget(spoken), self.config.max_new_tokens - 1)
+        budget = min(self.limits.frame_budget(layout.spoken_tokens), self.config.max_new_tokens - 1)
         max_frames = budget if request.max_frames is None else request.max_frames
         staged = sampling_values(request.sampling.over(self.config.sampling), request.seed or 0)
         staged |= {"frame_limit": max_frames, "trailing_length": len(layout.trailing)}
@@ -102,7 +101,7 @@ class Qwen3TTS:
         """Run a prefill into scratch memory, so that no listener waits for kernels to be compiled."""
         pad = np.full(8, self.config.tts_pad_token_id, np.int32)
         codes = np.zeros((len(pad), self.spec.codebooks), np.int32)
-        layout = Layout(pad, codes, None, 0, pad[:1], None, "", has_frames=True)
+        layout = Layout(pad, codes, None, 0, pad[:1], None, "", has_frames=True, spoken_tokens=1)
         prompt = Prompt(length=len(pad), keys=layout.keys(), staged={}, max_frames=1, payload=layout)
         scratch = len(self.rows["status"]) - 1
         self.prefill([PrefillItem(scratch, prompt, 0, len(pad) - 1)])

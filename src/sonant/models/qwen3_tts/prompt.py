@@ -39,6 +39,7 @@ class Layout:
     preroll: Ints | None  # [frames, groups] that the codec hears before the first new frame
     voice_key: str
     has_frames: bool
+    spoken_tokens: int  # of the text to be said, whatever lies around it
 
     def keys(self) -> Ints:
         """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
@@ -71,7 +72,7 @@ class PromptBuilder:
         opening += list(zip(texts, header, strict=True))
         if isinstance(voice, Voice) and voice.codes is not None:
             ref = self.tokenizer.fill(_REFERENCE, voice.text or "")[3:-2]
-            return self._in_context(opening, ref + body, voice, len(instruct) + 3 + speaker_row, streaming)
+            return self._in_context(opening, ref, body, voice, len(instruct) + 3 + speaker_row, streaming)
         pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
         if streaming:
             positions, trailing = [*opening, (body[0], bos)], [*body[1:], c.tts_eos_token_id]
@@ -79,25 +80,31 @@ class PromptBuilder:
             spoken = [(i, pad) for i in [*body, c.tts_eos_token_id]]
             positions, trailing = [*opening, *spoken, (c.tts_pad_token_id, bos)], []
         clone = voice if isinstance(voice, Voice) else None
-        return self._assemble(positions, None, trailing, clone, len(instruct) + 3 + speaker_row)
+        return self._assemble(positions, None, trailing, clone, len(instruct) + 3 + speaker_row, len(body))
 
     def _in_context(
-        self, opening: list[tuple[int, int]], text: list[int], voice: Voice, speaker_at: int, streaming: bool
+        self,
+        opening: list[tuple[int, int]],
+        ref: list[int],
+        body: list[int],
+        voice: Voice,
+        speaker_at: int,
+        streaming: bool,
     ) -> Layout:
         """The reference as if it had just been spoken: its text and frames, then the new text."""
         assert voice.codes is not None
         c = self.config
-        text = [*text, c.tts_eos_token_id]
+        text = [*ref, *body, c.tts_eos_token_id]
         frames = len(voice.codes)
         spoken = 1 + frames  # bos, then the reference frames
         pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
         if not streaming:
             positions = [*opening, *((i, pad) for i in text), (c.tts_pad_token_id, bos)]
             positions += [(c.tts_pad_token_id, -1)] * frames
-            return self._assemble(positions, voice.codes, [], voice, speaker_at)
+            return self._assemble(positions, voice.codes, [], voice, speaker_at, len(body))
         beside = text[:spoken] + [c.tts_pad_token_id] * (spoken - len(text))
         positions = [*opening, (beside[0], bos), *((i, -1) for i in beside[1:])]
-        return self._assemble(positions, voice.codes, text[spoken:], voice, speaker_at)
+        return self._assemble(positions, voice.codes, text[spoken:], voice, speaker_at, len(body))
 
     def _assemble(
         self,
@@ -106,6 +113,7 @@ class PromptBuilder:
         trailing: list[int],
         voice: Voice | None,
         speaker_at: int,
+        spoken_tokens: int,
     ) -> Layout:
         table = np.array(positions, np.int32)
         codes = np.full((len(table), self.config.talker.num_code_groups), -1, np.int32)
@@ -121,6 +129,7 @@ class PromptBuilder:
             preroll=frames,
             voice_key="" if voice is None else voice.fingerprint,
             has_frames=frames is not None,
+            spoken_tokens=spoken_tokens,
         )
 
     def _header(self, language: int | None, voice: str | Voice | None) -> tuple[list[int], int]:
