@@ -113,7 +113,9 @@ def test_penalty_then_early_stop_ban_then_fixed_bans() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 5.0, 4.0]]).repeat(2, 1)
     seen = torch.tensor([[True, True, False, False, False]]).repeat(2, 1)
     banned = torch.tensor([False, False, False, False, True])
-    got = reference.penalize(logits, seen, torch.tensor([2.0, 1.0]), banned, 3, torch.tensor([True, False]))
+    got = reference.penalize(
+        logits, reference.Bans(seen, torch.tensor([2.0, 1.0]), banned, 3, torch.tensor([True, False]))
+    )
     inf = math.inf
     torch.testing.assert_close(got, torch.tensor([[1.0, -4.0, 1.0, -inf, -inf], [2.0, -2.0, 1.0, 5.0, -inf]]))
 

@@ -108,13 +108,13 @@ def test_sample(vocab: int, penalized: bool) -> None:
     uniform = torch.rand(rows, generator=g).to(DEVICE)
     options = draws(vocab, rows, vocab)
     if penalized:
-        options |= {
-            "seen": (torch.rand(rows, vocab, generator=g) < 0.3).to(DEVICE),
-            "penalty": (1 + torch.rand(rows, generator=g)).to(DEVICE),
-            "banned": (torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
-            "stop_id": vocab // 2,
-            "ban_stop": (torch.rand(rows, generator=g) < 0.5).to(DEVICE),
-        }
+        options["bans"] = reference.Bans(
+            seen=(torch.rand(rows, vocab, generator=g) < 0.3).to(DEVICE),
+            penalty=(1 + torch.rand(rows, generator=g)).to(DEVICE),
+            banned=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
+            stop_id=vocab // 2,
+            ban_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
+        )
     expected = reference.sample(logits, uniform, **options)
     got = kernel("sample")(logits, uniform, **options)
     assert (got == expected).all(), (got != expected).nonzero()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
+from sonant.kernels.reference import Bans
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,22 +64,7 @@ def sample(
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
-    seen: Tensor | None = None,
-    penalty: Tensor | None = None,
-    banned: Tensor | None = None,
-    stop_id: int = -1,
-    ban_stop: Tensor | None = None,
+    bans: Bans | None = None,
 ) -> Tensor:
-    return pick("sample", logits)(
-        logits,
-        uniform,
-        greedy=greedy,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seen=seen,
-        penalty=penalty,
-        banned=banned,
-        stop_id=stop_id,
-        ban_stop=ban_stop,
-    )
+    draw = pick("sample", logits)
+    return draw(logits, uniform, greedy=greedy, temperature=temperature, top_k=top_k, top_p=top_p, bans=bans)

@@ -5,6 +5,8 @@ Uninitialised cache memory may hold NaN, so nothing here lets a masked value tak
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -134,15 +136,22 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
     return (c0 >> 9).float() * 2.0**-23
 
 
-def penalize(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor, stop_id: int, ban_stop: Tensor) -> Tensor:
-    """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans.
+class Bans(NamedTuple):
+    """What keeps ids from being drawn."""
 
-    logits [B, V] float32; seen [B, V] bool; penalty [B]; banned [V] bool; ban_stop [B] bool.
-    """
-    factor = penalty[:, None]
-    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
-    stop = torch.arange(logits.shape[-1], device=logits.device) == stop_id
-    return logits.masked_fill(banned | (stop & ban_stop[:, None]), float("-inf"))
+    seen: Tensor  # [B, V] bool: drawn before, so `penalty` [B] applies
+    penalty: Tensor
+    banned: Tensor  # [V] bool: never drawn
+    stop_id: int  # not drawn where `ban_stop` [B] bool
+    ban_stop: Tensor
+
+
+def penalize(logits: Tensor, bans: Bans) -> Tensor:
+    """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans."""
+    factor = bans.penalty[:, None]
+    logits = torch.where(bans.seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    stop = torch.arange(logits.shape[-1], device=logits.device) == bans.stop_id
+    return logits.masked_fill(bans.banned | (stop & bans.ban_stop[:, None]), float("-inf"))
 
 
 def sample(
@@ -153,21 +162,17 @@ def sample(
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
-    seen: Tensor | None = None,
-    penalty: Tensor | None = None,
-    banned: Tensor | None = None,
-    stop_id: int = -1,
-    ban_stop: Tensor | None = None,
+    bans: Bans | None = None,
 ) -> Tensor:
     """Draw one id for each row: penalty and bans if given, temperature, top-k, top-p, then one uniform number.
 
     logits [B, V]; uniform, greedy, temperature, top_k, top_p [B]. Rows with `greedy` take the largest logit after
-    penalty and bans. top_k 0 means no limit. seen [B, V] bool, penalty [B], banned [V] bool and ban_stop [B] bool
-    come together. The draw inverts the distribution in id order, so a row's result needs nothing of its neighbours.
+    penalty and bans. top_k 0 means no limit. The draw inverts the distribution in id order, so a row's result needs
+    nothing of its neighbours.
     """
     logits = logits.float()
-    if seen is not None and penalty is not None and banned is not None and ban_stop is not None:
-        logits = penalize(logits, seen, penalty, banned, stop_id, ban_stop)
+    if bans is not None:
+        logits = penalize(logits, bans)
     best = logits.argmax(-1)
     scores = logits / temperature[:, None]
     ranked = scores.sort(-1, descending=True).values

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.reference import Bans
+
 
 @triton.jit
 def _ordered(score):
@@ -22,7 +24,7 @@ def _ordered(score):
 @triton.jit
 def _sample(
     logits, uniform, greedy, temperature, top_k, top_p, out,
-    seen, penalty, banned, ban_stop, stop_id, vocab,
+    seen, penalty, banned, stop_id, ban_stop, vocab,
     PENALIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -84,11 +86,7 @@ def sample(
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
-    seen: Tensor | None = None,
-    penalty: Tensor | None = None,
-    banned: Tensor | None = None,
-    stop_id: int = -1,
-    ban_stop: Tensor | None = None,
+    bans: Bans | None = None,
 ) -> Tensor:
     batch, vocab = logits.shape
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
@@ -101,13 +99,9 @@ def sample(
         top_k.contiguous(),
         top_p.contiguous(),
         out,
-        logits if seen is None else seen.contiguous(),
-        logits if penalty is None else penalty.contiguous(),
-        logits if banned is None else banned,
-        logits if ban_stop is None else ban_stop.contiguous(),
-        stop_id,
+        *(bans or (logits, logits, logits, -1, logits)),
         vocab,
-        PENALIZE=seen is not None,
+        PENALIZE=bans is not None,
         BLOCK=block,
         num_warps=max(1, min(8, block // 512)),
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sonant.errors import BadText, Unsupported
 from sonant.kernels import ops
+from sonant.kernels.reference import Bans
 from sonant.layers.attention import PagedContext
 from sonant.models.base import CAPPED, RUNNING, STOPPED, Memory, ModelSpec, PrefillItem, Prompt, to_device
 from sonant.models.qwen3_tts.checkpoint import Modules
@@ -193,15 +194,8 @@ class Qwen3TTS:
         hidden = talker.model(r["input"][rows][:, None], position[:, None], context)[:, 0]
         uniforms = ops.uniforms(r["seed"][rows], frame, self.spec.codebooks)
         stop_id = self.config.talker.codec_eos_token_id
-        first = Draw(**draw_values(r, rows)).pick(
-            talker.codec_head(hidden),
-            uniforms[:, 0],
-            seen=r["seen"][rows],
-            penalty=r["repetition_penalty"][rows],
-            banned=self.banned,
-            stop_id=stop_id,
-            ban_stop=frame < _MIN_FRAMES,
-        )
+        bans = Bans(r["seen"][rows], r["repetition_penalty"][rows], self.banned, stop_id, frame < _MIN_FRAMES)
+        first = Draw(**draw_values(r, rows)).pick(talker.codec_head(hidden), uniforms[:, 0], bans)
         ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
         status = torch.where(status == RUNNING, ended.to(status.dtype), status)
         r["seen"][rows, first] = torch.ones_like(first, dtype=torch.bool)  # a plain True would come from the host

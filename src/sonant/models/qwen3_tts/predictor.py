@@ -6,12 +6,12 @@ It is a small language model over codebooks, not time: each frame starts afresh 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
+from sonant.kernels.reference import Bans
 from sonant.layers.attention import FullContext, PagedContext
 from sonant.layers.transformer import DecoderStack, StackShape
 from sonant.models.qwen3_tts.config import DecoderStackConfig
@@ -26,8 +26,7 @@ class Draw:
     top_k: Tensor
     top_p: Tensor
 
-    def pick(self, logits: Tensor, uniform: Tensor, **bans: Any) -> Tensor:
-        """`bans` are the penalty and ban arguments of `ops.sample`."""
+    def pick(self, logits: Tensor, uniform: Tensor, bans: Bans | None = None) -> Tensor:
         return ops.sample(
             logits,
             uniform,
@@ -35,7 +34,7 @@ class Draw:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            **bans,
+            bans=bans,
         )
 
 
