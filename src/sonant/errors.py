@@ -59,3 +59,15 @@ class Overloaded(EngineError):
 
 class Aborted(SonantError):
     """The request was aborted before its speech was complete."""
+
+
+class VoiceExists(BadRequest):
+    """The name is taken, or voices still need what was to be deleted; serving answers 409."""
+
+
+class UnknownConsent(BadRequest):
+    """No consent has that id."""
+
+
+class StoreError(SonantError):
+    """The voice store cannot be read or written: disk, permissions or damage, never the caller's doing."""

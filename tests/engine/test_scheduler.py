@@ -31,6 +31,7 @@ SPEC = ModelSpec(
     voices=(),
     languages=(),
     clones=False,
+    instructs=False,
 )
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from sonant.bench.continuity import Continuity, continuity
+from sonant.audio.continuity import Continuity, continuity
 from sonant.engine.engine import Engine
 from sonant.types import Sampling
 

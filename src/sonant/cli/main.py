@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from sonant.cli import bench, doctor, random_model, say, voices
+from sonant.cli import bench, doctor, random_model, say, serve, voices
 from sonant.errors import SonantError
 
 EXIT_ERROR = 2  # what argparse uses too
@@ -20,6 +20,7 @@ EPILOG = """\
 examples:
   sonant random-model model                        a model of random weights, to try things with: it babbles
   sonant say "Hello." --model model -o hello.wav   speak into a file
+  sonant serve --model model                       answer OpenAI's speech API
   sonant voices --model model                      who can speak, and in which languages
   sonant bench --model model                       how fast it is here
   sonant doctor                                    what this machine will run on
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sonant {version('sonant')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (say, voices, bench, doctor, random_model):
+    for command in (say, serve, voices, bench, doctor, random_model):
         command.add_parser(commands)
     return parser
 

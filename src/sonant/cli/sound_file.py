@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-import numpy as np
-import numpy.typing as npt
 import soundfile as sf
 
+from sonant.audio.pcm import growing_wav_header, pcm16
 from sonant.errors import ConfigError, SonantError
 from sonant.types import Samples
 
@@ -25,7 +23,6 @@ STDOUT = "-"
 FORMATS = ("wav", "flac", "pcm")
 _BY_SUFFIX = {".wav": "wav", ".flac": "flac", ".pcm": "pcm", ".raw": "pcm"}
 _LIBSNDFILE = {"wav": "WAV", "flac": "FLAC", "pcm": "RAW"}
-_UNKNOWN_BYTES = 0xFFFFFFFF  # the usual size in the header of a WAV that is still growing
 
 
 class OutputError(SonantError):
@@ -55,10 +52,6 @@ def open_output(name: str, format: str | None) -> SoundOutput:
             f"the name {name!r} does not tell the format: end it in .wav, .flac or .pcm, or give --format"
         )
     return SoundFile(Path(name), format)
-
-
-def pcm16(samples: Samples) -> npt.NDArray[np.int16]:
-    return np.round(np.clip(samples, -1, 1) * 32767).astype("<i2")
 
 
 class SoundFile:
@@ -131,10 +124,3 @@ class SoundStdout:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         pass
-
-
-def growing_wav_header(sample_rate: int) -> bytes:
-    """For 16-bit mono of a length not known yet; players read on to the end."""
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
-    head = struct.pack("<4sI4s", b"RIFF", _UNKNOWN_BYTES, b"WAVE")
-    return head + fmt + struct.pack("<4sI", b"data", _UNKNOWN_BYTES)

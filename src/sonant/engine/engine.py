@@ -100,11 +100,12 @@ class Engine:
         for index, part in enumerate(parts):
             piece = replace(speech, text=part, seed=(seed + index) % 2**64 if index else seed)
             requests.append(self._request(piece, mailbox if len(parts) == 1 else PartSink(whole, index)))
+        tokens = sum(r.prompt.length for r in requests)
         if len(parts) == 1:
             self._loop.post(requests[0])
-            return SpeechStream(mailbox, seed, spec.sample_rate, lambda: self._loop.abort(requests))
+            return SpeechStream(mailbox, seed, spec.sample_rate, tokens, lambda: self._loop.abort(requests))
         whole.start(requests)
-        return SpeechStream(mailbox, seed, spec.sample_rate, lambda: self._loop.abort(whole.abort()))
+        return SpeechStream(mailbox, seed, spec.sample_rate, tokens, lambda: self._loop.abort(whole.abort()))
 
     def stats(self) -> EngineStats:
         scheduler = self._loop.scheduler
@@ -117,6 +118,10 @@ class Engine:
             blocks=self._loop.pool.total,
             steps=self._loop.steps,
         )
+
+    def join(self) -> None:
+        """Wait until the step thread has ended, because the engine was closed or has failed."""
+        self._loop.join()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Take no more requests, give those in flight `drain_s` seconds to end, abort the rest, stop the thread."""

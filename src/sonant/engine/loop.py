@@ -59,6 +59,9 @@ class StepLoop:
     def waiting(self) -> int:
         return len(self._inbox) + len(self.scheduler.waiting)
 
+    def join(self) -> None:
+        self._thread.join()
+
     def close(self, drain_s: float) -> None:
         with self._wake:
             self._stop = True

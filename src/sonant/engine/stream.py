@@ -93,9 +93,12 @@ def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
 class SpeechStream:
     """Chunks of sound as they are made. Works with `for`, `async for`, `with` and `async with`."""
 
-    def __init__(self, mailbox: Mailbox, seed: int, sample_rate: int, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, mailbox: Mailbox, seed: int, sample_rate: int, input_tokens: int, abort: Callable[[], None]
+    ) -> None:
         self._mailbox, self._abort = mailbox, abort
         self.seed = seed
+        self.input_tokens = input_tokens  # positions of the prompt, or of all prompts of a long text
         self.sample_rate = sample_rate
 
     @property

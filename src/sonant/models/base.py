@@ -48,6 +48,7 @@ class ModelSpec:
     voices: tuple[str, ...]
     languages: tuple[str, ...]
     clones: bool
+    instructs: bool  # takes words on how to speak
 
     @property
     def frame_s(self) -> float:

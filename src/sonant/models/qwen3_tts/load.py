@@ -1,31 +1,75 @@
-"""Puts a Qwen3-TTS folder together: what the registry calls."""
+"""Puts a Qwen3-TTS folder together: what the registry calls.
+
+A folder of our own making may hold a `sonant.json`, which says how its voice wants its text. Published folders
+have none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
+from sonant.audio.normalize import normalize_english
 from sonant.config import EngineConfig
+from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.checkpoint import load_modules
-from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig, read_json
 from sonant.models.qwen3_tts.fields import Limits
 from sonant.models.qwen3_tts.model import Qwen3TTS
-from sonant.models.qwen3_tts.prompt import PromptBuilder
+from sonant.models.qwen3_tts.prompt import FrontEnd, PromptBuilder
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
 
 _TRAILING_TOKENS = 1024
+FRONT_ENDS: Mapping[str, FrontEnd] = MappingProxyType({"english": normalize_english})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`sonant.json`. All of it is optional."""
+
+    name: str | None = None
+    license: str | None = None
+    text_front_end: str | None = None
+    # The runaway guard for a voice whose tokens are shorter than the published ones: characters, say.
+    frames_per_token: float | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        path = folder / "sonant.json"
+        if not path.exists():
+            return cls()
+        raw = read_json(path)
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(raw) - known):
+            raise CheckpointError(f"{path}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(known))}")
+        for key in ("name", "license", "text_front_end"):
+            if not isinstance(raw.get(key), str | None):
+                raise CheckpointError(f"{path}: {key} must be a string, not {raw[key]!r}")
+        frames = raw.get("frames_per_token", 1)
+        if isinstance(frames, bool) or not isinstance(frames, int | float) or not 0 < frames <= 100:
+            raise CheckpointError(f"{path}: frames_per_token must be a number from 0 to 100, not {frames!r}")
+        manifest = cls(**raw)
+        if manifest.text_front_end not in (None, *FRONT_ENDS):
+            raise CheckpointError(
+                f"{path}: no text_front_end {manifest.text_front_end!r}; this Sonant has {', '.join(FRONT_ENDS)}"
+            )
+        return manifest
 
 
 def load(
     folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> Qwen3TTS:
-    config = Qwen3TTSConfig.read(folder)
-    builder = PromptBuilder(config, TextTokenizer(folder))
+    config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
+    front_end = FRONT_ENDS[manifest.text_front_end] if manifest.text_front_end else None
+    builder = PromptBuilder(config, TextTokenizer(folder), front_end)
     limits = Limits(
         trailing_tokens=_TRAILING_TOKENS,
         ring_frames=2 * options.chunk_frames[-1],
         budget_frames=options.budget_frames,
-        budget_frames_per_token=options.budget_frames_per_token,
+        budget_frames_per_token=min(options.budget_frames_per_token, manifest.frames_per_token or float("inf")),
     )
     return Qwen3TTS(config, load_modules(folder, config, device, dtype, codec_dtype), builder, limits)

@@ -51,6 +51,7 @@ class Qwen3TTS:
             voices=builder.voices,
             languages=builder.languages,
             clones=modules.speaker is not None,
+            instructs=config.kind != "base",
         )
         banned = torch.arange(talker.vocab_size) >= talker.vocab_size - _SPECIAL_CODES
         banned[talker.codec_eos_token_id] = False

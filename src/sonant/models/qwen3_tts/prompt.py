@@ -7,6 +7,7 @@ frame. The layouts (instruct, role, language and speaker header, then text by mo
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from sonant.models.qwen3_tts.tokenizer import TextTokenizer
 from sonant.types import Samples, SpeechRequest, Voice
 
 logger = logging.getLogger(__name__)
+
+FrontEnd = Callable[[str], str]
 
 # Control tokens of each turn stand at fixed places, so that its body can be sliced out: 3 before, 5 or 2 after.
 _TURN = "<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -50,8 +53,9 @@ class Layout:
 
 
 class PromptBuilder:
-    def __init__(self, config: Qwen3TTSConfig, tokenizer: TextTokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(self, config: Qwen3TTSConfig, tokenizer: TextTokenizer, front_end: FrontEnd | None = None) -> None:
+        """`front_end` rewrites the text to be spoken; None, as for every published checkpoint, leaves it alone."""
+        self.config, self.tokenizer, self.front_end = config, tokenizer, front_end
         talker = config.talker
         self.voices = tuple(talker.spk_id) if config.kind == "custom_voice" else ()
         self.languages = ("auto", *(name for name in talker.codec_language_id if "dialect" not in name))
@@ -61,7 +65,8 @@ class PromptBuilder:
         language = self._language(request.language, voice)
         instruct = self._instruct(request.instruct)
         streaming = request.streaming_text if request.streaming_text is not None else self.config.kind == "base"
-        ids = self.tokenizer.fill(_TURN, request.text)
+        text = request.text if self.front_end is None else self.front_end(request.text)
+        ids = self.tokenizer.fill(_TURN, text)
         role, body = ids[:3], ids[3:-5]
         if not body:
             raise BadText("the text has no tokens to speak")
@@ -187,7 +192,7 @@ class PromptBuilder:
             return []
         if self.config.kind == "base":
             raise Unsupported("a Base checkpoint follows its reference clip and takes no instruct")
-        if self.config.kind == "custom_voice" and self.config.size == "0b6":
-            logger.warning("the 0.6B CustomVoice checkpoint was not trained on instruct; it is left out")
+        if self.config.kind == "custom_voice" and self.config.size in "0b6":  # a part of the name will do, officially
+            logger.warning("this CustomVoice checkpoint was not trained on instruct; it is left out")
             return []
         return self.tokenizer.fill(_INSTRUCT, instruct)

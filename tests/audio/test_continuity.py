@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sonant.bench.continuity import continuity
+from sonant.audio.continuity import continuity
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""Any Unicode text as ASCII and a few symbols that have a spoken name: the alphabet that the rules after it read.
+
+Accents go, other Latin letters take their usual spelling, Greek and Cyrillic are transliterated, kana and Hangul
+are read off their Unicode names. What has no sound that we know (emoji, Chinese) leaves a space.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+CURRENCIES = "$£€¥₹¢"
+_SPACES = re.compile(r"[^\S\n]+")
+KEPT = frozenset(CURRENCIES + "°±×÷")  # beyond ASCII: later rules know how to say these
+
+_PUNCTUATION = {
+    **dict.fromkeys("‘’‚‛′ʼʹ`´", "'"),
+    **dict.fromkeys("“”„‟″«»‹›「」『』《》〈〉", '"'),
+    **dict.fromkeys("‐‑‒–−﹣－", "-"),
+    **dict.fromkeys("—―⸺〜～", ", "),
+    **dict.fromkeys("、，،；", ", "),
+    **dict.fromkeys("。．｡", ". "),
+    **dict.fromkeys("•·‣▪●○◦∙・", ", "),
+    **dict.fromkeys("¿¡", ""),
+    **dict.fromkeys("∕⁄", "/"),
+    "؟": "?",
+    "…": "...",
+    "：": ": ",
+    "\n": "\n",
+    "\u2028": "\n",
+    "\u2029": "\n",
+    "\u00ad": "",
+}
+_SYMBOLS = {
+    "≈": " about ", "≠": " is not equal to ", "≤": " at most ", "≥": " at least ", "∞": " infinity ",
+    "√": " square root of ", "∑": " sum ", "∆": " delta ", "∂": " d ", "∫": " integral ", "§": " section ",
+    "¶": " paragraph ", "№": " number ", "℃": " °C ", "℉": " °F ", "µ": "u", "Ω": " ohms ", "²": "^2", "³": "^3",
+    "→": " to ", "←": " from ", "⇒": " so ", "₽": " rubles ", "₩": " won ", "₿": " bitcoin ", "™": " ", "®": " ",
+    "©": " ", "ª": "a", "º": "°", "⋅": " times ",
+}  # fmt: skip
+_LATIN = {
+    "ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "đ": "d", "Đ": "D", "ð": "th",
+    "Ð": "Th", "þ": "th", "Þ": "Th", "ł": "l", "Ł": "L", "ı": "i", "ŋ": "ng", "Ŋ": "Ng", "ħ": "h", "Ħ": "H", "ə": "e",
+    "ƒ": "f",
+}  # fmt: skip
+
+
+def _spellings(letters: str, sounds: str) -> dict[str, str]:
+    return dict(zip(letters, sounds.split(), strict=True))
+
+
+_GREEK = _spellings("αβγδεζηθικλμνξοπρσςτυφχψω", "a v g d e z i th i k l m n x o p r s s t y f ch ps o")
+_CYRILLIC = _spellings(
+    "абвгдежзийклмнопрстуфхцчшщъыьэюяіїєґ",
+    "a b v g d e zh z i y k l m n o p r s t u f kh ts ch sh shch . y . e yu ya i yi ye g",
+)
+
+
+def fold(text: str) -> str:
+    """White space comes out as single spaces and line ends."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(map(_fold_character, _named_letters(text)))
+    return _SPACES.sub(" ", text)
+
+
+def _named_letters(text: str) -> list[str]:
+    """Characters; a Greek letter that stands alone is a symbol, and is called by its name."""
+    pieces = list(text)
+    for i, c in enumerate(text):
+        if not "α" <= c.lower() <= "ω":
+            continue
+        alone = not (text[i - 1 : i] if i else "").isalpha() and not text[i + 1 : i + 2].isalpha()
+        name = unicodedata.name(c.lower(), "")
+        if alone and name.startswith("GREEK SMALL LETTER "):
+            word = name.removeprefix("GREEK SMALL LETTER ").split()[0].lower()
+            pieces[i] = "lambda" if word == "lamda" else word
+    return pieces
+
+
+@lru_cache(maxsize=4096)
+def _fold_character(c: str) -> str:
+    if len(c) > 1:  # a name that `_named_letters` put there
+        return c
+    for table in (_PUNCTUATION, _SYMBOLS, _LATIN):
+        if c in table:
+            return table[c]
+    if c in KEPT or (c.isascii() and c.isprintable()):
+        return c
+    script = _transliterated(c)
+    if script is not None:
+        return script
+    category = unicodedata.category(c)
+    if category[0] == "M" or category in ("Cf", "Cs"):
+        return ""
+    if category == "Nd":
+        return str(unicodedata.decimal(c))
+    if category in ("Ps", "Pe"):
+        return ", "
+    if category == "Pd":
+        return "-"
+    plain = unicodedata.normalize("NFKD", c)
+    if plain == c:
+        return " "
+    folded = "".join(part if part in KEPT else _fold_character(part) for part in plain)
+    # "1½" is one and a half, not eleven halves
+    return f" {folded} " if category in ("No", "Nl", "So") else folded
+
+
+def _transliterated(c: str) -> str | None:
+    small = c.lower()
+    for table in (_GREEK, _CYRILLIC):
+        if small in table:
+            latin = table[small].replace(".", "")
+            return latin if small == c else latin.capitalize()
+    name = unicodedata.name(c, "")
+    for script in ("HANGUL SYLLABLE ", "HIRAGANA LETTER ", "KATAKANA LETTER "):
+        if name.startswith(script):
+            sound = name.removeprefix(script).lower()
+            return sound.removeprefix("small ") if sound not in ("small tu", "small tsu") else ""
+    return None

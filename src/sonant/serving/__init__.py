@@ -1,0 +1,1 @@
+"""The OpenAI speech API over one engine, for all model families."""

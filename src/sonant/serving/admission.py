@@ -1,0 +1,51 @@
+"""Who may start now. Saying no early is kinder than a silence that a listener gives up on.
+
+A request is refused when its client has too many streams, when the queue is full (the engine says so), or when the
+first sound would come too late: the queue ahead of it, times how long a request has lately held a row, over the rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sonant.engine.engine import EngineStats
+from sonant.serving.options import ServeOptions
+from sonant.serving.problems import Refused
+
+_MEMORY = 0.9  # of the running mean of request durations, for each request that ends
+
+
+class Admission:
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.active: Counter[str] = Counter()
+        self.mean_request_s = 0.0
+
+    def predicted_wait_s(self, stats: EngineStats) -> float:
+        if stats.free_rows > stats.waiting:
+            return 0.0
+        return (stats.waiting - stats.free_rows + 1) * self.mean_request_s / stats.rows
+
+    @contextmanager
+    def enter(self, client: str, stats: EngineStats) -> Iterator[None]:
+        """Hold a place while a request runs; raises `Refused` with 429."""
+        if self.active[client] >= self.options.max_streams_per_client:
+            message = f"{self.active[client]} requests of yours are running, the most allowed; wait for one to end"
+            raise Refused(429, "too_many_requests", message, retry_s=max(1.0, self.mean_request_s))
+        wait_s = self.predicted_wait_s(stats)
+        if wait_s > self.options.max_first_audio_s:
+            message = f"the first sound would come in about {wait_s:.0f} s; the server is full, try again later"
+            raise Refused(429, "overloaded", message, retry_s=min(60.0, wait_s - self.options.max_first_audio_s + 1))
+        self.active[client] += 1
+        try:
+            yield
+        finally:
+            self.active[client] -= 1
+            if self.active[client] == 0:  # clients come and go: keep only those that are here
+                del self.active[client]
+
+    def ended(self, seconds: float) -> None:
+        known = self.mean_request_s
+        self.mean_request_s = seconds if known == 0 else _MEMORY * known + (1 - _MEMORY) * seconds

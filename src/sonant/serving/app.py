@@ -1,0 +1,89 @@
+"""The routes: OpenAI's speech API, its voices and models, health, readiness and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from sonant.serving import problems
+from sonant.serving.guard import Guard
+from sonant.serving.host import EngineHost
+from sonant.serving.options import ServeOptions
+from sonant.serving.response import SoundResponse
+from sonant.serving.schemas import SpeechBody
+from sonant.serving.service import SpeechService
+from sonant.serving.voice_names import VoiceNames
+
+MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
+
+
+def create_app(host: EngineHost, options: ServeOptions, model_name: str, names: VoiceNames | None = None) -> FastAPI:
+    service = SpeechService(host, options, names or VoiceNames())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        host.start()
+        yield
+        host.close(options.drain_s)
+        service.executor.shutdown(wait=False)
+
+    app = FastAPI(title="Sonant", version=version("sonant"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    problems.install(app)
+    _add_speech(app, service)
+    _add_listings(app, service, model_name)
+    _add_health(app, service)
+    app.add_middleware(Guard, options=options)
+    return app
+
+
+def _add_speech(app: FastAPI, service: SpeechService) -> None:
+    @app.post("/v1/audio/speech", response_class=Response)
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        whole = not body.stream and body.stream_format == "audio"
+        opener = partial(service.open, body, request.state.client, whole)
+        return SoundResponse(opener, service.metrics, sse=body.stream_format == "sse", whole=whole)
+
+
+def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        names = (model_name, *MODEL_ALIASES)
+        return {
+            "object": "list",
+            "data": [{"id": n, "object": "model", "created": created, "owned_by": "sonant"} for n in names],
+        }
+
+    @app.get("/v1/audio/models")
+    async def audio_models() -> dict[str, Any]:
+        return {"models": [{"id": model_name, "name": model_name}]}
+
+    @app.get("/v1/audio/voices")
+    async def voices() -> dict[str, Any]:
+        return {"voices": service.names.listing(service.host.engine)}
+
+
+def _add_health(app: FastAPI, service: SpeechService) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        host = service.host
+        if host.ready:
+            return JSONResponse({"status": "ready"})
+        return problems.problem(503, f"not ready: {host.trouble}", "not_ready", headers={"retry-after": "1"})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

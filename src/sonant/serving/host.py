@@ -1,0 +1,68 @@
+"""Keeps an engine running: loads it, says when it is ready, and loads it again if its step thread fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from sonant.engine.engine import Engine
+from sonant.errors import EngineClosed
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+
+
+class EngineHost:
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self._load = load
+        self._engine: Engine | None = None
+        self._closing = threading.Event()
+        self.restarts = 0
+        self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
+        self._thread = threading.Thread(target=self._keep, name="sonant-host", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        return self._engine is not None and self.trouble is None
+
+    @property
+    def engine(self) -> Engine:
+        engine = self._engine
+        if engine is None or self.trouble is not None:
+            raise EngineClosed(f"the engine is not ready: {self.trouble}; try again in a moment")
+        return engine
+
+    def close(self, drain_s: float) -> None:
+        """Take no more requests and let those in flight end."""
+        self._closing.set()
+        engine = self._engine
+        self.trouble = "shutting down"
+        if engine is not None:
+            engine.close(drain_s=drain_s)
+
+    def _keep(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            try:
+                engine = self._load()
+            except Exception as e:
+                logger.exception("the engine could not be loaded; trying again in %.1f s", pause_s)
+                self.trouble = f"it could not be loaded ({type(e).__name__})"
+                self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if self._closing.is_set():
+                return engine.close()
+            pause_s = _FIRST_PAUSE_S
+            self._engine, self.trouble = engine, None
+            engine.join()
+            if not self._closing.is_set():
+                self.trouble, self._engine = "it failed and is being loaded again", None
+                self.restarts += 1
+                logger.error("the engine failed; loading it again")
+        return None

@@ -1,0 +1,89 @@
+"""Every error as OpenAI's error JSON, mapped from our types in one place.
+
+Clients read `error.message`, `type`, `param` and `code`; FastAPI's own `detail` bodies leave them empty.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from sonant import errors
+
+logger = logging.getLogger(__name__)
+
+# Most particular first: a type's answer is that of the first class it belongs to.
+_ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (errors.UnknownVoice, 400, "voice_not_found", "voice"),
+    (errors.UnknownLanguage, 400, "language_not_found", "language"),
+    (errors.BadText, 400, "invalid_input", "input"),
+    (errors.BadAudio, 400, "invalid_audio", "ref_audio"),
+    (errors.Unsupported, 400, "unsupported", None),
+    (errors.BadRequest, 400, "invalid_value", None),
+    (errors.Overloaded, 429, "overloaded", None),
+    (errors.EngineError, 503, "engine_unavailable", None),
+)
+
+
+class Refused(errors.SonantError):
+    """A request turned away before the engine saw it."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry_s: float = 0) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
+
+
+def problem(
+    status: int, message: str, code: str | None, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    if status == 429:
+        kind = "rate_limit_error"
+    elif status in (401, 403):
+        kind = "authentication_error"
+    else:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return JSONResponse(body, status, dict(headers or {}))
+
+
+def answer(error: Exception) -> JSONResponse:
+    """The response for an error of ours; anything else is a 500 that tells nothing of our insides."""
+    if isinstance(error, Refused):
+        headers = {}
+        if error.retry_s > 0:
+            headers = {"retry-after": str(math.ceil(error.retry_s)), "retry-after-ms": str(round(1e3 * error.retry_s))}
+        return problem(error.status, str(error), error.code, error.param, headers)
+    for kind, status, code, param in _ANSWERS:
+        if isinstance(error, kind):
+            headers = {"retry-after": "1"} if status in (429, 503) else {}
+            return problem(status, str(error), code, param, headers)
+    logger.error("a request failed", exc_info=error)
+    return problem(500, "the server failed on this request; its log says more", "internal_error")
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+        return problem(400, f"{where or 'the body'}: {first['msg']}", "invalid_value", where or None)
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, Refused):  # raised while the body was read, which FastAPI wraps
+            return answer(error.__cause__)
+        return problem(error.status_code, str(error.detail), "not_found" if error.status_code == 404 else None)
+
+    @app.exception_handler(errors.SonantError)
+    async def ours(_: Request, error: errors.SonantError) -> JSONResponse:
+        return answer(error)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return answer(error)

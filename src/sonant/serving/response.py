@@ -1,0 +1,113 @@
+"""One utterance as an HTTP response: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
+
+Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
+a body that ends cleanly would pass for a complete utterance. Whoever hangs up frees their row at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sonant.engine.stream import SpeechStream
+from sonant.serving.metrics import Metrics
+from sonant.serving.problems import answer
+from sonant.serving.sound import SoundPath
+
+Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, SoundPath]]]
+
+
+class SoundResponse(Response):
+    """`open_stream` starts the work; what it enters on the stack is left when the response is over."""
+
+    def __init__(self, open_stream: Open, metrics: Metrics, *, sse: bool, whole: bool) -> None:
+        self.open_stream, self.metrics, self.sse, self.whole = open_stream, metrics, sse, whole
+        self.background = None
+        self.started_s = time.monotonic()
+        self.first_s: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(scope, receive, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.metrics.aborted.labels("client_gone").inc()
+                work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.result()  # a failure after the first sound breaks the connection off
+        finally:
+            gone.cancel()
+            work.cancel()
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            try:
+                stream, path = await self.open_stream(held)
+                pieces = self._pieces(stream, path)
+                first = await anext(pieces)
+            except Exception as e:
+                self.metrics.requests.labels("error").inc()
+                await answer(e)(scope, receive, send)
+                return
+            if self.whole:
+                body = first + b"".join([piece async for piece in pieces])
+                await Response(body, 200, path.headers(stream))(scope, receive, send)
+            else:
+                await self._send(send, path, stream, first, pieces)
+            self._count(stream, path)
+
+    async def _send(
+        self, send: Send, path: SoundPath, stream: SpeechStream, first: bytes, pieces: AsyncIterator[bytes]
+    ) -> None:
+        headers = path.headers(stream)
+        if self.sse:
+            headers["content-type"] = "text/event-stream; charset=utf-8"
+        raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        self.first_s = time.monotonic() - self.started_s
+        self.metrics.ttfp.observe(self.first_s)
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pieces(self, stream: SpeechStream, path: SoundPath) -> AsyncIterator[bytes]:
+        """Encoded sound, never empty pieces; with SSE, wrapped in events."""
+        async for chunk in stream:
+            data = await path.push(chunk)
+            if data:
+                yield _delta(data) if self.sse else data
+        tail = await path.finish()
+        if tail:
+            yield _delta(tail) if self.sse else tail
+        if self.sse:
+            yield _event({"type": "speech.audio.done", "usage": path.usage(stream)})
+
+    def _count(self, stream: SpeechStream, path: SoundPath) -> None:
+        self.metrics.requests.labels(str(stream.finish_reason)).inc()
+        self.metrics.audio.inc(path.audio_s)
+        self.metrics.underrun.observe(path.listener().gap_s)
+        if path.audio_s:
+            self.metrics.rtf.observe((time.monotonic() - self.started_s) / path.audio_s)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _delta(data: bytes) -> bytes:
+    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+
+
+def _event(value: dict[str, object]) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()

@@ -1,0 +1,80 @@
+"""From the engine's chunks to the bytes that a client asked for: speed, then sample rate, then format."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+
+import numpy as np
+
+from sonant.audio.continuity import Continuity, continuity
+from sonant.audio.resample import StreamResampler
+from sonant.audio.speed import SpeedChanger
+from sonant.engine.stream import SpeechStream
+from sonant.serving.encode import open_encoder
+from sonant.types import AudioChunk, Samples
+
+_CHEAP = frozenset({"pcm", "wav"})
+
+
+class SoundPath:
+    """One client's way. Compression runs on the executor, so that many listeners share the machine's cores."""
+
+    def __init__(
+        self, form: str, source_hz: int, target_hz: int, speed: float, streaming: bool, executor: Executor
+    ) -> None:
+        self.form, self.executor = form, executor
+        self.encoder = open_encoder(form, target_hz, streaming=streaming)
+        self.speed = SpeedChanger(source_hz, speed) if speed != 1 else None
+        self.resample = StreamResampler(source_hz, target_hz) if source_hz != target_hz else None
+        self.arrivals_s: list[float] = []
+        self.durations_s: list[float] = []
+        self.frames = 0
+
+    @property
+    def audio_s(self) -> float:
+        return sum(self.durations_s)
+
+    def listener(self) -> Continuity:
+        """What someone who began to play at the first chunk has heard."""
+        return continuity(self.arrivals_s, self.durations_s)
+
+    def headers(self, stream: SpeechStream) -> dict[str, str]:
+        return {
+            "content-type": self.encoder.content_type,
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # proxies must not collect sound
+            "x-seed": str(stream.seed),
+            **self.encoder.headers,
+        }
+
+    def usage(self, stream: SpeechStream) -> dict[str, int]:
+        given = stream.input_tokens
+        return {"input_tokens": given, "output_tokens": self.frames, "total_tokens": given + self.frames}
+
+    async def push(self, chunk: AudioChunk) -> bytes:
+        self.arrivals_s.append(time.monotonic())
+        self.durations_s.append(len(chunk.samples) / chunk.sample_rate)
+        self.frames += len(chunk.codes)
+        if self.form in _CHEAP and self.speed is None:
+            return self._encode(chunk.samples)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, self._encode, chunk.samples)
+
+    async def finish(self) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, self._finish)
+
+    def _encode(self, samples: Samples) -> bytes:
+        if self.speed is not None:
+            samples = self.speed.push(samples)
+        if self.resample is not None:
+            samples = self.resample.push(samples)
+        return self.encoder.push(samples)
+
+    def _finish(self) -> bytes:
+        rest: Samples = np.zeros(0, np.float32)
+        if self.speed is not None:
+            rest = self.speed.flush()
+        if self.resample is not None:
+            rest = np.concatenate([self.resample.push(rest), self.resample.flush()])
+        return self.encoder.push(rest) + self.encoder.finish()

@@ -1,0 +1,75 @@
+"""A real server on a real socket, on the tiny checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+import sonant
+from sonant import EngineConfig
+from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.serving.app import create_app
+from sonant.serving.host import EngineHost
+from sonant.serving.options import ServeOptions
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    host: EngineHost
+    server: uvicorn.Server
+
+    def post(self, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/audio/speech", json=body, timeout=60)
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The tiny ones, and "endless": one that never stops by itself."""
+    endless = tmp_path_factory.mktemp("endless") / "checkpoint"
+    write_checkpoint(endless, kind="custom_voice", eos_gain=0.0)
+    return {**tiny_checkpoints, "endless": endless}
+
+
+@pytest.fixture
+def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
+    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(checkpoint: str = "custom", engine: dict[str, Any] | None = None, **options: Any) -> Served:
+        config = EngineConfig(**(engine or {}))
+        host = EngineHost(lambda: sonant.load(checkpoints[checkpoint], device="cpu", config=config))
+        app = create_app(host, ServeOptions(port=0, drain_s=10, **options), "tiny")
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=10))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        deadline = time.monotonic() + 30
+        while not (server.started and host.ready):
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        return Served(f"http://127.0.0.1:{port}", host, server)
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)

@@ -1,0 +1,159 @@
+"""A request's `voice` speaks with the voice that its writer meant, or says which voices there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sonant
+from sonant import Engine, Voice
+from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported, VoiceExists
+from sonant.serving.voice_names import OPENAI_VOICES, VoiceNames, default_aliases, reserved_names
+from sonant.serving.voice_store import StoreOptions, VoiceRecord, VoiceStore
+
+OWN = ("vivian", "Uncle_Fu", "ryan")
+
+
+def engine(own: tuple[str, ...] = OWN, clones: bool = False) -> Any:
+    return SimpleNamespace(voices=own, model=SimpleNamespace(spec=SimpleNamespace(clones=clones)))
+
+
+CUSTOM, BASE, DESIGN = engine(), engine((), clones=True), engine(())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VoiceStore:
+    return VoiceStore(tmp_path, StoreOptions(consent="asserted"))
+
+
+@pytest.fixture
+def anna(store: VoiceStore) -> VoiceRecord:
+    return store.add(Voice(np.ones(8, np.float32)), "Anna", model="base-8", consent_statement="she agreed")
+
+
+@pytest.mark.parametrize("name", ["uncle_fu", "Uncle_Fu", "UNCLE_FU"])
+def test_a_voice_of_the_checkpoint_is_found_in_any_case(name: str) -> None:
+    assert VoiceNames().resolve(name, CUSTOM) == "Uncle_Fu"
+    assert VoiceNames().resolve({"id": name}, CUSTOM) == "Uncle_Fu"
+
+
+def test_no_voice_is_left_to_the_engine() -> None:
+    assert VoiceNames().resolve(None, CUSTOM) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 13, 40])
+def test_openai_names_are_spread_over_all_voices_the_first_on_the_first(count: int) -> None:
+    own = tuple(f"v{i}" for i in range(count))
+    aliases = default_aliases(own)
+    assert tuple(aliases) == OPENAI_VOICES and aliases["alloy"] == "v0"
+    uses = [list(aliases.values()).count(name) for name in own]
+    assert max(uses) - min(uses) <= 1
+    assert {VoiceNames().resolve(name.upper(), engine(own)) for name in OPENAI_VOICES} == set(aliases.values())
+
+
+def test_a_voice_of_the_checkpoint_goes_before_an_alias() -> None:
+    assert VoiceNames().resolve("nova", engine(("ryan", "Nova"))) == "Nova"
+    with pytest.raises(ConfigError, match="'nova' is the name of a voice"):
+        VoiceNames(aliases={"Nova": "ryan"}).check(engine(("ryan", "Nova")))
+
+
+def test_an_operator_sets_aliases() -> None:
+    names = VoiceNames(aliases={"Alloy": "RYAN", "Narrator": "vivian"})
+    names.check(CUSTOM)
+    assert names.resolve("alloy", CUSTOM) == "ryan"
+    assert names.resolve("narrator", CUSTOM) == "vivian"
+    assert names.resolve("ash", CUSTOM) == default_aliases(OWN)["ash"]
+    with pytest.raises(ConfigError, match="stands for 'nobody'"):
+        VoiceNames(aliases={"alloy": "nobody"}).check(CUSTOM)
+    for broken in ({"": "ryan"}, {"alloy": ""}, {"alloy": 5}):
+        with pytest.raises(ConfigError, match="an alias is"):
+            VoiceNames(aliases=broken)  # type: ignore[arg-type]
+
+
+def test_an_upload_is_found_by_id_and_name(store: VoiceStore, anna: VoiceRecord) -> None:
+    names = VoiceNames(store, model="base-8")
+    for given in (anna.id, {"id": anna.id}, "anna", {"id": "Anna"}):
+        voice = names.resolve(given, BASE)
+        assert isinstance(voice, Voice) and voice.embedding.tolist() == [1.0] * 8
+
+
+def test_openai_names_on_a_base_checkpoint_speak_only_if_configured(store: VoiceStore, anna: VoiceRecord) -> None:
+    with pytest.raises(UnknownVoice, match="no voice 'alloy'; there is Anna"):
+        VoiceNames(store).resolve("alloy", BASE)
+    for target in ("anna", anna.id):
+        names = VoiceNames(store, aliases={"alloy": target})
+        names.check(BASE)
+        assert isinstance(names.resolve("alloy", BASE), Voice)
+    store.delete(anna.id)
+    with pytest.raises(UnknownVoice, match=r"'alloy' stands for 'voice_.* no such voice"):
+        names.resolve("alloy", BASE)
+
+
+def test_a_checkpoint_that_designs_voices_takes_openai_names_for_none() -> None:
+    assert VoiceNames().resolve("alloy", DESIGN) is None
+    with pytest.raises(UnknownVoice, match="no voice 'anna'"):
+        VoiceNames().resolve("anna", DESIGN)
+
+
+def test_an_upload_that_this_model_cannot_speak_is_told(store: VoiceStore, anna: VoiceRecord) -> None:
+    with pytest.raises(UnknownVoice, match=r"encoded by base-8.*speaks with base-16"):
+        VoiceNames(store, model="base-16").resolve("anna", BASE)
+    with pytest.raises(Unsupported, match="'Anna' is a clone"):
+        VoiceNames(store).resolve("anna", CUSTOM)
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "../../x", "a\0b", "\ud800", "x" * 10_000, "🙂", "voice_" + "0" * 24])
+def test_an_unknown_voice_is_told_with_the_choices(store: VoiceStore, anna: VoiceRecord, name: str) -> None:
+    for names, speaker, choices in (
+        (VoiceNames(), CUSTOM, "vivian, Uncle_Fu, ryan, alloy"),
+        (VoiceNames(store), BASE, "Anna"),
+        (VoiceNames(), BASE, "upload a voice"),
+    ):
+        with pytest.raises(UnknownVoice, match=choices) as caught:
+            names.resolve(name, speaker)
+        assert len(str(caught.value).encode()) < 600
+
+
+@pytest.mark.parametrize("voice", [5, True, [], {}, {"id": 5}, {"id": None}, {"id": "a", "x": 1}, {"name": "ryan"}])
+def test_a_voice_of_the_wrong_shape_is_refused(voice: Any) -> None:
+    with pytest.raises(BadRequest, match="voice must be a name"):
+        VoiceNames().resolve(voice, CUSTOM)
+
+
+def test_the_list_holds_what_can_be_spoken_and_all_of_it_resolves(store: VoiceStore, anna: VoiceRecord) -> None:
+    store.add(Voice(np.ones(9, np.float32)), "Other", model="base-9", consent_statement="he agreed")
+    names = VoiceNames(store, aliases={"narrator": "anna"}, model="base-8")
+    both = engine(OWN, clones=True)
+    lines = names.listing(both)
+    assert [(line["name"], line["kind"]) for line in lines[:4]] == [*((n, "own") for n in OWN), ("Anna", "clone")]
+    assert lines[3]["id"] == anna.id and lines[3]["broken"] is False
+    assert lines[4] == {"id": "alloy", "name": "alloy", "kind": "alias", "alias_of": "vivian"}
+    assert [line["name"] for line in lines[4:]] == [*OPENAI_VOICES, "narrator"]
+    assert all(names.resolve(str(line["id"]), both) is not None for line in lines)
+    assert [c.kind for c in names.choices(CUSTOM) if c.kind == "clone"] == []
+
+
+def test_uploads_cannot_take_a_name_that_means_something(tmp_path: Path) -> None:
+    reserved = reserved_names(OWN, {"narrator": "ryan"})
+    store = VoiceStore(tmp_path, StoreOptions(consent="asserted", reserved_names=reserved))
+    for name in ("Ryan", "uncle_fu", "alloy", "Narrator"):
+        with pytest.raises(VoiceExists):
+            store.add(Voice(np.ones(8, np.float32)), name, model="m", consent_statement="yes")
+    assert reserved_names(()) == frozenset()
+
+
+def test_real_engines_speak_what_was_resolved(tiny_checkpoints: Mapping[str, Path], store: VoiceStore) -> None:
+    def first_sound(speaker: Engine, voice: str) -> int:
+        return len(speaker.speak("Hi.", voice=VoiceNames(store).resolve(voice, speaker), max_frames=2).samples)
+
+    with sonant.load(tiny_checkpoints["custom"], device="cpu") as custom:
+        assert first_sound(custom, "shimmer") > 0
+    with sonant.load(tiny_checkpoints["base"], device="cpu") as base:
+        tone = np.sin(np.arange(24_000) * 0.06, dtype=np.float32) * 0.5
+        store.add(base.clone((tone, 24_000)), "Tone", model="tiny", consent_statement="a machine agreed")
+        assert first_sound(base, "tone") > 0

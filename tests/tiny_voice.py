@@ -1,0 +1,58 @@
+"""A voice small enough for tests: an untrained codec, and utterances whose codes depend on their text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from training.codec.config import CodecTraining
+from training.codec.export import export as export_codec
+from training.codec.model import Codec
+from training.talker.config import TalkerTraining
+from training.talker.utterances import Line
+
+from training import settings
+
+BOOKS, BOOK_SIZE = 3, 16
+SENTENCES = (
+    "Hi.",
+    "Where is it?",
+    "The user thanked his assistant.",
+    "She paid $9.99 on May 3rd.",
+    "No, not yet!",
+    "A cat sat on the mat.",
+    "Dr. Lee works for the BBC.",
+    "It rains.",
+    "Look at the sky, then at the sea.",
+    "Good night.",
+)
+
+
+def tiny_config() -> TalkerTraining:
+    return settings.read(settings.CONFIGS / "talker-tiny.toml", TalkerTraining)
+
+
+def write_codec(folder: Path) -> Path:
+    """A speech_tokenizer folder that turns codes into quiet noise."""
+    tiny = settings.read(settings.CONFIGS / "codec-tiny.toml", CodecTraining)
+    shape = replace(tiny.shape, codebooks=BOOKS, codebook_size=BOOK_SIZE, entry_dim=16, decoder_dim=32, latent_dim=32)
+    torch.manual_seed(0)
+    codec = Codec(replace(tiny, shape=shape))
+    with torch.no_grad():
+        for name, value in codec.named_buffers():
+            if "codebook" in name and name.endswith("embed_sum"):
+                value.normal_()
+    export_codec(codec, folder)
+    return folder
+
+
+def lines(labels: tuple[str, ...] = ("anna", "ben")) -> list[Line]:
+    """Two to four frames a letter would be speech; these have about one, random but fixed."""
+    made = []
+    for i, text in enumerate(SENTENCES):
+        rng = np.random.default_rng(i)
+        frames = rng.integers(0, BOOK_SIZE, (6 + len(text) // 2, BOOKS)).astype(np.int16)
+        made.append(Line(text, labels[i % len(labels)], frames))
+    return made

@@ -1,0 +1,162 @@
+"""An exported voice is a whole checkpoint folder, and says of itself how its text must be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from training.export import compact_codec, export, published_tensors, sizes
+from training.talker.config import TalkerTraining
+from training.talker.folder import write_folder
+from training.talker.trainer import Trainer
+
+import sonant
+import tiny_voice
+from sonant import Engine
+from sonant.errors import BadText, CheckpointError
+from sonant.models.registry import check_model
+from sonant.types import Sampling
+
+GREEDY = Sampling.greedy()
+
+
+@pytest.fixture(scope="module")
+def config() -> TalkerTraining:
+    return tiny_voice.tiny_config()
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_voice.write_codec(tmp_path_factory.mktemp("codec") / "speech_tokenizer")
+
+
+@pytest.fixture(scope="module")
+def weights(config: TalkerTraining, codec: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Tensor]:
+    model = write_folder(tmp_path_factory.mktemp("folder"), config, codec, tuple(config.speakers))
+    trainer = Trainer(config, model, torch.device("cpu"))
+    return {
+        n: w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
+        for n, w in trainer.averaged.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def voice(
+    config: TalkerTraining, codec: Path, weights: Mapping[str, Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("export") / "voice"
+    export(weights, config, codec, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def engine(voice: Path) -> Iterator[Engine]:
+    with sonant.load(voice, device="cpu") as opened:
+        yield opened
+
+
+def test_the_folder_is_complete_and_nothing_else(voice: Path) -> None:
+    assert set(sizes(voice)) == {
+        "LICENSE.txt", "config.json", "generation_config.json", "merges.txt", "model.safetensors",
+        "preprocessor_config.json", "sonant.json", "speech_tokenizer/config.json", "tokenizer_config.json",
+        "speech_tokenizer/configuration.json", "speech_tokenizer/model.safetensors",
+        "speech_tokenizer/preprocessor_config.json", "vocab.json",
+    }  # fmt: skip
+
+
+def test_sonant_speaks_with_it(engine: Engine) -> None:
+    assert engine.voices == ("anna", "ben")
+    assert engine.languages == ("auto", "english")
+    speech = engine.speak("Hello, $5!", voice="ben", max_frames=6, seed=1)
+    assert speech.codes.shape[1] == tiny_voice.BOOKS
+    assert speech.codes.max() < tiny_voice.BOOK_SIZE
+    assert len(speech.samples) == 1920 * len(speech.codes)
+    assert np.isfinite(speech.samples).all()
+
+
+def test_text_is_normalised_before_it_is_read(engine: Engine) -> None:
+    options = {"voice": "anna", "sampling": GREEDY, "max_frames": 8}
+    typed = engine.speak("Dr. Lee paid $5.", **options)
+    spelled = engine.speak("Doctor Lee paid five dollars.", **options)
+    np.testing.assert_array_equal(typed.codes, spelled.codes)
+
+
+def test_nothing_to_say_is_the_callers_error(engine: Engine) -> None:
+    with pytest.raises(BadText, match="nothing is left"):
+        engine.speak("你好")
+
+
+def test_a_runaway_is_cut_after_a_few_frames_a_letter(engine: Engine) -> None:
+    model = engine.model
+    assert model.limits.budget_frames_per_token == 3.0
+
+
+def test_instructions_are_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"voice": "anna", "sampling": GREEDY, "max_frames": 4}
+    plain, told = engine.speak("Hi.", **options), engine.speak("Hi.", instruct="Whisper.", **options)
+    np.testing.assert_array_equal(plain.codes, told.codes)
+    assert "not trained on instruct" in caplog.text
+
+
+def test_weights_come_back_as_they_went(config: TalkerTraining, voice: Path, weights: Mapping[str, Tensor]) -> None:
+    from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+
+    stored = load_file(voice / "model.safetensors")
+    for name, value in published_tensors(weights, Qwen3TTSConfig.read(voice)).items():
+        torch.testing.assert_close(stored[name].float(), value, rtol=1e-3, atol=1e-4)
+    assert {t.dtype for t in stored.values()} == {torch.float16}
+
+
+def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:
+    tensors = load_file(codec / "model.safetensors")
+    kept = compact_codec(tensors, torch.float32, encoder=True)
+    assert kept.keys() == tensors.keys()
+    for name in tensors:
+        if name.endswith(".cluster_usage"):
+            book = name.removesuffix("cluster_usage")
+            leaf = "embedding_sum" if name.startswith("decoder.") else "embed_sum"
+            entries = tensors[f"{book}{leaf}"] / tensors[name].clamp(min=1e-5)[:, None]
+            torch.testing.assert_close(kept[f"{book}{leaf}"] / kept[name][:, None], entries)
+    assert not any(n.startswith("encoder.") for n in compact_codec(tensors, torch.float16, encoder=False))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"text_front_end": "klingon"}, "no text_front_end 'klingon'"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"license": 3}, "license must be a string"),
+        ({"frames_per_token": 0}, "frames_per_token must be a number"),
+        ({"frames_per_token": True}, "frames_per_token must be a number"),
+        ([], "should hold a JSON object"),
+    ],
+)
+def test_a_wrong_sonant_json_is_refused(
+    voice: Path,
+    tmp_path: Path,
+    content: object,
+    says: str,
+    config: TalkerTraining,
+    codec: Path,
+    weights: Mapping[str, Tensor],
+) -> None:
+    export(weights, config, codec, tmp_path / "voice")
+    (tmp_path / "voice" / "sonant.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=says):
+        check_model(tmp_path / "voice", sonant.EngineConfig(), torch.float32, torch.float32)
+
+
+def test_a_folder_without_sonant_json_gets_its_text_untouched(voice: Path, tmp_path: Path) -> None:
+    import shutil
+
+    plain = Path(shutil.copytree(voice, tmp_path / "voice"))
+    (plain / "sonant.json").unlink()
+    with sonant.load(plain, device="cpu") as engine:
+        ids = engine.model.builder.layout(sonant.SpeechRequest(text="$5", voice="anna")).text.tolist()
+    assert [ord("$"), ord("5")] == [i for i in ids if i in (ord("$"), ord("5"))]

@@ -1,0 +1,144 @@
+"""The codec as it is trained: the served encoder and decoder with a quantiser between them that can learn."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonant.layers.attention import FullContext
+from sonant.models.qwen3_tts.codec import CodecDecoder, ConvNeXt, SnakeBeta
+from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
+from sonant.models.qwen3_tts.codec_encoder import LayerScale as EncoderScale
+from training.clip import FRAME, STEP
+from training.codec.config import PHONEMES, CodecTraining
+from training.codec.quantizer import SplitTrainer
+
+_BRANCH_SCALE = 0.1  # residual branches start small; the published 0.01 learns too slowly for so few steps
+_BRANCH_ENDS = (".block.3.conv", ".conv2.conv")
+_BRANCH_SPREAD, _OUTPUT_SPREAD = 0.3, 0.1
+_EXACT_PARTS = 3  # the last upsampling block, the last activation and the last convolution stay in float32
+
+
+class Codec(nn.Module):
+    def __init__(self, config: CodecTraining) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = CodecEncoder(config.shape.encoder(), config.shape.codebooks)
+        self.decoder = CodecDecoder(config.shape.decoder())
+        self.quantizer = SplitTrainer(self.encoder.quantizer, self.decoder.quantizer, config.quantizer)
+        self.phonemes = nn.Linear(config.shape.entry_dim, PHONEMES)
+        self._start()
+
+    @torch.no_grad()
+    def _start(self) -> None:
+        for name, value in self.decoder.named_parameters():
+            if name.endswith("layer_scale.scale"):
+                value.fill_(_BRANCH_SCALE)
+        for module in self.modules():
+            if isinstance(module, EncoderScale):
+                module.scale.fill_(_BRANCH_SCALE)
+            elif isinstance(module, ConvNeXt):
+                module.gamma.fill_(_BRANCH_SCALE)
+        for book in self.codebook_parameters():
+            book.requires_grad_(False)
+
+    def fit_scales(self, samples: Tensor) -> None:
+        """Rescale every layer, in the order in which `samples` [B, T] pass, to give values of unit spread.
+
+        With torch's own start a dozen convolutions shrink what depends on the input to a trace beside their
+        biases, and the first thousand steps would go by before the latents say anything.
+        """
+        last = f"decoder.decoder.{len(self.decoder.decoder) - 1}.conv"
+        hooks = []
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d | nn.Linear) and name != "phonemes":
+                spread = _OUTPUT_SPREAD if name == last else _BRANCH_SPREAD if name.endswith(_BRANCH_ENDS) else 1.0
+                hooks.append(module.register_forward_hook(_Fit(spread)))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        self.decode(self.quantizer.bypass(self.encoder(samples)))
+        for hook in hooks:
+            hook.remove()
+
+    def snakes(self) -> list[SnakeBeta]:
+        return [m for m in self.decoder.modules() if isinstance(m, SnakeBeta)]
+
+    def codebook_parameters(self) -> list[nn.Parameter]:
+        """The decoder's copies of the codebooks; `share_codebooks` fills them."""
+        return [p for n, p in self.decoder.named_parameters() if "._codebook." in n]
+
+    @torch.no_grad()
+    def share_codebooks(self) -> None:
+        """Give the decoder what the encoder learnt, and each side the projection that only the other uses."""
+        encoding, decoding = self.encoder.quantizer, self.decoder.quantizer
+        pairs = (
+            (encoding.semantic_residual_vector_quantizer, decoding.rvq_first),
+            (encoding.acoustic_residual_vector_quantizer, decoding.rvq_rest),
+        )
+        for ours, theirs in pairs:
+            for i, layer in enumerate(ours.layers):
+                source = layer.get_submodule("codebook")
+                target = theirs.vq.get_submodule(f"layers.{i}._codebook")
+                for from_name, to_name in (("cluster_usage", "cluster_usage"), ("embed_sum", "embedding_sum")):
+                    target.get_parameter(to_name).copy_(source.get_buffer(from_name))
+            theirs.input_proj.weight.copy_(ours.input_proj.weight)
+            ours.output_proj.weight.copy_(theirs.output_proj.weight)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[B, dim, F] → samples [B, F · 1920], not clipped: outside ±1 the losses still have to see a slope."""
+        return decode_latents(self.decoder, latents)
+
+    def reconstruct(self, samples: Tensor) -> Tensor:
+        """[B, T] → the same after coding, as it will be served."""
+        depth = torch.full((len(samples),), self.config.shape.codebooks, device=samples.device)
+        quantized = self.quantizer(self.encoder(samples), depth, update=False)
+        return self.decode(quantized.latents)[:, : samples.shape[1]].clamp(-1, 1)
+
+    def phoneme_loss(self, semantic: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy between what the first codebook says and how long each phoneme sounds in a frame.
+
+        labels [B, T] with FRAME / STEP of them in a frame.
+        """
+        shares = F.one_hot(labels.long(), PHONEMES).unflatten(1, (-1, FRAME // STEP)).float().mean(2)
+        return -(shares * self.phonemes(semantic).log_softmax(-1)).sum(-1).mean()
+
+
+def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:
+    """`CodecDecoder.forward` from the point where the codes have been looked up (a test holds them together)."""
+    x = decoder.pre_conv(latents, None).mT
+    positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+    x = decoder.pre_transformer(x, positions, FullContext(decoder.config.sliding_window)).mT
+    for stage in decoder.upsample.children():
+        for part in stage.children():
+            x = part(x, None)
+    parts = list(decoder.decoder)
+    x = _through(parts[:-_EXACT_PARTS], x)
+    # bfloat16 would put a floor of noise under quiet high frequencies, which the losses hear and nobody serves.
+    with torch.autocast(x.device.type, enabled=False):
+        return _through(parts[-_EXACT_PARTS:], x.float())[:, 0]
+
+
+def _through(parts: list[nn.Module], x: Tensor) -> Tensor:
+    for part in parts:
+        x = part(x) if isinstance(part, SnakeBeta) else part(x, None)
+    return x
+
+
+class _Fit:
+    """A forward hook that gives its layer's output no mean in any channel, and a set spread around it."""
+
+    def __init__(self, spread: float) -> None:
+        self.spread = spread
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        assert isinstance(module, nn.Conv1d | nn.ConvTranspose1d | nn.Linear)
+        channels = output.mT if isinstance(module, nn.Linear) else output
+        with torch.no_grad():
+            mean = channels.mean((0, 2))
+            scale = self.spread / (channels - mean[:, None]).square().mean().sqrt().clamp(min=1e-6)
+            module.weight.mul_(scale)
+            if module.bias is not None:
+                module.bias.copy_(-mean * scale)
+        fitted = (channels - (0 if module.bias is None else mean[:, None])) * scale
+        return fitted.mT if isinstance(module, nn.Linear) else fitted

@@ -1,0 +1,133 @@
+"""Trains the split residual quantiser that sonant's encoder and decoder only read.
+
+One semantic codebook and a residual chain of the others look at the same latents; their projected sums add up.
+The codebooks are the encoder's own buffers (`embed_sum` and `cluster_usage` are running sums, as published), the
+projections are the encoder's `input_proj` and the decoder's `output_proj`: nothing here outlives training.
+Entries follow the latents by running means; latents follow entries by the commitment loss; gradients pass
+straight through. A code that nobody uses is restarted at a latent of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonant.models.qwen3_tts.codec import ResidualQuantizer as DecodingChain
+from sonant.models.qwen3_tts.codec import SplitQuantizer as DecodingQuantizer
+from sonant.models.qwen3_tts.codec_encoder import Codebook
+from sonant.models.qwen3_tts.codec_encoder import ResidualQuantizer as EncodingChain
+from sonant.models.qwen3_tts.codec_encoder import SplitQuantizer as EncodingQuantizer
+from training.codec.config import Quantizing
+
+_KMEANS_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Quantized:
+    latents: Tensor  # [B, dim, frames]: what the decoder gets
+    semantic: Tensor  # [B, frames, entry_dim]: the first codebook's share, before its projection
+    codes: Tensor  # [B, frames, codebooks]
+    commitment: Tensor  # scalar
+
+
+class SplitTrainer(nn.Module):
+    def __init__(self, encoding: EncodingQuantizer, decoding: DecodingQuantizer, options: Quantizing) -> None:
+        super().__init__()
+        # Held without registering: these belong to the encoder and the decoder.
+        self.chains = (
+            _Chain(encoding.semantic_residual_vector_quantizer, decoding.rvq_first, options),
+            _Chain(encoding.acoustic_residual_vector_quantizer, decoding.rvq_rest, options),
+        )
+
+    def forward(self, latents: Tensor, depth: Tensor, *, update: bool, restart: bool = False) -> Quantized:
+        """latents [B, H, F] float32; depth [B]: how many codebooks each row may use, at least the semantic one."""
+        semantic, acoustic = self.chains
+        first = semantic.quantize(latents, torch.ones_like(depth), update=update, restart=restart)
+        rest = acoustic.quantize(latents, depth - 1, update=update, restart=restart)
+        return Quantized(
+            semantic.project(first[0]) + acoustic.project(rest[0]),
+            first[0],
+            torch.cat([first[1], rest[1]], dim=-1),
+            first[2] + rest[2],
+        )
+
+    def bypass(self, latents: Tensor) -> Tensor:
+        """The same path without rounding, for the first steps, when there is nothing worth rounding to."""
+        parts = [chain.project(chain.encoding.input_proj(latents).mT) for chain in self.chains]
+        return parts[0] + parts[1]
+
+    @torch.no_grad()
+    def initialize(self, latents: Tensor, generator: torch.Generator) -> None:
+        """k-means of latents [B, H, F], one codebook after the other."""
+        for chain in self.chains:
+            chain.initialize(latents, generator)
+
+
+class _Chain:
+    def __init__(self, encoding: EncodingChain, decoding: DecodingChain, options: Quantizing) -> None:
+        self.encoding, self.decoding, self.options = encoding, decoding, options
+
+    def codebooks(self) -> list[Codebook]:
+        return [layer.codebook for layer in self.encoding.layers]  # type: ignore[misc]
+
+    def project(self, entries: Tensor) -> Tensor:
+        return self.decoding.output_proj(entries.mT)
+
+    def quantize(self, latents: Tensor, depth: Tensor, *, update: bool, restart: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """→ the sum of the first `depth` entries, all codes, the commitment loss of the entries that were used."""
+        target = self.encoding.input_proj(latents).mT
+        residual = target
+        total = torch.zeros_like(target)
+        codes, losses = [], []
+        for level, codebook in enumerate(self.codebooks()):
+            flat = residual.detach().flatten(0, 1)
+            vectors = codebook.vectors()
+            nearest = _nearest(flat, vectors)
+            chosen = F.embedding(nearest, vectors).view_as(residual)
+            used = (depth > level)[:, None, None]
+            losses.append(((residual - chosen).square() * used).mean())
+            total = total + chosen * used
+            residual = residual - chosen
+            codes.append(nearest.view(residual.shape[:2]))
+            if update:
+                self._follow(codebook, flat, nearest, restart)
+        straight = target + (total - target).detach()
+        return straight, torch.stack(codes, -1), torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def _follow(self, codebook: Codebook, flat: Tensor, nearest: Tensor, restart: bool) -> None:
+        counts = torch.zeros_like(codebook.cluster_usage).index_add_(0, nearest, flat.new_ones(len(flat)))
+        sums = torch.zeros_like(codebook.embed_sum).index_add_(0, nearest, flat)
+        codebook.cluster_usage.lerp_(counts, 1 - self.options.decay)
+        codebook.embed_sum.lerp_(sums, 1 - self.options.decay)
+        if restart:
+            share = len(flat) / len(counts)
+            idle = codebook.cluster_usage < self.options.restart_below * share
+            drawn = flat[torch.randint(len(flat), counts.shape, device=flat.device)]
+            codebook.embed_sum.copy_(torch.where(idle[:, None], drawn * share, codebook.embed_sum))
+            codebook.cluster_usage.masked_fill_(idle, share)
+
+    def initialize(self, latents: Tensor, generator: torch.Generator) -> None:
+        residual = self.encoding.input_proj(latents).mT.flatten(0, 1)
+        for codebook in self.codebooks():
+            size = len(codebook.cluster_usage)
+            picks = torch.randint(len(residual), (size,), generator=generator, device=residual.device)
+            vectors = residual[picks]
+            for _ in range(_KMEANS_ROUNDS):
+                nearest = _nearest(residual, vectors)
+                counts = torch.zeros_like(codebook.cluster_usage).index_add_(
+                    0, nearest, residual.new_ones(len(residual))
+                )
+                sums = torch.zeros_like(vectors).index_add_(0, nearest, residual)
+                vectors = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], vectors)
+            codebook.cluster_usage.fill_(1.0)
+            codebook.embed_sum.copy_(vectors)
+            residual = residual - F.embedding(_nearest(residual, vectors), vectors)
+
+
+def _nearest(x: Tensor, vectors: Tensor) -> Tensor:
+    """[N, D] → the index of the nearest of [S, D]; |x|² is the same for all and left out."""
+    return torch.addmm(vectors.square().sum(1), x, vectors.T, beta=1, alpha=-2).argmin(1)

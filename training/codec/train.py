@@ -1,0 +1,173 @@
+"""Trains the codec in pieces of a few minutes; each piece resumes where the last one stopped.
+
+    python -m training.codec.train --corpus /tmp/corpus --state /tmp/codec --out runs/codec --minutes 9
+
+`--state` is for the same machine and resumes exactly; `--out` gets what goes home: a compact checkpoint, the loss
+curves and samples of clips that were kept out of training (original, then reconstruction).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import wave
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training import settings
+from training.clip import SAMPLE_RATE
+from training.codec import checkpoint
+from training.codec.config import CodecTraining
+from training.codec.data import Crops
+from training.codec.losses import SpectralLoss
+from training.codec.trainer import Trainer
+from training.curves import Curves
+from training.shards import Corpus, Entry
+
+LOG_STEPS = 50
+SAVING_S = 12.0  # kept back from the time limit to save
+HELD_OUT = 1  # clips of each speaker
+DRAWN = ("mel", "stft", "commitment", "semantic", "judge", "adversarial", "features")
+log = logging.getLogger("codec")
+
+
+def hold_out(corpus: Corpus) -> tuple[Corpus, list[Entry]]:
+    """The last clips of every speaker are for listening, the others for training."""
+    by_speaker: dict[str, list[Entry]] = {}
+    for entry in corpus.entries:
+        by_speaker.setdefault(entry.speaker, []).append(entry)
+    held = [e for entries in by_speaker.values() for e in entries[1:][-HELD_OUT:]]
+    starts = {e.start for e in held}
+    kept = [e for e in corpus.entries if e.start not in starts]
+    return Corpus(kept, corpus.samples, corpus.labels), held
+
+
+def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> dict[str, float]:
+    """Reconstruct the held-out clips with the averaged weights: a WAV to hear, and the figures that matter.
+
+    Gradients stay on, though nobody wants them: then sonant runs the ops that the training ran.
+    """
+    loss, pieces, mels = SpectralLoss().to(trainer.device), [], []
+    gap = np.zeros(SAMPLE_RATE // 3, np.int16)
+    with trainer.averaged_weights() as codec:
+        codec.eval()
+        for entry in held:
+            original = corpus.clip(entry)
+            samples = (torch.from_numpy(original).to(trainer.device).float() / 32768)[None]
+            made = codec.reconstruct(samples).detach()
+            mels.append(loss(made, samples)[0].item())
+            pieces += [original, gap, (made[0].cpu() * 32767).round().to(torch.int16).numpy(), gap]
+        codec.train()
+    with wave.open(str(out), "wb") as w:
+        w.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        w.writeframes(np.concatenate(pieces).astype("<i2").tobytes())
+    return {"held_out_mel": float(np.mean(mels)), "codes_in_use": _in_use(trainer)}
+
+
+def _in_use(trainer: Trainer) -> float:
+    """Mean perplexity of the codebooks, as a share of their size."""
+    shares = []
+    for chain in trainer.codec.quantizer.chains:
+        for codebook in chain.codebooks():
+            p = codebook.cluster_usage / codebook.cluster_usage.sum()
+            shares.append(torch.special.entr(p).sum().exp() / len(p))
+    return torch.stack(shares).mean().item()
+
+
+def train(trainer: Trainer, crops: Crops, curves: Curves, deadline: float, most_steps: int | None) -> None:
+    began, first = time.time(), trainer.step_number
+    minutes_before, total = trainer.minutes, trainer.config.schedule.total_minutes
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    logged_at = time.time()
+    while time.time() < deadline and (most_steps is None or trainer.step_number - first < most_steps):
+        trainer.minutes = minutes_before + (time.time() - began) / 60
+        try:
+            losses = trainer.step(crops, trainer.minutes / total)
+        except RuntimeError as error:  # what the compiler raises; anything else comes again without it
+            if trainer.compiling == "nothing":
+                raise
+            trainer.uncompile(f"{type(error).__name__}: {str(error)[:500]}")
+            continue
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value
+            counts[name] = counts.get(name, 0) + 1
+        if trainer.step_number % LOG_STEPS == 0:
+            row = {name: round((v / counts[name]).item(), 4) for name, v in sums.items()}
+            if not np.isfinite(row["mel"]):
+                raise FloatingPointError(
+                    f"step {trainer.step_number}: the loss is {row['mel']}; resume with a lower rate"
+                )
+            pace = LOG_STEPS / (time.time() - logged_at)
+            row |= {
+                "step": trainer.step_number,
+                "minutes": round(trainer.minutes, 3),
+                "steps_per_s": round(pace, 2),
+            }
+            curves.add(row)
+            if trainer.step_number % (10 * LOG_STEPS) == 0 or trainer.step_number - first <= 4 * LOG_STEPS:
+                log.info("%s", row)
+            sums, counts, logged_at = {}, {}, time.time()
+    trainer.minutes = minutes_before + (time.time() - began) / 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=settings.CONFIGS / "codec.toml")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument(
+        "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
+    )
+    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9.0, help="of the clock, loading and saving included")
+    parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
+    parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--compile",
+        choices=["nothing", "snake", "whole"],
+        default="snake" if torch.cuda.is_available() else "nothing",
+    )
+    options = parser.parse_args()
+    deadline = time.time() + 60 * options.minutes - SAVING_S
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.backends.cudnn.benchmark = True
+
+    device = torch.device(options.device)
+    config = settings.read(options.config, CodecTraining)
+    if options.total_minutes:
+        config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
+    trainer = Trainer(config, device, options.compile)
+    source = options.resume or (options.state if any(options.state.glob("state-*.safetensors")) else None)
+    if source is not None:
+        checkpoint.load(trainer, source)
+        log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
+    corpus = Corpus.open(options.corpus)
+    training, held = hold_out(corpus)
+    crops = Crops(training, device)
+    for name, module in (
+        ("encoder", trainer.codec.encoder),
+        ("decoder", trainer.codec.decoder),
+        ("discriminators", trainer.discriminators),
+    ):
+        log.info("%s: %.2f M parameters", name, sum(p.numel() for p in module.parameters()) / 1e6)
+    log.info("%d clips, %.1f h", len(training.entries), len(corpus.samples) / SAMPLE_RATE / 3600)
+
+    curves = Curves(options.out, DRAWN)
+    train(trainer, crops, curves, deadline, options.steps)
+    checkpoint.save(trainer, options.state, compact=False)
+    checkpoint.save(trainer, options.out, compact=True)
+    figures = listen(trainer, corpus, held, options.out / "samples.wav")
+    curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)
+    curves.draw()
+    log.info("step %d, %.1f minutes in all: %s", trainer.step_number, trainer.minutes, figures)
+
+
+if __name__ == "__main__":
+    main()

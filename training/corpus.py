@@ -1,0 +1,170 @@
+"""Makes the audio, next to the GPU that will train on it: hibari on every CPU core, Kokoro on the device.
+
+    python -m training.corpus --teachers /tmp/teachers --out /tmp/corpus --minutes 4
+
+Kokoro reads the sentences from the front, each in the voice that `carry` drew for it; hibari reads them from the
+back. Both stop at the time limit or when they have read enough, and whatever is there is a whole corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+
+from training import settings
+from training.clip import labels_of, tidy
+from training.shards import ShardWriter, hours_by_speaker, read_index
+from training.teachers.hibari import SPEAKER, HibariTeacher, label_ids
+from training.teachers.kokoro import UNIT, KokoroTeacher
+
+ROUND = 8192  # sentences that Kokoro groups at once: more fill its batches better, fewer stop more promptly
+REPORT_S = 20.0
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    hibari_hours: float
+    kokoro_hours: float
+    voices: dict[str, int]
+
+
+def read_sentences(path: Path, split: str, limit: int | None) -> list[Row]:
+    with path.open(encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    return [row for row in rows if row["split"] == split][:limit]
+
+
+def hibari_worker(
+    folder: Path, out: Path, rows: list[Row], name: str, deadline: float, most_s: float, told: Any
+) -> None:
+    """One process. `deadline` is on the wall clock, which processes share."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    teacher = HibariTeacher(folder)
+    writer = ShardWriter(out, name)
+    for i, row in enumerate(rows):
+        if time.time() > deadline or writer.seconds > most_s:
+            break
+        clip = teacher.speak(row["phonemes"], seed=i)
+        if clip is not None:
+            writer.add(clip, row["text"], SPEAKER, row["split"])
+        if i % 200 == 0:
+            told.put((name, writer.seconds))
+    writer.flush()
+    told.put((name, writer.seconds))
+
+
+def kokoro_clips(
+    teacher: KokoroTeacher, rows: list[Row], deadline: float
+) -> Iterator[tuple[Row, np.ndarray, np.ndarray]]:
+    """Samples and durations of each row; the order is that of the batches. Copies to the host lag one batch."""
+    for first in range(0, len(rows), ROUND):
+        part = rows[first : first + ROUND]
+        lines = [teacher.line(i, row["phonemes"], row["voice"]) for i, row in enumerate(part)]
+        for batch, samples, durations in teacher.read(lines):
+            host = samples.float().cpu().numpy()
+            for line, wave, lengths in zip(batch, host, durations, strict=True):
+                yield part[line.index], wave, lengths.numpy()
+            if time.time() > deadline:
+                return
+
+
+def read_with_kokoro(options: argparse.Namespace, rows: list[Row], deadline: float, most_s: float, told: Any) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    teacher = KokoroTeacher(options.teachers, torch.device(options.device))
+    writers: dict[str, ShardWriter] = {}
+    vocabulary = teacher.vocabulary
+    began = last = time.time()
+
+    def keep(row: Row, wave: np.ndarray, durations: np.ndarray) -> None:
+        ids = [0, *teacher.line(0, row["phonemes"], row["voice"]).ids, 0]
+        clip = tidy(wave, labels_of(label_ids(ids, vocabulary), durations, UNIT, len(wave)))
+        if clip is not None:
+            voice = row["voice"]
+            writer = writers.setdefault(voice, ShardWriter(options.out, f"kokoro-{voice}"))
+            writer.add(clip, row["text"], voice, row["split"])
+
+    # One thread: writers are not shared, and the device has its next batch while this one is trimmed.
+    with ThreadPoolExecutor(1) as pool:
+        pending: list[Future[None]] = []
+        for row, wave, durations in kokoro_clips(teacher, rows, deadline):
+            pending.append(pool.submit(keep, row, wave, durations))
+            seconds = sum(w.seconds for w in list(writers.values()))
+            if time.time() - last > REPORT_S:
+                last = time.time()
+                print(f"kokoro {seconds / 3600:.2f} h, {seconds / (last - began):.0f} × real time", flush=True)
+            if seconds > most_s:
+                break
+        for each in pending:
+            each.result()
+    for writer in writers.values():
+        writer.flush()
+    told.put(("kokoro", sum(w.seconds for w in writers.values())))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=settings.CONFIGS / "corpus.toml")
+    parser.add_argument("--teachers", type=Path, required=True, help="what carry.py unpacked")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--split", choices=["train", "eval", "random"], default="train")
+    parser.add_argument("--limit", type=int, help="only the first so many sentences of the split")
+    parser.add_argument("--only", choices=["hibari", "kokoro"])
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="hibari processes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    config = settings.read(options.config, CorpusSettings)
+    began = time.time()
+    deadline = began + 60 * options.minutes
+    rows = read_sentences(options.teachers / "sentences.jsonl", options.split, options.limit)
+
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    workers = []
+    if options.only != "kokoro":
+        american = [row for row in reversed(rows) if row["voice"].startswith("a")]
+        for k in range(options.workers):
+            share, most_s = american[k :: options.workers], config.hibari_hours * 3600 / options.workers
+            arguments = (options.teachers, options.out, share, f"hibari-{k:02d}", deadline, most_s, told)
+            workers.append(context.Process(target=hibari_worker, args=arguments))
+            workers[-1].start()
+    if options.only != "hibari":
+        read_with_kokoro(options, rows, deadline, config.kokoro_hours * 3600, told)
+    wait_for(workers, told, began)
+    entries = read_index(options.out)
+    hours = {speaker: round(h, 2) for speaker, h in hours_by_speaker(entries).items()}
+    print(f"{len(entries):,} clips, {sum(hours.values()):.1f} h in {time.time() - began:.0f} s: {hours}")
+
+
+def wait_for(workers: list[Any], told: Any, began: float) -> None:
+    seconds: dict[str, float] = {}
+    last = time.time()
+    while any(w.is_alive() for w in workers):
+        try:
+            name, value = told.get(timeout=1)
+            seconds[name] = value
+        except Empty:
+            pass
+        if time.time() - last > REPORT_S:
+            last = time.time()
+            print(f"after {last - began:.0f} s: {sum(seconds.values()) / 3600:.2f} h", flush=True)
+    if failed := [w.name for w in workers if w.exitcode]:
+        raise RuntimeError(f"{len(failed)} hibari processes failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Free running: what the talker says when nobody gives it the frames, through the engine that will serve it."""
+
+from __future__ import annotations
+
+import tempfile
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import sonant
+from training.export import export
+from training.talker.config import TalkerTraining
+
+SENTENCES = (
+    "Hi.",
+    "The quick brown fox jumps over the lazy dog.",
+    "On May 3rd, 2024, she paid $9.99 for 3 books.",
+    "Are you sure that Dr. Smith works for the BBC?",
+    "It was a bright cold day in April, and the clocks were striking thirteen; nobody on the street looked up.",
+)
+
+
+def listen(
+    weights: Mapping[str, Tensor],
+    config: TalkerTraining,
+    codec: Path,
+    out: Path,
+    sentences: tuple[str, ...] = SENTENCES,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Every shipped voice says the sentences, one voice after another into one WAV; → what can be told without ears.
+
+    On the CPU by default: a GPU would spend longer on compiling kernels than on these few sentences.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        export(weights, config, codec, Path(name) / "voice", dtype=torch.float32, codec_dtype=torch.float32)
+        with sonant.load(Path(name) / "voice", device=device) as engine:
+            rate = engine.sample_rate
+            streams = {
+                voice: [engine.stream(s, voice=voice, seed=i, live=False) for i, s in enumerate(sentences)]
+                for voice in engine.voices
+            }
+            speeches = {voice: [stream.result() for stream in row] for voice, row in streams.items()}
+    every = [speech for row in speeches.values() for speech in row]
+    gap = np.zeros(rate // 3, np.float32)
+    write_wav(out, np.concatenate([part for speech in every for part in (speech.samples, gap)]), rate)
+    letters = sum(len(s) for s in sentences) * len(speeches)
+    return {
+        "spoken_seconds": round(sum(s.duration_s for s in every), 2),
+        "letters_per_second": round(letters / max(1e-9, sum(s.duration_s for s in every)), 2),
+        "runaways": sum(s.finish_reason != "stop" for s in every),
+    }
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
+    with wave.open(str(path), "wb") as w:
+        w.setparams((1, 2, rate, 0, "NONE", ""))
+        w.writeframes(np.round(np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())

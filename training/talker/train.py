@@ -1,0 +1,157 @@
+"""Trains talker and predictor in pieces of a few minutes; each piece resumes where the last one stopped.
+
+    python -m training.talker.train --codes runs/codes --codec runs/speech_tokenizer \\
+        --state /tmp/talker --out runs/talker --minutes 9
+
+`--state` is for the same machine and resumes exactly; `--out` gets what goes home: a compact checkpoint, the loss
+curves and a WAV in which every shipped voice speaks freely, through the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from training import settings
+from training.curves import Curves
+from training.encode import read
+from training.talker import checkpoint
+from training.talker.batches import Batches
+from training.talker.config import TalkerTraining
+from training.talker.folder import write_folder
+from training.talker.listen import listen
+from training.talker.trainer import Trainer
+from training.talker.utterances import Line, gather, hold_out, speakers_in
+
+LOG_STEPS = 20
+VALIDATE_STEPS = 500
+SAVING_S = 15.0  # kept back from the time limit to save and validate
+LISTENING_S = 45.0  # and to speak
+
+DRAWN = ("first", "rest", "gradient", "rate", "held_out_first", "held_out_rest", "held_out_stop", "held_out_hits")
+log = logging.getLogger("talker")
+
+
+def lines_of(codes: Path, config: TalkerTraining) -> Iterator[Line]:
+    """What the codec made of the corpus, in our speakers' names. Sentences kept for evaluation stay out."""
+    for index, frames in read(codes):
+        speaker = config.speaker_of.get(index["speaker"])
+        if speaker is not None and index["split"] == "train":
+            yield Line(index["text"], speaker, frames.astype(np.int16))
+
+
+def load_data(
+    options: argparse.Namespace, config: TalkerTraining, device: torch.device
+) -> tuple[Qwen3TTSConfig, Batches, Batches]:
+    """(model config, training, validation). Runs before anything touches the GPU: it forks."""
+    lines = list(lines_of(options.codes, config))
+    if len(lines) < 2:
+        raise ValueError(f"{options.codes} holds {len(lines)} utterances of the config's speakers: nothing to train on")
+    training, held = hold_out(lines, config.batch.held_out)
+    log.info("%d utterances, %d held out, hours %s", len(training), len(held), speakers_in(training))
+    with tempfile.TemporaryDirectory() as name:
+        model = write_folder(Path(name), config, options.codec, tuple(config.speakers))
+        gathered = [gather(Path(name), part, config.batch, options.workers) for part in (training, held)]
+    for part in gathered:
+        if part.frames.max() >= model.predictor.vocab_size or part.frames.shape[1] != model.talker.num_code_groups:
+            raise ValueError(f"{options.codes} was not made with {options.codec}")
+    arguments = {"pad_text": model.tts_pad_token_id, "stop": model.talker.codec_eos_token_id}
+    batches = [Batches(part, device, **arguments, positions=config.batch.positions) for part in gathered]
+    return model, batches[0], batches[1]
+
+
+def train(
+    trainer: Trainer, batches: Batches, held: Batches, curves: Curves, deadline: float, most_steps: int | None
+) -> None:
+    began, first = time.time(), trainer.step_number
+    minutes_before, total = trainer.minutes, trainer.config.schedule.total_minutes
+    sums: dict[str, Tensor] = {}
+    logged_at = time.time()
+    while time.time() < deadline and (most_steps is None or trainer.step_number - first < most_steps):
+        trainer.minutes = minutes_before + (time.time() - began) / 60
+        try:
+            losses = trainer.step(batches, trainer.minutes / total)
+        except RuntimeError as error:  # what the compiler raises; anything else comes again without it
+            if not trainer.compiled:
+                raise
+            trainer.uncompile(f"{type(error).__name__}: {str(error)[:500]}")
+            continue
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value / LOG_STEPS
+        if trainer.step_number % LOG_STEPS == 0:
+            row = {name: round(v.item(), 5) for name, v in sums.items()}
+            if trainer.step_number - first >= LOG_STEPS and not np.isfinite(row["first"] + row["rest"]):
+                raise FloatingPointError(f"step {trainer.step_number}: {row}; resume with a lower rate")
+            pace = LOG_STEPS / (time.time() - logged_at)
+            row |= {"step": trainer.step_number, "minutes": round(trainer.minutes, 3), "steps_per_s": round(pace, 2)}
+            if trainer.step_number % VALIDATE_STEPS == 0:
+                row |= trainer.validate(held)
+            curves.add(row)
+            if trainer.step_number % (10 * LOG_STEPS) == 0 or trainer.step_number - first <= 2 * LOG_STEPS:
+                log.info("%s", row)
+            sums, logged_at = {}, time.time()
+    trainer.minutes = minutes_before + (time.time() - began) / 60
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=settings.CONFIGS / "talker.toml")
+    parser.add_argument("--codes", type=Path, required=True, help="what training.encode wrote")
+    parser.add_argument("--codec", type=Path, required=True, help="the exported speech_tokenizer that made them")
+    parser.add_argument(
+        "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
+    )
+    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="of the clock, loading, saving and speaking included"
+    )
+    parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that lay out prompts")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--listen", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    deadline = time.time() + 60 * options.minutes - SAVING_S - (LISTENING_S if options.listen else 0)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_float32_matmul_precision("high")
+
+    config = settings.read(options.config, TalkerTraining)
+    device = torch.device(options.device)
+    model, batches, held = load_data(options, config, device)
+    trainer = Trainer(config, model, device, compiled=options.compile)
+    source = options.resume or (options.state if any(options.state.glob("talker-*.safetensors")) else None)
+    if source is not None:
+        checkpoint.load(trainer, source)
+        log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
+    size = sum(p.numel() for p in trainer.talker.parameters())
+    log.info("%.2f M parameters, %d steps an epoch", size / 1e6, batches.per_epoch)
+
+    curves = Curves(options.out, DRAWN)
+    train(trainer, batches, held, curves, deadline, options.steps)
+    checkpoint.save(trainer, options.state, compact=False)
+    checkpoint.save(trainer, options.out, compact=True)
+    figures = trainer.validate(held)
+    if options.listen:
+        figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav")
+    curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)
+    curves.draw()
+    log.info("step %d, %.1f minutes in all: %s", trainer.step_number, trainer.minutes, figures)
+
+
+if __name__ == "__main__":
+    main()
