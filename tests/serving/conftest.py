@@ -16,6 +16,7 @@ import uvicorn
 import sonant
 from sonant import EngineConfig
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.registry import describe
 from sonant.serving.app import create_app
 from sonant.serving.host import EngineHost
 from sonant.serving.options import ServeOptions
@@ -50,7 +51,8 @@ def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     def start(checkpoint: str = "custom", engine: dict[str, Any] | None = None, **options: Any) -> Served:
         config = EngineConfig(**(engine or {}))
         host = EngineHost(lambda: sonant.load(checkpoints[checkpoint], device="cpu", config=config))
-        app = create_app(host, ServeOptions(port=0, drain_s=10, **options), "tiny")
+        described = describe(checkpoints[checkpoint])
+        app = create_app(host, ServeOptions(port=0, drain_s=10, **options), described, "tiny")
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=10))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

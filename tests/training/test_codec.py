@@ -49,7 +49,7 @@ def trained(config: CodecTraining, crops: Crops) -> Trainer:
     return trainer
 
 
-def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {n: t.clone() for n, t in checkpoint._whole(trainer).items()}
 
 
@@ -166,7 +166,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(
     for trainer in (trained, resumed):
         for progress in (0.1, 0.9):
             trainer.step(crops, progress)
-    ours, theirs = state(trained), state(resumed)
+    ours, theirs = snapshot(trained), snapshot(resumed)
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], atol=0, rtol=0, msg=name)

@@ -11,6 +11,7 @@ from sonant.cli.model_folder import model_folder
 from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.models.registry import describe
 
 EXAMPLES = """
 sonant serve --model model
@@ -50,6 +51,13 @@ def add_parser(commands: Commands) -> None:
         default=30.0,
         help="seconds that requests may go on after SIGTERM (default: 30)",
     )
+    parser.add_argument(
+        "--voices", metavar="DIR", type=Path, help="keep uploaded voices there (default: uploading is off)"
+    )
+    parser.add_argument(
+        "--consent", choices=("required", "asserted"), default="required",
+        help="what an upload must show: a recorded consent, or a written statement (default: required)",
+    )  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
     parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
@@ -67,14 +75,20 @@ def run(args: argparse.Namespace) -> int:
     folder = model_folder(args.model)
     keys = tuple(args.api_key) or tuple(k for k in os.environ.get("SONANT_API_KEYS", "").split(",") if k)
     options = ServeOptions(
-        host=args.host, port=args.port, api_keys=keys, max_first_audio_s=args.max_first_audio, drain_s=args.drain
+        host=args.host,
+        port=args.port,
+        api_keys=keys,
+        max_first_audio_s=args.max_first_audio,
+        voices_folder=args.voices,
+        consent=args.consent,
+        drain_s=args.drain,
     )
     config = EngineConfig(max_rows=args.max_rows, max_waiting=args.max_waiting)
 
     def load() -> sonant.Engine:
         return sonant.load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
 
-    app = create_app(EngineHost(load), options, Path(folder).name)
+    app = create_app(EngineHost(load), options, describe(folder), Path(folder).name)
     uvicorn.run(
         app, host=options.host, port=options.port, log_level="info", timeout_graceful_shutdown=int(options.drain_s) + 1
     )

@@ -11,7 +11,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
 
+from sonant.models.description import Description
 from sonant.serving import problems
 from sonant.serving.guard import Guard
 from sonant.serving.host import EngineHost
@@ -19,13 +21,21 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.response import SoundResponse
 from sonant.serving.schemas import SpeechBody
 from sonant.serving.service import SpeechService
-from sonant.serving.voice_names import VoiceNames
+from sonant.serving.voice_names import VoiceNames, reserved_names
+from sonant.serving.voice_routes import voice_routes
+from sonant.serving.voice_store import StoreOptions, VoiceStore
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
 
 
-def create_app(host: EngineHost, options: ServeOptions, model_name: str, names: VoiceNames | None = None) -> FastAPI:
-    service = SpeechService(host, options, names or VoiceNames())
+def create_app(host: EngineHost, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
+    """`model` is what the folder says of itself; `model_name` is what clients see."""
+    store = None
+    mark = f"{model.family}/{model.kind}/{model.size}"
+    if options.voices_folder is not None:
+        reserved = reserved_names(model.voices)
+        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+    service = SpeechService(host, options, VoiceNames(store, model=mark))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -40,6 +50,8 @@ def create_app(host: EngineHost, options: ServeOptions, model_name: str, names: 
     _add_speech(app, service)
     _add_listings(app, service, model_name)
     _add_health(app, service)
+    if store is not None:
+        app.include_router(voice_routes(service, store, mark))
     app.add_middleware(Guard, options=options)
     return app
 
@@ -69,7 +81,8 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:
-        return {"voices": service.names.listing(service.host.engine)}
+        engine = service.host.engine
+        return {"voices": await run_in_threadpool(service.names.listing, engine)}
 
 
 def _add_health(app: FastAPI, service: SpeechService) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sonant.errors import ConfigError
 
@@ -17,6 +18,7 @@ class ServeOptions:
     max_first_audio_s: float = 10.0  # a request that would wait longer for its first sound is refused
     max_streams_per_client: int = 256  # by API key, else by address
     voices_folder: Path | None = None  # uploaded voices; None: uploading is off
+    consent: Literal["required", "asserted"] = "required"  # asserted: an uploader's written statement will do
     drain_s: float = 30.0  # how long requests may go on after SIGTERM
 
     def __post_init__(self) -> None:

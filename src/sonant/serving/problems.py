@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Most particular first: a type's answer is that of the first class it belongs to.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (errors.VoiceExists, 409, "voice_exists", "name"),
+    (errors.UnknownConsent, 400, "consent_not_found", "consent"),
     (errors.UnknownVoice, 400, "voice_not_found", "voice"),
     (errors.UnknownLanguage, 400, "language_not_found", "language"),
     (errors.BadText, 400, "invalid_input", "input"),
@@ -28,6 +30,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.BadRequest, 400, "invalid_value", None),
     (errors.Overloaded, 429, "overloaded", None),
     (errors.EngineError, 503, "engine_unavailable", None),
+    (errors.StoreError, 503, "store_unavailable", None),
 )
 
 

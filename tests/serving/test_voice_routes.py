@@ -1,0 +1,69 @@
+"""Uploading a voice, speaking with it, and taking it away again, as OpenAI's SDK does it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import httpx
+import pytest
+import soundfile
+
+from clips import reference_clip
+from serving.conftest import Serve
+
+
+def wav() -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, *reference_clip(), format="WAV")
+    return out.getvalue()
+
+
+def upload(url: str, clip: bytes, **fields: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/audio/voices", files={"audio_sample": ("clip.wav", clip)}, data=fields, timeout=30)
+
+
+def test_a_voice_is_uploaded_with_consent_and_spoken_with_after_a_restart(serve: Serve, tmp_path: Path) -> None:
+    served = serve("base", voices_folder=tmp_path)
+    assert upload(served.url, wav(), name="me", consent="cons_nobody").status_code == 400
+    form = {"name": "my consent", "language": "en"}
+    recording = {"recording": ("yes.wav", wav())}
+    consent = httpx.post(f"{served.url}/v1/audio/voice_consents", files=recording, data=form).json()
+    assert consent["object"] == "audio.voice_consent"
+    voice = upload(served.url, wav(), name="me", consent=consent["id"], ref_text="the user and the world").json()
+    assert voice["object"] == "audio.voice" and voice["name"] == "me"
+    assert upload(served.url, wav(), name="ME", consent=consent["id"]).status_code == 409
+    body = {"input": "hello", "seed": 1, "max_frames": 4, "response_format": "pcm"}
+    heard = served.post(**body, voice={"id": voice["id"]}).content
+    again = serve("base", voices_folder=tmp_path)
+    assert again.post(**body, voice="me").content == heard and len(heard) == 4 * 2 * 1920
+    listed = httpx.get(f"{again.url}/v1/audio/voices").json()["voices"]
+    assert [v["id"] for v in listed] == [voice["id"]]
+    gone = httpx.delete(f"{again.url}/v1/audio/voices/{voice['id']}")
+    assert gone.json() == {"id": voice["id"], "deleted": True, "object": "audio.voice.deleted"}
+    assert httpx.delete(f"{again.url}/v1/audio/voices/{voice['id']}").status_code == 404
+    assert again.post(**body, voice="me").status_code == 400
+
+
+def test_a_statement_will_do_where_the_operator_says_so(serve: Serve, tmp_path: Path) -> None:
+    served = serve("base", voices_folder=tmp_path, consent="asserted")
+    assert upload(served.url, wav(), name="me", consent="I am the speaker and agree.").status_code == 200
+
+
+@pytest.mark.parametrize("clip", [b"", b"not sound", b"\0" * 5000])
+def test_a_bad_clip_is_refused_and_nothing_is_kept(serve: Serve, tmp_path: Path, clip: bytes) -> None:
+    served = serve("base", voices_folder=tmp_path, consent="asserted")
+    answer = upload(served.url, clip, name="me", consent="I agree.")
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert httpx.get(f"{served.url}/v1/audio/voices").json()["voices"] == []
+
+
+def test_a_model_with_fixed_voices_takes_no_uploads(serve: Serve, tmp_path: Path) -> None:
+    served = serve("custom", voices_folder=tmp_path, consent="asserted")
+    answer = upload(served.url, wav(), name="me", consent="I agree.")
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported"
+
+
+def test_without_a_folder_there_is_no_such_route(serve: Serve) -> None:
+    served = serve("base")
+    assert upload(served.url, wav(), name="me", consent="x").status_code == 405
