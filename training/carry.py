@@ -3,9 +3,10 @@
     python -m training.carry pack --sentences … --kokoro … --voices … --out carry     (at home; needs both packages)
     python -m training.carry unpack carry/voice1 /tmp/teachers                        (there, once for each part)
 
-A transfer takes 64 MiB, so the parts are made to fit: the big matrices of Kokoro's decoder as bytes with a scale
-for each row, the rest in half precision, all of it deflated. Against the full weights that is a mean difference
-of 0.3 dB in the mel spectrum, and the same MOS. Phonemes are made here: no text front end has to travel.
+A transfer takes 64 MiB, with this repository and its checkpoint among them, so the parts are made to fit: the big
+matrices of Kokoro's decoder as bytes with a scale for each row, the rest in half precision, all of it deflated.
+Against the full weights that is a mean difference of 0.3 dB in the mel spectrum, and the same MOS. Phonemes are made
+here: no text front end has to travel.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from training import settings
 from training.corpus import CorpusSettings
 from training.teachers.hibari import DURATIONS
 
-PARTS = 2
+PARTS = 4
 _BYTES = ("decoder.decode", "decoder.encode", "decoder.generator.")  # two thirds of all weights, and robust
 _HIBARI_FILES = (
     "__init__.py",
