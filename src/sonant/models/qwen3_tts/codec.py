@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.layers.attention import Context, FullContext, WindowContext
 from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, StreamState, assign_slots
-from sonant.layers.transformer import DecoderStack, StackShape
+from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
+from sonant.models.qwen3_tts.stack import stack_shape
 
 _DILATIONS = (1, 3, 9)
 
@@ -82,20 +83,7 @@ class SplitQuantizer(nn.Module):
 
 class PreTransformer(DecoderStack):
     def __init__(self, config: CodecDecoderConfig) -> None:
-        super().__init__(
-            StackShape(
-                hidden=config.hidden_size,
-                intermediate=config.intermediate_size,
-                layers=config.num_hidden_layers,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                eps=config.rms_norm_eps,
-                rope_theta=config.rope_theta,
-                qk_norm=False,
-                layer_scale=True,
-            )
-        )
+        super().__init__(stack_shape(config, qk_norm=False, layer_scale=True))
         self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 

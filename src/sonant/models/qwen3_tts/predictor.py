@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Bans
 from sonant.layers.attention import FullContext, PagedContext
-from sonant.layers.transformer import DecoderStack, StackShape
+from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig
+from sonant.models.qwen3_tts.stack import stack_shape
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,6 @@ class Draw:
             top_p=self.top_p,
             bans=bans,
         )
-
-
-def stack_shape(config: DecoderStackConfig) -> StackShape:
-    return StackShape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        eps=config.rms_norm_eps,
-        rope_theta=config.rope_theta,
-    )
 
 
 class PredictorStack(DecoderStack):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig, TalkerConfig
-from sonant.models.qwen3_tts.predictor import CodePredictor, stack_shape
+from sonant.models.qwen3_tts.predictor import CodePredictor
+from sonant.models.qwen3_tts.stack import stack_shape
 
 
 class TalkerStack(DecoderStack):
