@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sonant.errors import BadText, CheckpointError
@@ -60,6 +60,7 @@ def test_prompts_have_the_ids_of_the_golden_runs(
 @settings(deadline=None)
 @given(text=st.text() | st.text(alphabet=" \n\r\t'a1.,你\u0301"))
 def test_a_filled_template_reads_as_if_encoded_whole(mini: TextTokenizer, text: str) -> None:
+    assume(not any(token in text for token in mini.added))  # in text they are only text, in a template they count
     assert mini.fill(ASSISTANT, text) == mini.encode(ASSISTANT.replace("{text}", text), specials=True)
 
 
