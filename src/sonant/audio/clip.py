@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import soundfile as sf
-import soxr
 
 from sonant.errors import BadAudio
 from sonant.types import Samples
@@ -79,6 +77,8 @@ def _existing_file(source: str | Path, name: str) -> str:
 
 
 def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
+    import soundfile as sf  # here: training and benchmarks run on machines that have no sound libraries
+
     try:
         with sf.SoundFile(file) as sound:
             frames, rate_hz = sound.frames, sound.samplerate
@@ -176,6 +176,8 @@ def _check_sound(samples: Samples, name: str) -> None:
 def _resample(samples: Samples, rate_hz: int, sample_rate: int) -> Samples:
     if rate_hz == sample_rate:
         return samples
+    import soxr
+
     resampled = soxr.resample(samples, rate_hz, sample_rate, quality="HQ")
     # The length that the official code's resampler gives, down to its rounding of the ratio: one sample more
     # can be one frame more.
