@@ -12,7 +12,6 @@ MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September", "October"),
     *("November", "December"),
 )
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _SHORT = {m[:3]: m for m in MONTHS if m != "May"} | {"Sept": "September"}
 _MONTH = "|".join(MONTHS)
 _SHORTS = "|".join(sorted(_SHORT, key=len, reverse=True))

@@ -52,7 +52,7 @@ class StepLoop:
             self._wake.notify()
 
     def check_room(self) -> None:
-        waiting = len(self._inbox) + len(self.scheduler.waiting)
+        waiting = self.waiting()
         if waiting >= self.config.max_waiting:
             raise Overloaded(f"{waiting} requests are waiting already; try again later")
 

@@ -51,11 +51,3 @@ class SpeechBody(BaseModel):
             top_p=self.top_p,
             repetition_penalty=self.repetition_penalty,
         )
-
-
-class BatchBody(BaseModel):
-    """`POST /v1/audio/speech/batch`: several texts with the same settings, answered together."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    items: Annotated[list[SpeechBody], Field(min_length=1, max_length=32)]

@@ -47,13 +47,14 @@ class SpeechService:
         except Refused as e:
             self.metrics.rejected.labels(e.code).inc()
             raise
-        # off the event loop: it tokenizes, and may have a clip to decode and encode
+        # off the event loop: opening an encoder takes milliseconds, a submission tokenizes and may encode a clip
+        path = await run_in_threadpool(
+            SoundPath, body.response_format, engine.sample_rate, body.sample_rate, body.speed, not whole, self.executor
+        )
         stream = await run_in_threadpool(self._submit, engine, body)
         held.callback(stream.abort)
         held.callback(self._ended, time.monotonic())
-        return stream, SoundPath(
-            body.response_format, engine.sample_rate, body.sample_rate, body.speed, not whole, self.executor
-        )
+        return stream, path
 
     def _submit(self, engine: Engine, body: SpeechBody) -> SpeechStream:
         if body.ref_audio is not None:

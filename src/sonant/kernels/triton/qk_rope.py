@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -76,8 +75,3 @@ def qk_rope(
     )
     v = qkv.view(batch, length, -1, dim)[:, :, heads + kv_heads :]
     return q, k, v
-
-
-def supports(qkv: Tensor, heads: int, kv_heads: int) -> bool:
-    dim = qkv.shape[-1] // (heads + 2 * kv_heads)
-    return dim & (dim - 1) == 0 and qkv.dtype in (torch.bfloat16, torch.float16, torch.float32)
