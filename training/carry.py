@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sonant.audio.normalize import normalize_english
 from training import settings
 from training.corpus import CorpusSettings
 from training.teachers.hibari import DURATIONS
@@ -89,7 +90,8 @@ def phonemized(sentences: list[dict[str, str]], weights: Mapping[str, int]) -> I
     accents = {"a": Hibari(), "b": Hibari(g2p=G2P(british=True))}
     for sentence in sentences:
         voice = voice_for(sentence["text"], weights)
-        phonemes = " ".join(accents[voice[0]].phonemize(sentence["text"]))
+        # what the engine's front end makes of it, so that "1,200" is read as the talker will be told
+        phonemes = " ".join(accents[voice[0]].phonemize(normalize_english(sentence["text"])))
         if phonemes:
             yield sentence | {"voice": voice, "phonemes": phonemes}
 

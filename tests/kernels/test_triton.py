@@ -61,6 +61,16 @@ def test_swiglu(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [1, 24, 96])
+def test_snake(channels: int, dtype: torch.dtype) -> None:
+    x = random(2, 50, channels, dtype=dtype)
+    alpha, beta = random(channels, dtype=dtype, seed=1), random(channels, dtype=dtype, seed=2)
+    for part in (x, x[:, 3:40], x[:, :1]):
+        expected = reference.snake_beta(part.float(), alpha.float(), beta.float()).to(dtype)
+        close(kernel("snake_beta")(part, alpha, beta), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
 def test_paged_cache(heads: int, kv_heads: int, dim: int, block: int, queries: int, dtype: torch.dtype) -> None:

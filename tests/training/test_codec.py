@@ -13,6 +13,7 @@ from training.codec import checkpoint
 from training.codec.config import CodecTraining, Shape
 from training.codec.data import Crops
 from training.codec.export import export
+from training.codec.losses import SpectralLoss
 from training.codec.model import Codec, decode_latents
 from training.codec.train import hold_out, listen
 from training.codec.train import train as run
@@ -20,6 +21,7 @@ from training.codec.trainer import Trainer
 from training.curves import Curves
 from training.shards import Corpus
 
+from sonant.kernels import reference
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into
@@ -245,3 +247,50 @@ def test_a_piece_of_training_leaves_curves_and_samples(
     assert np.isfinite(figures["held_out_mel"])
     heard = sum(e.samples for e in held) * 2 + 4 * 8000
     assert (tmp_path / "samples.wav").stat().st_size == 44 + 2 * heard
+
+
+@pytest.mark.parametrize(("rows", "channels"), [(3, 24), (700, 8)])
+def test_the_fused_snake_has_the_slopes_of_the_reference(rows: int, channels: int) -> None:
+    pytest.importorskip("triton")
+    from training.codec.snake import snake
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(1)
+    given = [torch.randn(2, rows, channels), torch.randn(channels), torch.randn(channels)]
+    slope = torch.randn(2, rows, channels, device=device)
+    slopes = []
+    for function in (snake, reference.snake_beta):
+        leaves = [t.to(device).requires_grad_() for t in given]
+        slopes.append(torch.autograd.grad(function(*leaves), leaves, slope))
+    for got, expected in zip(*slopes, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_codec_keeps_its_codes(trained: Trainer, crops: Crops) -> None:
+    samples, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
+
+    def codes() -> torch.Tensor:
+        with torch.no_grad():
+            return trained.codec.encoder.quantizer.encode(trained.codec.encoder(samples), 3)
+
+    trained.step(crops, progress=0.99)
+    before, weight = codes(), trained.codec.decoder.pre_conv.conv.weight.clone()
+    for _ in range(3):
+        losses = trained.step(crops, progress=0.99)
+    assert torch.equal(codes(), before)
+    assert not torch.equal(trained.codec.decoder.pre_conv.conv.weight, weight)
+    assert "commitment" not in losses
+
+
+def test_silence_weighs_no_more_than_speech() -> None:
+    """A logarithm is steepest near nothing: without a floor, pauses would drown what is said."""
+    torch.manual_seed(1)
+    speech = 0.06 * torch.randn(1, 24000)
+    real = torch.cat([speech, torch.zeros(1, 24000)], 1)
+    made = (real + 1e-5 * torch.randn(1, 48000)).requires_grad_()
+    made.data[:, :24000] += 0.02 * torch.randn(1, 24000)
+    mel, stft = SpectralLoss()(made, real)
+    (mel + stft).backward()
+    assert made.grad is not None
+    spoken, silent = made.grad.abs().split(24000, 1)
+    assert silent[:, 4096:].mean() < 0.1 * spoken.mean()

@@ -41,7 +41,9 @@ def load(trainer: Trainer, folder: Path) -> None:
     with torch.no_grad():
         for name, value in trainer.averaged.items():
             value.copy_(averaged[name])
-    trainer.discriminators.load_state_dict({n: t.float() for n, t in state.under("discriminators.", tensors).items()})
+    judges = {n: t.float() for n, t in state.under("discriminators.", tensors).items()}
+    if judges:  # without them, as in a checkpoint that only kept the codec, new ones start
+        trainer.discriminators.load_state_dict(judges)
     if whole:
         for name in _OPTIMIZERS:
             kept = state.under(f"{name}.", {n: t for n, t in tensors.items() if n != _NO_STATE})

@@ -81,6 +81,7 @@ class Batch:
 class Schedule:
     total_minutes: float
     adversarial_from: float
+    frozen_from: float
     warmup_steps: int
     quantize_after: int
     learning_rate: float

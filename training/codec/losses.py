@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,12 @@ from sonant.audio.features import MelSpec, slaney_filterbank
 
 _SCALES = ((2048, 160), (1024, 80), (512, 40), (256, 20), (128, 10), (64, 5))  # window, mel bins
 _LINEAR_FROM = 512  # shorter windows tell pitch and timbre too coarsely for a linear spectrum to be of use
-_FLOOR = 1e-5
+_FLOOR_DB = -75.0  # of full scale. Lower, and the slope of the logarithm makes silence weigh more than speech
+
+
+def _floor(window: Tensor) -> Tensor:
+    """The magnitude in one bin of noise at the floor's level."""
+    return 10 ** (_FLOOR_DB / 20) * window.square().sum().sqrt()
 
 
 class SpectralLoss(nn.Module):
@@ -19,8 +26,11 @@ class SpectralLoss(nn.Module):
         super().__init__()
         for window, bins in _SCALES:
             filters = slaney_filterbank(MelSpec(fft_samples=window, hop_samples=window // 4, mel_bins=bins))
+            hann = torch.hann_window(window)
             self.register_buffer(f"filters_{window}", filters, persistent=False)
-            self.register_buffer(f"hann_{window}", torch.hann_window(window), persistent=False)
+            self.register_buffer(f"hann_{window}", hann, persistent=False)
+            self.register_buffer(f"floor_{window}", _floor(hann), persistent=False)
+            self.register_buffer(f"mel_floor_{window}", _floor(hann) * filters.sum(1, keepdim=True), persistent=False)
 
     def forward(self, made: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T] float32 each."""
@@ -28,13 +38,15 @@ class SpectralLoss(nn.Module):
         both = torch.cat([made, real])
         for window, _ in _SCALES:
             magnitude = self._magnitude(both, window)
-            bands = (getattr(self, f"filters_{window}") @ magnitude).clamp(min=_FLOOR).log()
-            a, b = bands.chunk(2)
+            bands = getattr(self, f"filters_{window}") @ magnitude
+            a, b = torch.maximum(bands, getattr(self, f"mel_floor_{window}")).log().chunk(2)
             mel.append((a - b).abs().mean())
             if window >= _LINEAR_FROM:
+                floor = getattr(self, f"floor_{window}")
                 a, b = magnitude.chunk(2)
-                convergence = (a - b).square().sum().sqrt() / b.square().sum().sqrt().clamp(min=_FLOOR)
-                linear.append(convergence + (a.clamp(min=_FLOOR).log() - b.clamp(min=_FLOOR).log()).abs().mean())
+                convergence = (a - b).square().sum().sqrt() / torch.maximum(b.square().sum().sqrt(), floor)
+                a, b = torch.maximum(magnitude, floor).log().chunk(2)
+                linear.append(convergence + (a - b).abs().mean())
         return torch.stack(mel).mean(), torch.stack(linear).mean()
 
     def _magnitude(self, samples: Tensor, window: int) -> Tensor:
@@ -43,20 +55,21 @@ class SpectralLoss(nn.Module):
         return torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
 
 
-def discriminator_loss(real: list[Tensor], made: list[Tensor]) -> Tensor:
+def discriminator_loss(real: Sequence[Tensor], made: Sequence[Tensor]) -> Tensor:
     """Least squares: real to one, made to zero."""
     return torch.stack([(r - 1).square().mean() + m.square().mean() for r, m in zip(real, made, strict=True)]).sum()
 
 
-def generator_loss(made: list[Tensor]) -> Tensor:
+def generator_loss(made: Sequence[Tensor]) -> Tensor:
     return torch.stack([(m - 1).square().mean() for m in made]).sum()
 
 
 def feature_loss(real: list[list[Tensor]], made: list[list[Tensor]]) -> Tensor:
+    """How far the judges' features of the two are apart, as a share of the features' size."""
     return torch.stack(
         [
-            (r - m).abs().mean(dtype=torch.float32)
+            (r - m).abs().mean(dtype=torch.float32) / r.abs().mean(dtype=torch.float32).clamp(min=1e-3)
             for rs, ms in zip(real, made, strict=True)
             for r, m in zip(rs, ms, strict=True)
         ]
-    ).sum()
+    ).mean()

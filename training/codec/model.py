@@ -7,15 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.layers.attention import FullContext
+from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, channels_last
 from sonant.models.qwen3_tts.codec import CodecDecoder, ConvNeXt, SnakeBeta
-from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
+from sonant.models.qwen3_tts.codec_encoder import CausalConv, CodecEncoder
 from sonant.models.qwen3_tts.codec_encoder import LayerScale as EncoderScale
 from training.clip import FRAME, STEP
 from training.codec.config import PHONEMES, CodecTraining
 from training.codec.quantizer import SplitTrainer
 
 _BRANCH_SCALE = 0.1  # residual branches start small; the published 0.01 learns too slowly for so few steps
-_BRANCH_ENDS = (".block.3.conv", ".conv2.conv")
+_BRANCH_ENDS = (".block.3", ".conv2")
 _BRANCH_SPREAD, _OUTPUT_SPREAD = 0.3, 0.1
 _EXACT_PARTS = 3  # the last upsampling block, the last activation and the last convolution stay in float32
 
@@ -42,6 +43,7 @@ class Codec(nn.Module):
                 module.gamma.fill_(_BRANCH_SCALE)
         for book in self.codebook_parameters():
             book.requires_grad_(False)
+        channels_last(self)
 
     def fit_scales(self, samples: Tensor) -> None:
         """Rescale every layer, in the order in which `samples` [B, T] pass, to give values of unit spread.
@@ -49,14 +51,17 @@ class Codec(nn.Module):
         With torch's own start a dozen convolutions shrink what depends on the input to a trace beside their
         biases, and the first thousand steps would go by before the latents say anything.
         """
-        last = f"decoder.decoder.{len(self.decoder.decoder) - 1}.conv"
+        last = f"decoder.decoder.{len(self.decoder.decoder) - 1}"
         hooks = []
+        inner = {m.conv for m in self.modules() if isinstance(m, CausalConv1d | CausalConvTranspose1d | CausalConv)}
         for name, module in self.named_modules():
-            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d | nn.Linear) and name != "phonemes":
+            kinds = CausalConv1d | CausalConvTranspose1d | CausalConv | nn.Conv1d | nn.Linear
+            if isinstance(module, kinds) and module not in inner and name != "phonemes":
                 spread = _OUTPUT_SPREAD if name == last else _BRANCH_SPREAD if name.endswith(_BRANCH_ENDS) else 1.0
                 hooks.append(module.register_forward_hook(_Fit(spread)))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                bias = getattr(module, "conv", module).bias
+                if bias is not None:
+                    nn.init.zeros_(bias)
         self.decode(self.quantizer.bypass(self.encoder(samples)))
         for hook in hooks:
             hook.remove()
@@ -106,9 +111,9 @@ class Codec(nn.Module):
 
 def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:
     """`CodecDecoder.forward` from the point where the codes have been looked up (a test holds them together)."""
-    x = decoder.pre_conv(latents, None).mT
+    x = decoder.pre_conv(latents.mT, None)
     positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-    x = decoder.pre_transformer(x, positions, FullContext(decoder.config.sliding_window)).mT
+    x = decoder.pre_transformer(x, positions, FullContext(decoder.config.sliding_window))
     for stage in decoder.upsample.children():
         for part in stage.children():
             x = part(x, None)
@@ -116,7 +121,7 @@ def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:
     x = _through(parts[:-_EXACT_PARTS], x)
     # bfloat16 would put a floor of noise under quiet high frequencies, which the losses hear and nobody serves.
     with torch.autocast(x.device.type, enabled=False):
-        return _through(parts[-_EXACT_PARTS:], x.float())[:, 0]
+        return _through(parts[-_EXACT_PARTS:], x.float())[..., 0]
 
 
 def _through(parts: list[nn.Module], x: Tensor) -> Tensor:
@@ -132,13 +137,14 @@ class _Fit:
         self.spread = spread
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        assert isinstance(module, nn.Conv1d | nn.ConvTranspose1d | nn.Linear)
-        channels = output.mT if isinstance(module, nn.Linear) else output
+        layer = module.conv if isinstance(module, CausalConv1d | CausalConvTranspose1d | CausalConv) else module
+        assert isinstance(layer, nn.Conv1d | nn.ConvTranspose1d | nn.Linear)
+        last = output.mT if isinstance(module, nn.Conv1d) else output  # a bare convolution has channels in the middle
         with torch.no_grad():
-            mean = channels.mean((0, 2))
-            scale = self.spread / (channels - mean[:, None]).square().mean().sqrt().clamp(min=1e-6)
-            module.weight.mul_(scale)
-            if module.bias is not None:
-                module.bias.copy_(-mean * scale)
-        fitted = (channels - (0 if module.bias is None else mean[:, None])) * scale
-        return fitted.mT if isinstance(module, nn.Linear) else fitted
+            mean = last.mean((0, 1))
+            scale = self.spread / (last - mean).square().mean().sqrt().clamp(min=1e-6)
+            layer.weight.mul_(scale)
+            if layer.bias is not None:
+                layer.bias.copy_(-mean * scale)
+        fitted = (last - (0 if layer.bias is None else mean)) * scale
+        return fitted.mT if isinstance(module, nn.Conv1d) else fitted

@@ -42,7 +42,7 @@ class SplitTrainer(nn.Module):
             _Chain(encoding.acoustic_residual_vector_quantizer, decoding.rvq_rest, options),
         )
 
-    def forward(self, latents: Tensor, depth: Tensor, *, update: bool, restart: bool = False) -> Quantized:
+    def forward(self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool = False) -> Quantized:
         """latents [B, H, F] float32; depth [B]: how many codebooks each row may use, at least the semantic one."""
         semantic, acoustic = self.chains
         first = semantic.quantize(latents, torch.ones_like(depth), update=update, restart=restart)
@@ -76,7 +76,9 @@ class _Chain:
     def project(self, entries: Tensor) -> Tensor:
         return self.decoding.output_proj(entries.mT)
 
-    def quantize(self, latents: Tensor, depth: Tensor, *, update: bool, restart: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def quantize(
+        self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """→ the sum of the first `depth` entries, all codes, the commitment loss of the entries that were used."""
         target = self.encoding.input_proj(latents).mT
         residual = target
@@ -98,14 +100,14 @@ class _Chain:
         return straight, torch.stack(codes, -1), torch.stack(losses).mean()
 
     @torch.no_grad()
-    def _follow(self, codebook: Codebook, flat: Tensor, nearest: Tensor, restart: bool) -> None:
+    def _follow(self, codebook: Codebook, flat: Tensor, nearest: Tensor, restart: Tensor | bool) -> None:
         counts = torch.zeros_like(codebook.cluster_usage).index_add_(0, nearest, flat.new_ones(len(flat)))
         sums = torch.zeros_like(codebook.embed_sum).index_add_(0, nearest, flat)
         codebook.cluster_usage.lerp_(counts, 1 - self.options.decay)
         codebook.embed_sum.lerp_(sums, 1 - self.options.decay)
-        if restart:
+        if restart is not False:
             share = len(flat) / len(counts)
-            idle = codebook.cluster_usage < self.options.restart_below * share
+            idle = (codebook.cluster_usage < self.options.restart_below * share) & restart
             drawn = flat[torch.randint(len(flat), counts.shape, device=flat.device)]
             codebook.embed_sum.copy_(torch.where(idle[:, None], drawn * share, codebook.embed_sum))
             codebook.cluster_usage.masked_fill_(idle, share)

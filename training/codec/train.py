@@ -27,6 +27,7 @@ from training.codec.data import Crops
 from training.codec.losses import SpectralLoss
 from training.codec.trainer import Trainer
 from training.curves import Curves
+from training.graphed import own_stream
 from training.shards import Corpus, Entry
 
 LOG_STEPS = 50
@@ -89,10 +90,9 @@ def train(trainer: Trainer, crops: Crops, curves: Curves, deadline: float, most_
         trainer.minutes = minutes_before + (time.time() - began) / 60
         try:
             losses = trainer.step(crops, trainer.minutes / total)
-        except RuntimeError as error:  # what the compiler raises; anything else comes again without it
-            if trainer.compiling == "nothing":
+        except RuntimeError as error:  # what a capture raises; anything else comes again without it
+            if not trainer.simplify(f"{type(error).__name__}: {str(error)[:500]}"):
                 raise
-            trainer.uncompile(f"{type(error).__name__}: {str(error)[:500]}")
             continue
         for name, value in losses.items():
             sums[name] = sums.get(name, 0.0) + value
@@ -129,21 +129,16 @@ def main() -> None:
     parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
     parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--compile",
-        choices=["nothing", "snake", "whole"],
-        default="snake" if torch.cuda.is_available() else "nothing",
-    )
     options = parser.parse_args()
     deadline = time.time() + 60 * options.minutes - SAVING_S
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.backends.cudnn.benchmark = True
 
     device = torch.device(options.device)
+    own_stream(device)
     config = settings.read(options.config, CodecTraining)
     if options.total_minutes:
         config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
-    trainer = Trainer(config, device, options.compile)
+    trainer = Trainer(config, device)
     source = options.resume or (options.state if any(options.state.glob("state-*.safetensors")) else None)
     if source is not None:
         checkpoint.load(trainer, source)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sonant.kernels import reference
 from training.clip import FRAME, SAMPLE_RATE
 from training.codec.config import CodecTraining
 from training.codec.data import Crops
@@ -22,18 +21,27 @@ from training.codec.discriminators import Discriminators
 from training.codec.losses import SpectralLoss, discriminator_loss, feature_loss, generator_loss
 from training.codec.model import Codec
 from training.codec.quantizer import Quantized
+from training.graphed import Graphed, Tensors
 
 _BETAS = (0.8, 0.99)
 _CLIP = 1.0
+_RATES = (1.0, 0.1)  # of the body, and of the codec's last layer
 _KMEANS_BATCHES = 16
-
-Compiling = Literal["nothing", "snake", "whole"]
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Phase:
+    """What a step does beyond reconstructing."""
+
+    quantizing: bool
+    adversarial: bool
+    frozen: bool  # encoder and codebooks stay as they are
+
+
 class Trainer:
-    def __init__(self, config: CodecTraining, device: torch.device, compiling: Compiling = "nothing") -> None:
+    def __init__(self, config: CodecTraining, device: torch.device) -> None:
         torch.manual_seed(config.batch.seed)
         self.config, self.device = config, device
         self.codec = Codec(config).to(device)
@@ -44,36 +52,41 @@ class Trainer:
         self.step_number = 0
         self.minutes = 0.0
         self.since_restart = 0  # steps with this optimiser: it needs a warm-up of its own
-        fused = {"fused": True} if device.type == "cuda" else {}
-        rate, decay = config.schedule.learning_rate, config.schedule.weight_decay
-        self.optimizer = torch.optim.AdamW(self.trained.values(), rate, _BETAS, weight_decay=decay, **fused)
-        self.judge_optimizer = torch.optim.AdamW(
-            self.discriminators.parameters(), rate, _BETAS, weight_decay=decay, **fused
-        )
-        self.encode: Callable[[Tensor], Tensor] = self.codec.encoder
-        self.decode: Callable[[Tensor], Tensor] = self.codec.decode
-        self.compiling = compiling
-        if compiling == "snake":
-            self._compile_snakes()
-        elif compiling == "whole":
-            self.encode = torch.compile(self.encode, dynamic=False)
-            self.decode = torch.compile(self.decode, dynamic=False)
+        self.frozen = False
+        self.optimizer = self._optimizer(self.trained.values())
+        self.judge_optimizer = self._optimizer(self.discriminators.parameters())
+        self.optimise = Graphed(self._optimise, device)
+        if device.type == "cuda":
+            self._fuse_snakes()
 
-    def _compile_snakes(self) -> None:
-        """Fuse the activation alone: most of the gain for seconds of compiling, where the whole takes minutes."""
-        torch._dynamo.config.recompile_limit = 32  # widths of two kinds, strides of two kinds, and some for luck
-        fused = torch.compile(_snake, dynamic=True)
-        for snake in self.codec.snakes():
-            # Clones, since the compiler takes a parameter's size for a constant and would start anew for each.
-            forward = lambda x, snake=snake: fused(x, snake.alpha.clone(), snake.beta.clone())  # noqa: E731
-            snake.forward = forward  # type: ignore[method-assign]
+    def _fuse_snakes(self) -> None:
+        from training.codec.snake import snake  # needs Triton
 
-    def uncompile(self, reason: str) -> None:
-        log.warning("running without torch.compile: %s", reason)
-        self.compiling = "nothing"
-        self.encode, self.decode = self.codec.encoder, self.codec.decode
-        for snake in self.codec.snakes():
-            snake.__dict__.pop("forward", None)
+        for module in self.codec.snakes():
+            forward = lambda x, module=module: snake(x, module.alpha, module.beta)  # noqa: E731
+            module.forward = forward  # type: ignore[method-assign]
+
+    def _optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The codec's last layer in a group of its own, since its weights are small and full steps would shake it."""
+        s = self.config.schedule
+        last = set(self.codec.decoder.decoder[-1].parameters())
+        groups = [[], []]  # type: list[list[nn.Parameter]]
+        for parameter in parameters:
+            groups[parameter in last].append(parameter)
+        rates = [s.learning_rate * share for share in _RATES]
+        if self.device.type == "cuda":  # a graph reads them anew at each replay
+            rates = [torch.tensor(rate, device=self.device) for rate in rates]  # type: ignore[misc]
+        options = {"fused": True, "capturable": True} if self.device.type == "cuda" else {}
+        grouped = [{"params": g, "lr": r} for g, r in zip(groups, rates, strict=True) if g]
+        return torch.optim.AdamW(grouped, rates[0], _BETAS, weight_decay=s.weight_decay, **options)
+
+    def simplify(self, reason: str) -> bool:
+        """Go on without graphs; False: that has been tried."""
+        if self.optimise.on:
+            log.warning("running without CUDA graphs: %s", reason)
+            self.optimise.give_up()
+            return True
+        return False
 
     # ------------------------------------------------------------------ one step
 
@@ -87,28 +100,36 @@ class Trainer:
             torch._foreach_copy_(list(self.averaged.values()), list(self.trained.values()))
         if self.step_number == c.schedule.quantize_after:
             self._start_codebooks(crops)
+        phase = Phase(
+            quantizing=self.step_number >= c.schedule.quantize_after,
+            adversarial=progress >= c.schedule.adversarial_from,
+            frozen=progress >= c.schedule.frozen_from,
+        )
+        if phase.frozen and not self.frozen:
+            self._freeze()
         self._set_rates(progress)
-
-        seconds, rows = self._shape_of_step()
-        real, labels = crops.draw(rows, _samples(seconds), generator)
-        quantized, made = self._reconstruct(real, self._depths(rows, generator))
-        mel, stft = self.spectral(made, real)
-        losses = {"mel": mel, "stft": stft}
-        total = c.weights.mel * mel + c.weights.stft * stft
-        if quantized is not None:
-            losses["commitment"] = quantized.commitment
-            losses["semantic"] = self.codec.phoneme_loss(quantized.semantic, labels)
-            total = total + c.weights.commitment * losses["commitment"] + c.weights.semantic * losses["semantic"]
-        if progress >= c.schedule.adversarial_from:
-            windows = self._windows(real, made, generator)
-            losses["judge"] = self._train_judges(*windows)
-            losses["adversarial"], losses["features"] = self._fool_judges(*windows)
-            total = total + c.weights.adversarial * losses["adversarial"] + c.weights.features * losses["features"]
-        losses["gradient"] = self._descend(self.optimizer, total, self.trained.values())
+        losses = self.optimise(phase, self._inputs(crops, generator))
         self._average()
         self.step_number += 1
         self.since_restart += 1
-        return {n: v.detach() for n, v in losses.items()}
+        return losses
+
+    def _inputs(self, crops: Crops, generator: torch.Generator) -> dict[str, Tensor]:
+        """All that is random in a step, drawn beforehand."""
+        b = self.config.batch
+        seconds, rows = self._shape_of_step()
+        real, labels = crops.draw(rows, _samples(seconds), generator)
+        length = _samples(b.adversarial_seconds)
+        points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
+        at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
+        restart = self.step_number % self.config.quantizer.restart_every == 0
+        return {
+            "real": real,
+            "labels": labels,
+            "depth": self._depths(rows, generator),
+            "windows": at,
+            "restart": torch.tensor(restart, device=self.device),
+        }
 
     def _shape_of_step(self) -> tuple[float, int]:
         """(seconds, rows); a long step has as much sound in fewer rows."""
@@ -117,62 +138,93 @@ class Trainer:
             return b.seconds, b.rows
         return b.long_seconds, max(1, round(b.rows * b.seconds / b.long_seconds))
 
-    def _reconstruct(self, real: Tensor, depth: Tensor) -> tuple[Quantized | None, Tensor]:
-        with self._autocast():
-            latents = self.encode(real)
-        latents = latents.float()
-        quantized = None
-        if self.step_number >= self.config.schedule.quantize_after:
-            restart = self.step_number % self.config.quantizer.restart_every == 0
-            quantized = self.codec.quantizer(latents, depth, update=True, restart=restart)
-        with self._autocast():
-            made = self.decode(self.codec.quantizer.bypass(latents) if quantized is None else quantized.latents)
-        return quantized, made.float()
-
     def _depths(self, rows: int, generator: torch.Generator) -> Tensor:
         codebooks = self.config.shape.codebooks
         some = torch.randint(1, codebooks + 1, (rows,), generator=generator, device=self.device)
         whole = torch.rand(rows, generator=generator, device=self.device) < self.config.quantizer.full_depth
         return some.masked_fill(whole, codebooks)
 
-    def _windows(self, real: Tensor, made: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The same random windows of both, always of one shape, whatever the crops' shape is."""
-        b = self.config.batch
-        length = _samples(b.adversarial_seconds)
-        row = torch.arange(b.adversarial_rows, device=self.device) % len(real)
-        points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
-        at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
-        return real[row[:, None], at], made[row[:, None], at]
+    def _optimise(self, phase: Phase, inputs: Tensors) -> dict[str, Tensor]:
+        """From a batch to changed weights, without a look at the host: this is what a graph holds."""
+        w, real = self.config.weights, inputs["real"]
+        quantized, made = self._reconstruct(phase, inputs)
+        mel, stft = self.spectral(made, real)
+        losses = {"mel": mel, "stft": stft}
+        (slope,) = torch.autograd.grad(w.mel * mel + w.stft * stft, made)
+        judge = None
+        if phase.adversarial:
+            judge, losses["adversarial"], losses["features"] = self._judge(made, real, inputs["windows"])
+            losses["judge"] = judge
+            slope = slope + self._wanted_by_judges(losses["adversarial"], losses["features"], made, slope)
+        ends, slopes = [made], [slope]
+        if quantized is not None and not phase.frozen:
+            losses["commitment"] = quantized.commitment
+            losses["semantic"] = self.codec.phoneme_loss(quantized.semantic, inputs["labels"])
+            ends.append(w.commitment * losses["commitment"] + w.semantic * losses["semantic"])
+            slopes.append(torch.ones_like(ends[-1]))
+        learning = [p for p in self.trained.values() if p.requires_grad]
+        torch.autograd.backward(ends, slopes, inputs=learning)
+        losses["gradient"] = self._descend(self.optimizer)
+        if judge is not None:
+            judge.backward(inputs=list(self.discriminators.parameters()))
+            self._descend(self.judge_optimizer)
+        return {n: v.detach() for n, v in losses.items()}
 
-    def _train_judges(self, real: Tensor, made: Tensor) -> Tensor:
+    def _wanted_by_judges(self, adversarial: Tensor, features: Tensor, made: Tensor, slope: Tensor) -> Tensor:
+        """The slope towards fooling the judges, brought to a set share of the spectral one (EnCodec's balancer).
+
+        Left alone it grows with the judges' certainty, by a hundredfold, until nothing else counts.
+        """
+        w = self.config.weights
+        (wanted,) = torch.autograd.grad(adversarial + w.features * features, made, retain_graph=True)
+        return wanted * (w.adversarial * slope.norm() / wanted.norm().clamp(min=1e-12))
+
+    def _reconstruct(self, phase: Phase, inputs: Tensors) -> tuple[Quantized | None, Tensor]:
+        quantized = None
+        with torch.set_grad_enabled(not phase.frozen):
+            with self._autocast():
+                latents = self.codec.encoder(inputs["real"])
+            latents = latents.float()
+        if phase.quantizing:
+            update = not phase.frozen
+            quantized = self.codec.quantizer(latents, inputs["depth"], update=update, restart=inputs["restart"])
         with self._autocast():
-            scores, _ = self.discriminators(torch.cat([real, made.detach()]))
-        halves = [s.float().chunk(2) for s in scores]
-        loss = discriminator_loss([h[0] for h in halves], [h[1] for h in halves])
-        self._descend(self.judge_optimizer, loss, self.discriminators.parameters())
-        return loss
+            made = self.codec.decode(self.codec.quantizer.bypass(latents) if quantized is None else quantized.latents)
+        return quantized, made.float()
 
-    def _fool_judges(self, real: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-        with self._autocast(), torch.no_grad():
-            _, wanted = self.discriminators(real)
-        self.discriminators.requires_grad_(False)
+    def _judge(self, made: Tensor, real: Tensor, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """→ the judges' own loss, and how far `made` is from fooling them by their scores and by their features.
+
+        One pass for both sides: each takes the slopes that concern it.
+        """
         with self._autocast():
-            scores, features = self.discriminators(made)
-        self.discriminators.requires_grad_(True)
-        return generator_loss([s.float() for s in scores]), feature_loss(wanted, features)
+            scores, features = self.discriminators(torch.cat([_windows(real, windows), _windows(made, windows)]))
+        real_scores, made_scores = zip(*(s.float().chunk(2) for s in scores), strict=True)
+        wanted = [[f.chunk(2)[0].detach() for f in of_one] for of_one in features]
+        got = [[f.chunk(2)[1] for f in of_one] for of_one in features]
+        judge = discriminator_loss(real_scores, made_scores)
+        return judge, generator_loss(made_scores), feature_loss(wanted, got)
 
-    def _descend(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Any) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(parameters, _CLIP)
+    def _descend(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Follow the slopes that are there, and forget them."""
+        norms = [nn.utils.clip_grad_norm_(group["params"], _CLIP) for group in optimizer.param_groups]
         optimizer.step()
-        return norm
+        optimizer.zero_grad(set_to_none=True)
+        return norms[0]
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
         """bfloat16 on a GPU; a CPU stays in float32."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             yield
+
+    @torch.no_grad()
+    def _freeze(self) -> None:
+        """From here on the codes of a clip do not change, so talkers can learn them while the decoder goes on."""
+        self.frozen = True
+        for name, parameter in self.trained.items():
+            if name.startswith("encoder."):
+                parameter.copy_(self.averaged[name]).requires_grad_(False)
 
     # ------------------------------------------------------------------ schedules
 
@@ -181,10 +233,8 @@ class Trainer:
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         rate = s.final_learning_rate + (s.learning_rate - s.final_learning_rate) * cosine
         rate *= min(1.0, (self.since_restart + 1) / s.warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        for group in self.judge_optimizer.param_groups:
-            group["lr"] = rate * s.discriminator_rate
+        set_rate(self.optimizer, rate)
+        set_rate(self.judge_optimizer, rate * s.discriminator_rate)
 
     @torch.no_grad()
     def _start_codebooks(self, crops: Crops) -> None:
@@ -219,9 +269,18 @@ class Trainer:
                     p.copy_(kept[name])
 
 
-def _snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Worked out in float32, kept in the width that it came in."""
-    return reference.snake_beta(x, alpha, beta).to(x.dtype)
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group, share in zip(optimizer.param_groups, _RATES, strict=False):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * share)
+        else:
+            group["lr"] = rate * share
+
+
+def _windows(samples: Tensor, at: Tensor) -> Tensor:
+    """The samples at `at` [windows, length], one window of each row in turn."""
+    rows = torch.arange(len(at), device=at.device) % len(samples)
+    return samples.index_select(0, rows).gather(1, at)
 
 
 def _samples(seconds: float) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.qwen3_tts.presets import generation_config, model_config
+from training.talker.guide import Guide
 
 SPECIAL_CODES = 1024  # the engine and the official code never draw the top so many ids, but for the stop code
 _PUBLISHED_BOOK = 2048  # the published special ids stand above a codebook of this size
@@ -102,6 +103,7 @@ class TalkerTraining:
     speakers: dict[str, list[str]]
     batch: Batch
     noise: Noise
+    guide: Guide
     schedule: Schedule
     voice: Voice
 

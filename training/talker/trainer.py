@@ -22,6 +22,7 @@ from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.talker import Talker
 from training.talker.batches import Batch, Batches
 from training.talker.config import TalkerTraining
+from training.talker.guide import guide_batch
 
 _BETAS = (0.9, 0.95)
 _SPREAD = 0.02
@@ -50,6 +51,7 @@ class Trainer:
         torch.manual_seed(config.batch.seed)
         self.config, self.device = config, device
         self.book = model.predictor.vocab_size
+        self.around_text = model.tts_bos_token_id, model.tts_eos_token_id
         self.talker = Talker(model.talker, model.predictor)
         initialize(self.talker)
         self.talker.to(device)
@@ -59,7 +61,8 @@ class Trainer:
         self.since_restart = 0  # steps with this optimiser: it needs a warm-up of its own
         self.optimizer = self._optimizer()
         self.stack: Callable[..., Tensor] = self.talker.model
-        self.predict: Callable[..., Tensor] = self.talker.code_predictor.forced_logits
+        self._plain_predict = self.talker.code_predictor.forced_logits
+        self.predict: Callable[..., Tensor] = self._plain_predict
         self.dropping = False
         for stack in (self.talker.model, self.talker.code_predictor.model):
             for layer in stack.layers:
@@ -87,7 +90,7 @@ class Trainer:
     def uncompile(self, reason: str) -> None:
         log.warning("running without torch.compile: %s", reason)
         self.compiled = False
-        self.stack, self.predict = self.talker.model, self.talker.code_predictor.forced_logits
+        self.stack, self.predict = self.talker.model, self._plain_predict
 
     # ------------------------------------------------------------------ one step
 
@@ -100,12 +103,15 @@ class Trainer:
         batch = batches.make(batches.of_step(self.step_number, c.batch.seed), c.batch.predictor_share, rng)
         rate = self._set_rate(progress)
         self.optimizer.zero_grad(set_to_none=True)
-        first, rest = self.logits(batch, noisy=True)
+        context = guide_batch(c.guide, batch.text, batch.codes, *self.around_text)
+        first, rest = self.logits(batch, noisy=True, context=context)
         losses = {
             "first": F.cross_entropy(first.float(), batch.first),
             "rest": F.cross_entropy(rest.flatten(0, 1).float(), batch.frames[:, 1:].flatten()),
+            "astray": context.astray,
         }
-        (losses["first"] + c.schedule.predictor_weight * losses["rest"]).backward()
+        total = losses["first"] + c.schedule.predictor_weight * losses["rest"] + c.guide.weight * losses["astray"]
+        total.backward()
         losses["gradient"] = nn.utils.clip_grad_norm_(self.talker.parameters(), c.schedule.gradient_norm)
         self.optimizer.step()
         self._average()
@@ -113,8 +119,10 @@ class Trainer:
         self.since_restart += 1
         return {n: v.detach() for n, v in losses.items()} | {"rate": torch.tensor(rate)}
 
-    def logits(self, batch: Batch, *, noisy: bool) -> tuple[Tensor, Tensor]:
+    def logits(self, batch: Batch, *, noisy: bool, context: FullContext | None = None) -> tuple[Tensor, Tensor]:
         """[predicting, talker vocabulary] and [chosen, codebooks - 1, codebook size]."""
+        # what runs rarely is not worth compiling
+        stack, predict = (self.stack, self.predict) if noisy else (self.talker.model, self._plain_predict)
         noise = self.config.noise
         self.dropping = noisy and noise.branches > 0
         codes = self._noised(batch.codes, noise.codes) if noisy else batch.codes
@@ -125,9 +133,9 @@ class Trainer:
             if noisy and noise.inputs:
                 x = F.dropout(x, noise.inputs)
             positions = torch.arange(x.shape[1], device=self.device)[None]  # the same in every row
-            hidden = self.stack(x, positions, FullContext()).flatten(0, 1)[batch.predicting]
+            hidden = stack(x, positions, context or FullContext()).flatten(0, 1)[batch.predicting]
             start = self.talker.model.codec_embedding(batch.frames[:, 0])
-            return self.talker.codec_head(hidden), self.predict(hidden[batch.chosen], start, given)
+            return self.talker.codec_head(hidden), predict(hidden[batch.chosen], start, given)
 
     def _noised(self, codes: Tensor, share: float) -> Tensor:
         """Replace up to `share` of each row's codes; special ids, which have no other codes beside them, stay."""

@@ -27,7 +27,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "qk_rope": "qk_rope",
         "rms_norm": "norm",
         "sample": "sample",
-        "snake_beta": None,
+        "snake_beta": "snake",
         "swiglu": "swiglu",
         "uniforms": "uniforms",
     }

@@ -62,9 +62,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, C, T]."""
-    a, b = alpha.exp()[:, None], beta.exp()[:, None]
-    return x + torch.sin(x * a).pow(2) / (b + 1e-9)
+    """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, T, C]."""
+    return x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
 
 
 def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
@@ -102,12 +101,15 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> 
 
     None: causal if T == S, all of S if T == 1.
     """
+    causal = visible is None
+    if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic truth for an argument
+        causal = False
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=visible,
-        is_causal=visible is None and q.shape[1] > 1,
+        is_causal=causal,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)

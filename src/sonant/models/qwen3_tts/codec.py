@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.layers.attention import Context, FullContext, WindowContext
-from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, StreamState, assign_slots
+from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, StreamState, assign_slots, channels_last
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.stack import stack_shape
@@ -101,9 +101,8 @@ class ConvNeXt(nn.Module):
         self.gamma = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        y = self.norm(self.dwconv(x, state).transpose(1, 2))
-        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
-        return x + y.transpose(1, 2)
+        y = self.norm(self.dwconv(x, state))
+        return x + self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
 
 
 class SnakeBeta(nn.Module):
@@ -174,6 +173,7 @@ class CodecDecoder(nn.Module):
 
     def prepare(self) -> None:
         """Derive what decoding reads from the loaded weights. Call once after loading."""
+        channels_last(self)
         with torch.no_grad():
             self.code_table = self.quantizer.table()
 
@@ -190,11 +190,11 @@ class CodecDecoder(nn.Module):
         table = self.quantizer.table() if self.code_table is None else self.code_table
         offsets = torch.arange(codes.shape[-1], device=codes.device) * self.config.codebook_size
         x = F.embedding(codes.long() + offsets, table).sum(2)
-        x = self.pre_conv(x.transpose(1, 2), state).transpose(1, 2)
+        x = self.pre_conv(x, state)
         positions = first[:, None] + torch.arange(codes.shape[1], device=codes.device)
         context: FullContext | WindowContext
         context = FullContext(self.config.sliding_window) if state is None else WindowContext(state[0], positions)
-        x = self.pre_transformer(x, positions, context).transpose(1, 2)
+        x = self.pre_transformer(x, positions, context)
         if state is not None and isinstance(context, WindowContext):
             state[0] = context.following()
         for stage in self.upsample.children():
@@ -202,4 +202,4 @@ class CodecDecoder(nn.Module):
                 x = part(x, state)
         for part in self.decoder:
             x = part(x) if isinstance(part, SnakeBeta) else part(x, state)
-        return x[:, 0].clamp(-1, 1)
+        return x[..., 0].clamp(-1, 1)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonant.layers.conv_stream import convolve
 from sonant.models.qwen3_tts.config import CodecEncoderConfig
 
 _DOWNSAMPLE = 2  # from the transformer's 25 Hz to the codes' 12.5 Hz
@@ -22,7 +23,7 @@ _USAGE_FLOOR = 1e-5  # a code that was never used has no mean; the same floor as
 
 
 class CausalConv(nn.Module):
-    """Padded on the left for causality, on the right only to fill the last stride."""
+    """[B, T, C] → [B, T / stride, C']: padded on the left for causality, on the right only to fill the last stride."""
 
     def __init__(
         self,
@@ -42,7 +43,10 @@ class CausalConv(nn.Module):
         self.pad_mode = pad_mode
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (self.left, -x.shape[-1] % self.stride), mode=self.pad_mode))
+        right = -x.shape[1] % self.stride
+        if self.pad_mode == "constant":
+            return convolve(F.pad(x, (0, 0, self.left, right)), self.conv)
+        return convolve(F.pad(x.mT, (self.left, right), mode=self.pad_mode).mT, self.conv)
 
 
 class ResidualUnit(nn.Module):
@@ -60,7 +64,7 @@ class ResidualUnit(nn.Module):
 
 
 class SeanetEncoder(nn.Module):
-    """Samples [B, audio_channels, T] → features [B, hidden_size, ceil(T / product of the ratios)]."""
+    """Samples [B, T, audio_channels] → features [B, ceil(T / product of the ratios), hidden_size]."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -257,8 +261,8 @@ class CodecEncoder(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         """[B, T] → latents [B, hidden_size, ceil(T / samples_per_frame)], before quantising."""
-        features = self.encoder(samples[:, None])
-        return self.downsample(self.encoder_transformer(features.mT).mT)
+        features = self.encoder(samples[..., None])
+        return self.downsample(self.encoder_transformer(features)).mT
 
     @torch.no_grad()
     def encode(self, samples: Tensor) -> Tensor:
