@@ -6,6 +6,7 @@ WORKERS ?= 2
 TEXT    ?= Hello.
 MODEL   ?=
 OUT     ?= out.wav
+PORT    ?= 8000
 RANDOM_MODEL := .cache/random-model
 
 # These are free text: the shell gets them from the environment, never as part of a command, so that quotes and
@@ -13,13 +14,15 @@ RANDOM_MODEL := .cache/random-model
 override TEXT  := $(value TEXT)
 override MODEL := $(value MODEL)
 override OUT   := $(value OUT)
-export TEXT MODEL OUT
+override PORT  := $(value PORT)
+export TEXT MODEL OUT PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv say test lint format clean
+.PHONY: help venv say serve test lint format clean
 
 help:
 	@echo 'make say TEXT="Hello." [MODEL=dir] [OUT=out.wav]   install, then speak into a file'
+	@echo 'make serve [MODEL=dir] [PORT=8000]                 install, then answer the speech API on this machine'
 	@echo 'make test [WORKERS=2]                              install for development, then run all tests'
 	@echo 'make lint                                          ruff and mypy'
 	@echo 'make format                                        let ruff mend what it can'
@@ -35,9 +38,16 @@ say: $(VENV)/.installed $(RANDOM_MODEL)/config.json
 	@echo '*** No MODEL was given: speaking with RANDOM WEIGHTS. It babbles; it does not say the text.'
 	@echo '*** For speech: make say TEXT="Hello." MODEL=folder-of-a-Qwen3-TTS-checkpoint'
 	@$(VENV)/bin/sonant say --out "$$OUT" --model $(RANDOM_MODEL) -- "$$TEXT"
+
+serve: $(VENV)/.installed-serve $(RANDOM_MODEL)/config.json
+	@echo '*** No MODEL was given: serving RANDOM WEIGHTS. It babbles; it does not say the text.'
+	@exec $(VENV)/bin/sonant serve $(RANDOM_MODEL) --port "$$PORT"
 else
 say: $(VENV)/.installed
 	@$(VENV)/bin/sonant say --out "$$OUT" $${MODEL:+--model "$$MODEL"} -- "$$TEXT"
+
+serve: $(VENV)/.installed-serve
+	@exec $(VENV)/bin/sonant serve $${MODEL:+--model "$$MODEL"} --port "$$PORT"
 endif
 
 test: $(VENV)/.installed-dev
@@ -68,6 +78,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
+$(VENV)/.installed-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 from sonant.errors import ConfigError
 
 
+def option(default: Any, help: str, *, flag: str | None = None) -> Any:
+    """A field that users can set, with what it means; `flag` is its name on a command line, if not the field's."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that can be tuned. None means: chosen for the device, see `resolved`."""
 
-    max_rows: int | None = None  # requests that speak at once
-    max_batch: int | None = None  # rows in one frame step; the others have sound in hand and wait
-    max_waiting: int = 1024  # requests that may queue for a row
-    block_tokens: int = 16  # positions in a KV block, the unit of prefix reuse
-    max_positions: int = 4096  # prompt and frames of one request
-    kv_tokens: int | None = None  # size of the KV cache; None: from free memory
-    kv_memory_fraction: float = 0.85  # of the GPU memory left after loading
-    prefill_tokens: int = 512  # prompt positions in one step, so that running streams do not wait
-    chunk_frames: tuple[int, ...] = (1, 2, 4, 8, 16)  # how many frames the codec may take at once
-    codec_frames: int = 1024  # frames through the codec in one step
-    steps_ahead: int | None = None  # steps launched before the last one's result is read
-    max_text_chars: int = 20_000
-    segment_chars: int = 300  # longer texts are split at sentence ends
-    budget_frames: int = 50  # runaway guard: a text of n tokens may take this many frames …
-    budget_frames_per_token: float = 12.0  # … and n times this many
-    clip_max_s: float = 60.0
-    clip_min_s: float = 0.5
+    max_rows: int | None = option(None, "requests that speak at once")
+    max_batch: int | None = option(None, "rows in one frame step; the others have sound in hand and wait")
+    max_waiting: int = option(1024, "requests that may queue for a row")
+    block_tokens: int = option(16, "positions in a KV block, the unit of prefix reuse")
+    max_positions: int = option(4096, "prompt and frames of one request")
+    kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
+    kv_memory_fraction: float = option(0.85, "share of the GPU memory left after loading that the KV cache takes")
+    prefill_tokens: int = option(512, "prompt positions in one step, so that running streams do not wait")
+    chunk_frames: tuple[int, ...] = option((1, 2, 4, 8, 16), "how many frames the codec may take at once")
+    codec_frames: int = option(1024, "frames through the codec in one step")
+    steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
+    max_text_chars: int = option(20_000, "characters of one text")
+    segment_chars: int = option(300, "longer texts are split at sentence ends")
+    budget_frames: int = option(50, "runaway guard: a text of n tokens may take this many frames …")
+    budget_frames_per_token: float = option(12.0, "… and n times this many")
+    clip_max_s: float = option(60.0, "longest reference clip, in seconds")
+    clip_min_s: float = option(0.5, "shortest reference clip, in seconds")
 
     def __post_init__(self) -> None:
         for f in fields(self):

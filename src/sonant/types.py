@@ -155,6 +155,8 @@ class AudioChunk:
     sample_rate: int
     start_s: float  # where in the utterance it begins
     codes: npt.NDArray[np.int32]  # [frames, codebooks] that it was made from
+    part: int = 0  # of a text that came in parts: which of them it says
+    ends_part: bool = False  # nothing more of that part follows
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_abort_stops_all_parts(make_engine: MakeEngine) -> None:
 def test_abort_between_two_parts_still_ends_the_stream() -> None:
     """The part before has ended and the next was not yet submitted when the abort came."""
     mailbox, submitted = Mailbox(), []
-    whole = LongText(mailbox, 24000, 16, True, submitted.append)
+    whole = LongText(mailbox, 24000, 16, submitted.append, at_once=1, live=True)
     whole.start([object(), object()])  # type: ignore[list-item]
     whole.abort()
     whole.on_finish(0, FinishReason.STOP)

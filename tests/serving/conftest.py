@@ -20,6 +20,7 @@ from sonant.models.registry import describe
 from sonant.serving.app import create_app
 from sonant.serving.host import EngineHost
 from sonant.serving.options import ServeOptions
+from sonant.serving.server import server_for
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
         config = EngineConfig(**(engine or {}))
         host = EngineHost(lambda: sonant.load(checkpoints[checkpoint], device="cpu", config=config))
         described = describe(checkpoints[checkpoint])
-        app = create_app(host, ServeOptions(port=0, drain_s=10, **options), described, "tiny")
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=10))
+        serve_options = ServeOptions(port=0, log_level="warning", **options)
+        server = server_for(create_app(host, serve_options, described, "tiny"), serve_options)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         running.append((server, thread))

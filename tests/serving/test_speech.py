@@ -213,7 +213,7 @@ def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> Non
         list(pieces)
     wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
     assert served.post(**BODY).status_code == 200
-    assert "sonant_engine_restarts 1.0" in httpx.get(f"{served.url}/metrics").text
+    assert "sonant_engine_restarts_total 1.0" in httpx.get(f"{served.url}/metrics").text
 
 
 def test_a_clip_in_the_request_is_cloned(serve: Serve) -> None:

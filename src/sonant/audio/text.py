@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 from sonant.errors import BadText
 
 # A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it.
-_SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
-_CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
+SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
+CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'“])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Fig|Gen|Col|Capt|e\.g|i\.e|approx|etc|[A-Za-z]\.[A-Za-z])\.$"
 )
@@ -30,7 +31,7 @@ def check_text(text: str, max_chars: int, what: str = "text") -> None:
         raise BadText(f"the {what} is not valid Unicode at character {e.start}: was it decoded with errors?") from None
     if not text.strip():
         raise BadText(f"the {what} is empty")
-    if not _speakable(text):
+    if not speakable(text):
         raise BadText(f"the {what} has no letters or digits, nothing that can be spoken: {text.strip()[:40]!r}")
 
 
@@ -41,34 +42,42 @@ def split_text(text: str, max_chars: int) -> list[str]:
     """
     if len(text) <= max_chars:
         return [text.strip()]
-    pieces = [p for sentence in _cut(text, _SENTENCE_END) for p in _fit(sentence, max_chars)]
+    pieces = [p for sentence in _cut(text, SENTENCE_END) for p in fit(sentence, max_chars)]
     parts: list[str] = []
     for piece in pieces:
         joined = f"{parts[-1]}{piece}" if parts else piece
-        if parts and (len(joined.strip()) <= max_chars or not _speakable(piece) or not _speakable(parts[-1])):
+        if parts and (len(joined.strip()) <= max_chars or not speakable(piece) or not speakable(parts[-1])):
             parts[-1] = joined
         else:
             parts.append(piece)
     return [p.strip() for p in parts]
 
 
-def _fit(sentence: str, max_chars: int) -> list[str]:
+def fit(sentence: str, max_chars: int) -> list[str]:
+    """Pieces of at most `max_chars`: clauses if it has any, else as many words as fit."""
     if len(sentence.strip()) <= max_chars:
         return [sentence]
-    clauses = _cut(sentence, _CLAUSE_END)
+    clauses = _cut(sentence, CLAUSE_END)
     if len(clauses) > 1:
-        return [p for clause in clauses for p in _fit(clause, max_chars)]
+        return [p for clause in clauses for p in fit(clause, max_chars)]
     cut = sentence.rfind(" ", 1, max_chars)
     cut = max_chars if cut <= 0 or not sentence[:cut].strip() else cut + 1
-    return [sentence[:cut], *_fit(sentence[cut:], max_chars)]
+    return [sentence[:cut], *fit(sentence[cut:], max_chars)]
+
+
+def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:
+    """Where pieces end. The full stop of an abbreviation ends nothing."""
+    start = 0
+    for match in ends.finditer(text):
+        if match.group().startswith(".") and _ABBREVIATION.search(text[start : match.start() + 1]):
+            continue
+        start = match.end()
+        yield start
 
 
 def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
     pieces, start = [], 0
-    for match in ends.finditer(text):
-        end = match.end()
-        if match.group().startswith(".") and _ABBREVIATION.search(text[start : match.start() + 1]):
-            continue
+    for end in ends_in(text, ends):
         pieces.append(text[start:end])
         start = end
     if text[start:].strip():
@@ -78,5 +87,5 @@ def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
     return pieces
 
 
-def _speakable(text: str) -> bool:
+def speakable(text: str) -> bool:
     return any(unicodedata.category(c)[0] in "LN" for c in text)

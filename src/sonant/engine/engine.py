@@ -19,11 +19,13 @@ import torch
 from sonant.audio.clip import read_clip
 from sonant.audio.text import check_text, split_text
 from sonant.config import EngineConfig
-from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
 from sonant.engine.loop import StepLoop
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
 from sonant.engine.stream import Mailbox, SpeechStream
+from sonant.engine.telemetry import Telemetry
+from sonant.engine.text_feed import PIECES_AT_ONCE, TextFeed
 from sonant.errors import BadText, EngineClosed
 from sonant.models.base import SpeechModel
 from sonant.types import Speech, SpeechRequest, Voice
@@ -85,27 +87,33 @@ class Engine:
 
     def submit(self, speech: SpeechRequest) -> SpeechStream:
         """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
-        if self._closed:
-            raise EngineClosed("the engine is closed; load it again")
+        seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
-        if speech.instruct:
-            check_text(speech.instruct, self.config.max_text_chars, "instruct")
-        self._loop.check_room()
-        seed = secrets.randbits(63) if speech.seed is None else speech.seed
         parts = split_text(speech.text, self.config.segment_chars)
         mailbox = Mailbox()
-        spec = self.model.spec
-        whole = LongText(mailbox, spec.sample_rate, spec.codebooks, speech.live, self._loop.post)
+        whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
         requests = []
         for index, part in enumerate(parts):
-            piece = replace(speech, text=part, seed=(seed + index) % 2**64 if index else seed)
+            piece = replace(speech, text=part, seed=(seed + index) % 2**64)
             requests.append(self._request(piece, mailbox if len(parts) == 1 else PartSink(whole, index)))
         tokens = sum(r.prompt.length for r in requests)
         if len(parts) == 1:
             self._loop.post(requests[0])
-            return SpeechStream(mailbox, seed, spec.sample_rate, tokens, lambda: self._loop.abort(requests))
+            return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self._loop.abort(requests))
         whole.start(requests)
-        return SpeechStream(mailbox, seed, spec.sample_rate, tokens, lambda: self._loop.abort(whole.abort()))
+        return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self._loop.abort(whole.abort()))
+
+    def feed(self, speech: SpeechRequest) -> TextFeed:
+        """Speak a text that comes piece by piece, as `speech` says but for its text, which is not looked at."""
+        seed = self._check(speech)
+        mailbox = Mailbox()
+        whole = self._long_text(mailbox, speech, PIECES_AT_ONCE)
+        stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self._loop.abort(whole.abort()))
+        return TextFeed(speech, whole, stream, self.config, self._request)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        return self._loop.runner.telemetry
 
     def stats(self) -> EngineStats:
         scheduler = self._loop.scheduler
@@ -133,6 +141,19 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _check(self, speech: SpeechRequest) -> int:
+        """That it may be queued now; its seed."""
+        if self._closed:
+            raise EngineClosed("the engine is closed; load it again")
+        if speech.instruct:
+            check_text(speech.instruct, self.config.max_text_chars, "instruct")
+        self._loop.check_room()
+        return secrets.randbits(63) if speech.seed is None else speech.seed
+
+    def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
+        spec, post = self.model.spec, self._loop.post
+        return LongText(sink, spec.sample_rate, spec.codebooks, post, at_once=at_once, live=speech.live)
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
         request = Request(speech, self.model.prompt(speech), sink, time.monotonic())

@@ -1,15 +1,18 @@
-"""A long text as several requests, heard as one.
+"""A text of several requests, heard as one.
 
-The parts are made one after another for a listener (who has seconds in hand by then), and a few at a time for a
-file; either way sound leaves in order, with its seams smoothed. Every prompt is laid out before the first is
-submitted, so that going on from part to part costs the step thread nothing.
+The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
+made one or two at a time for a listener, who has sound in hand, and a few at a time for a file; either way sound
+leaves in order, with its seams smoothed. Every prompt is laid out before its part gets here, so that going on from
+part to part costs the step thread nothing.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,94 +39,161 @@ class PartSink:
         self.whole.on_fail(error)
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """When the listener last began to hear, and what had been given before."""
+
+    request: Request
+    given_samples: int
+
+
 class LongText:
-    """Submits the parts in turn and joins their sound into `sink`. All callbacks run on the step thread."""
+    """Submits the parts in turn and joins their sound into `sink`.
+
+    Sound and ends of parts come on the step thread; parts, the end of the text and aborts from any other.
+    """
 
     def __init__(
-        self, sink: Sink, sample_rate: int, codebooks: int, live: bool, submit: Callable[[Request], None]
+        self,
+        sink: Sink,
+        sample_rate: int,
+        codebooks: int,
+        submit: Callable[[Request], None],
+        *,
+        at_once: int,
+        live: bool,
     ) -> None:
         self.sink, self.sample_rate, self.submit = sink, sample_rate, submit
+        self.at_once, self.live = at_once, live
         self.no_codes = np.zeros((0, codebooks), np.int32)
-        self.at_once = 1 if live else OFFLINE_PARTS_AT_ONCE
         self.joiner = Joiner(sample_rate)
-        self.lock = threading.Lock()  # abort comes from other threads
+        self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
-        self.active: list[Request] = []
+        self.active: list[Request] = []  # submitted ever, in order: their indices are the parts'
+        self.segments: list[int] = []  # of each part: which piece of the caller's text it belongs to
         self.early: dict[int, list[AudioChunk]] = {}  # sound of parts whose turn has not come
         self.ended: dict[int, FinishReason] = {}
         self.playing = 0
-        self.parts = 0
         self.given_samples = 0
+        self.clock: _Clock | None = None
+        self.closed = False  # the text is complete
         self.aborted = False
         self.over = False
 
-    def start(self, parts: list[Request]) -> None:
-        self.parts = len(parts)
-        self.queue.extend(parts)
-        for _ in range(self.at_once):
-            self._submit_next()
+    @property
+    def parts(self) -> int:
+        return len(self.segments)
+
+    def start(self, parts: Sequence[Request]) -> None:
+        """The whole text at once."""
+        with self.lock:
+            self.closed = True
+            self.add(parts)
+
+    def add(self, parts: Sequence[Request]) -> None:
+        """One more piece of the text, of one or more parts."""
+        with self.lock:
+            if self.over or self.aborted:
+                return
+            piece = self.segments[-1] + 1 if self.segments else 0
+            self.segments.extend([piece] * len(parts))
+            self.queue.extend(parts)
+            self._submit_what_may()
+
+    def end(self) -> None:
+        """No more text will come."""
+        with self.lock:
+            self.closed = True
+            if self.playing == self.parts:
+                self._end_by_parts()
 
     def abort(self) -> list[Request]:
         """Stop going on; the parts to be aborted."""
         with self.lock:
             self.aborted = True
             self.queue.clear()
+            if not self._unfinished():  # no part is left to say so
+                self._end(FinishReason.ABORT)
             return list(self.active)
 
     def on_chunk(self, index: int, chunk: AudioChunk) -> None:
-        if index == self.playing:
-            self._play(chunk, self.joiner.push(chunk.samples))
-        else:
-            self.early.setdefault(index, []).append(chunk)
+        with self.lock:
+            if index == self.playing:
+                self._play(chunk, self.joiner.push(chunk.samples))
+                self._submit_what_may()
+            else:
+                self.early.setdefault(index, []).append(chunk)
 
     def on_finish(self, index: int, reason: FinishReason) -> None:
-        self.ended[index] = reason
-        if reason is FinishReason.ABORT:
-            return self._end(reason)
-        while self.playing in self.ended and not self.over:
-            self._next_part()
-        self._submit_next()
         with self.lock:
-            cut_off = self.aborted and len(self.ended) == len(self.active)
-        if cut_off:  # aborted between two parts: no part is left to say so
-            self._end(FinishReason.ABORT)
-        return None
+            self.ended[index] = reason
+            if reason is FinishReason.ABORT:
+                return self._end(reason)
+            while self.playing in self.ended and not self.over:
+                self._next_part()
+            self._submit_what_may()
+            if self.aborted and not self._unfinished():  # aborted between two parts
+                self._end(FinishReason.ABORT)
+            return None
 
     def on_fail(self, error: Exception) -> None:
-        if not self.over:
-            self.over = True
-            self.abort()
-            self.sink.fail(error)
+        with self.lock:
+            if not self.over:
+                self.over = True
+                self.abort()
+                self.sink.fail(error)
 
     def _next_part(self) -> None:
-        if self.playing == self.parts - 1:
-            self._play(None, self.joiner.end())
-            lengths = [r for r in self.ended.values() if r is FinishReason.LENGTH]
-            return self._end(lengths[0] if lengths else FinishReason.STOP)
-        self._play(None, self.joiner.seam())
+        last = self.closed and self.playing == self.parts - 1
+        self._play(None, self.joiner.end() if last else self.joiner.seam())
         self.playing += 1
+        if last:
+            return self._end_by_parts()
         for chunk in self.early.pop(self.playing, []):
             self._play(chunk, self.joiner.push(chunk.samples))
         return None
 
-    def _submit_next(self) -> None:
-        with self.lock:
-            if not self.queue:
+    def _unfinished(self) -> int:
+        return len(self.active) - len(self.ended)
+
+    def _submit_what_may(self) -> None:
+        """For a listener the second part waits for the first one's sound, which it must not delay."""
+        while self.queue and self._unfinished() < self.at_once:
+            if self.live and self._unfinished() and not self.given_samples:
                 return
             request = self.queue.popleft()
-            if self.active and self.active[0].first_audio_s is not None:
-                request.first_audio_s = self.active[0].first_audio_s
-                request.heard_s = self.given_samples / self.sample_rate
+            self._set_clock(request)
             self.active.append(request)
-        self.submit(request)
+            self.submit(request)
+
+    def _set_clock(self, request: Request) -> None:
+        """Tell a later part what its listener has in hand. One who has heard all of it waits anew."""
+        if self.live and self.clock is not None and self.clock.request.first_audio_s is not None:
+            request.first_audio_s = self.clock.request.first_audio_s
+            request.heard_s = self._heard_s(self.clock)
+            if self._unfinished() or request.heard_s > time.monotonic() - request.first_audio_s:
+                return
+            request.first_audio_s, request.heard_s = None, 0.0
+        self.clock = _Clock(request, self.given_samples)
+
+    def _heard_s(self, clock: _Clock) -> float:
+        return (self.given_samples - clock.given_samples) / self.sample_rate
 
     def _play(self, chunk: AudioChunk | None, samples: Samples) -> None:
         start_s = self.given_samples / self.sample_rate
         self.given_samples += len(samples)
-        if chunk is not None:
-            self.sink.push(AudioChunk(samples, self.sample_rate, start_s, chunk.codes))
-        elif len(samples):
-            self.sink.push(AudioChunk(samples, self.sample_rate, start_s, self.no_codes))
+        if self.clock is not None:
+            for later in self.active[self.playing + 1 :]:
+                later.heard_s = self._heard_s(self.clock)
+        segment = self.segments[self.playing]
+        ends = chunk is None and segment not in self.segments[self.playing + 1 : self.playing + 2]
+        codes = self.no_codes if chunk is None else chunk.codes
+        if chunk is not None or ends or len(samples):
+            self.sink.push(AudioChunk(samples, self.sample_rate, start_s, codes, segment, ends))
+
+    def _end_by_parts(self) -> None:
+        cut = FinishReason.LENGTH in self.ended.values()
+        self._end(FinishReason.LENGTH if cut else FinishReason.STOP)
 
     def _end(self, reason: FinishReason) -> None:
         if not self.over:

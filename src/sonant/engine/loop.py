@@ -84,10 +84,13 @@ class StepLoop:
     def _loop(self) -> None:
         flying: list[Step] = []
         assert self.config.steps_ahead is not None
+        telemetry = self.runner.telemetry
         while True:
+            telemetry.begin()
             self._take_messages()
             plan = self.scheduler.plan(time.monotonic())
             if plan:
+                telemetry.took("plan")
                 flying.append(self.runner.launch(plan))
                 self.steps += 1
                 for request, _, end in plan.prefill:
@@ -120,8 +123,10 @@ class StepLoop:
             return True
 
     def _collect(self, step: Step) -> None:
-        for request, chunk in self.runner.collect(step):
+        chunks, now_s = self.runner.collect(step), time.monotonic()
+        for request, chunk in chunks:
             if not request.abort_requested:
+                self._count_ahead(request, len(chunk.codes), now_s)
                 request.sink.push(chunk)
         for request in step.users:
             if request.phase is Phase.LEAVING:
@@ -129,6 +134,13 @@ class StepLoop:
             elif request.complete and request.steps_in_flight == 0:
                 self.scheduler.release(request)
                 request.sink.finish(request.reason)
+        self.runner.telemetry.took("deliver")
+
+    def _count_ahead(self, request: Request, new_frames: int, now_s: float) -> None:
+        before_s = request.heard_s + (request.emitted - new_frames) * self.scheduler.spec.frame_s
+        if request.speech.live and request.first_audio_s is not None and before_s > 0:
+            ahead_s = before_s - (now_s - request.first_audio_s)
+            self.runner.telemetry.frames_ahead.add(max(0.0, ahead_s / self.scheduler.spec.frame_s))
 
     def _retire(self, request: Request) -> None:
         """Free an aborted request now, or when the last step that uses its row has been collected."""

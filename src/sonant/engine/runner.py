@@ -21,6 +21,7 @@ from sonant.engine.output import OutputRing, Slot, take_sound
 from sonant.engine.request import Phase, Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
+from sonant.engine.telemetry import Telemetry
 from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel
 from sonant.types import AudioChunk, FinishReason
 
@@ -38,6 +39,7 @@ class Step:
 class Runner:
     def __init__(self, model: SpeechModel, config: EngineConfig, device: torch.device) -> None:
         self.model, self.config, self.device = model, config, device
+        self.telemetry = Telemetry()
         spec = model.spec
         assert config.max_rows is not None and config.max_batch is not None and config.steps_ahead is not None
         self.rows = Rows(spec, config.max_rows, -(-config.max_positions // config.block_tokens), device)
@@ -80,6 +82,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Step:
+        self.telemetry.begin()
         self.ring.hold_back()
         self.rows.apply()
         items = {r: PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill}
@@ -90,21 +93,30 @@ class Runner:
             request.preroll = self.model.preroll(item, request.preroll, self.config.chunk_frames[-1])
             if request.preroll < 0:
                 request.phase = Phase.SPEAKING
+        if plan.prefill or plan.preroll:
+            self.telemetry.took("prefill")
         records = None
         if plan.draw:
             longest = max(r.prefill_length + r.launched for r in plan.draw)
             self.span_blocks = -(-longest // self.config.block_tokens)  # how far a step that runs as it is must look
             records = self.frame([r.row for r in plan.draw])
+            self.telemetry.rows.add(len(plan.draw))
+            self.telemetry.took("frame")
         sounds = [self.codec[frames]([r.row for r in group]) for frames, group in plan.voice.items()]
         voice = [(r, r.voiced - frames, frames) for frames, group in plan.voice.items() for r in group]
         users = plan.requests()
         for request in users:
             request.steps_in_flight += 1
-        return Step(plan, users, voice, self.ring.send(records, sounds))
+        step = Step(plan, users, voice, self.ring.send(records, sounds))
+        if voice:
+            self.telemetry.took("codec")
+        return step
 
     def collect(self, step: Step) -> list[tuple[Request, AudioChunk]]:
         """Wait for a step, book its stops, and give the sound it made, in order for each request."""
+        self.telemetry.begin()
         self.ring.wait(step.slot)
+        self.telemetry.took("wait")
         records = step.slot.records.numpy()
         for n, request in enumerate(step.plan.draw):
             self._book(request, int(records[n, 0]), records[n, 1:])

@@ -12,15 +12,21 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
 
 from sonant.models.description import Description
 from sonant.serving import problems
+from sonant.serving.batch import batch_routes
+from sonant.serving.engine_routes import engine_routes
 from sonant.serving.guard import Guard
 from sonant.serving.host import EngineHost
+from sonant.serving.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
+from sonant.serving.page_routes import page_routes
 from sonant.serving.response import SoundResponse
 from sonant.serving.schemas import SpeechBody
 from sonant.serving.service import SpeechService
+from sonant.serving.speech_session import session_routes
 from sonant.serving.voice_names import VoiceNames, reserved_names
 from sonant.serving.voice_routes import voice_routes
 from sonant.serving.voice_store import StoreOptions, VoiceStore
@@ -39,10 +45,9 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        host.start()
+        await run_in_threadpool(host.start)  # there, so that the pool is up before the first request needs it
         yield
-        host.close(options.drain_s)
-        service.executor.shutdown(wait=False)
+        await run_in_threadpool(service.close)
 
     app = FastAPI(title="Sonant", version=version("sonant"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -50,9 +55,21 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
     _add_speech(app, service)
     _add_listings(app, service, model_name)
     _add_health(app, service)
+    app.include_router(batch_routes(service))
+    app.include_router(session_routes(service))
     if store is not None:
         app.include_router(voice_routes(service, store, mark))
+    app.include_router(engine_routes(service, model_name))
+    app.include_router(page_routes())
     app.add_middleware(Guard, options=options)
+    if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],
+        )
     return app
 
 
@@ -99,4 +116,4 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await run_in_threadpool(service.metrics.text), media_type=CONTENT_TYPE)

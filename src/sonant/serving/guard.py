@@ -14,10 +14,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sonant.serving.options import ServeOptions
+from sonant.serving.page_routes import PREFIX
 from sonant.serving.problems import Refused, answer
 
-_OPEN_PATHS = frozenset({"/health"})
+# The page asks for the key itself, so it must load without one. Its files are the same for everybody and say nothing of
+# this server; every figure on it comes from /v1.
+_OPEN_PATHS = frozenset({"/health", "/"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def _open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(PREFIX)
 
 
 class BodyTooLarge(Refused):
@@ -51,7 +58,7 @@ class Guard:
         return await answer(refusal)(scope, receive, named_send)
 
     def _refusal(self, scope: Scope, headers: Headers, key: str) -> Refused | None:
-        if self.options.api_keys and scope["path"] not in _OPEN_PATHS:
+        if self.options.api_keys and not _open(scope["path"]):
             # every key is compared, so that time tells nothing of which one came near
             known = [hmac.compare_digest(key.encode(), k.encode()) for k in self.options.api_keys]
             if not any(known):

@@ -1,4 +1,4 @@
-"""What an operator can set. The command line, the environment and a config file all fill this one class."""
+"""What an operator can set. The command line, the environment and a config file all fill these classes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,64 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sonant.config import option
 from sonant.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What to load, and onto what."""
+
+    model: str | None = option(None, "folder of a published checkpoint")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
+    dtype: Dtype = option("auto", "of the language models")
+    codec_dtype: Dtype = option("auto", "of the codec")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()  # none: open to whoever reaches the port
-    max_body_bytes: int = 16 << 20  # of any request; a reference clip travels as base64
-    max_first_audio_s: float = 10.0  # a request that would wait longer for its first sound is refused
-    max_streams_per_client: int = 256  # by API key, else by address
-    voices_folder: Path | None = None  # uploaded voices; None: uploading is off
-    consent: Literal["required", "asserted"] = "required"  # asserted: an uploader's written statement will do
-    drain_s: float = 30.0  # how long requests may go on after SIGTERM
+    host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
+    port: int = option(8000, "port to listen on; 0 picks one")
+    api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged; never any text")
+    max_body_bytes: int = option(16 << 20, "of any request; a reference clip travels as base64")
+    max_first_audio_s: float = option(
+        10.0, "seconds a request may wait for its first sound before it is refused", flag="max-first-audio"
+    )
+    max_streams_per_client: int = option(256, "at once, by API key, else by address; a WebSocket counts as one")
+    max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
+    voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    consent: Literal["required", "asserted"] = option(
+        "required", "what an upload must show: a recorded consent, or a written statement"
+    )
+    allow_url: tuple[str, ...] = option(
+        (), "HOST or HOST:PORT from which ref_audio may be fetched; none: addresses are refused"
+    )
+    cors_origins: tuple[str, ...] = option((), "web origins whose pages may call the API", flag="cors-origin")
+    ws_idle_s: float = option(30.0, "seconds a WebSocket may be silent while nothing is spoken", flag="ws-idle")
+    ws_max_message_bytes: int = option(4 << 20, "of one WebSocket message; a reference clip travels in the first")
+    ws_max_sessions: int = option(1024, "WebSockets open at once")
+    drain_s: float = option(30.0, "seconds that requests may go on after SIGTERM", flag="drain")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
-        for name in ("max_body_bytes", "max_first_audio_s", "max_streams_per_client"):
-            if getattr(self, name) <= 0:
+        for name in (
+            "max_body_bytes",
+            "max_first_audio_s",
+            "max_streams_per_client",
+            "ws_idle_s",
+            "ws_max_message_bytes",
+            "ws_max_sessions",
+        ):
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")
+        for name in ("max_requests_per_minute", "drain_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")
+        if "*" in self.cors_origins and not self.api_keys:
+            raise ConfigError("cors_origins '*' without an API key would let any web page use this server")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from sonant import errors
@@ -55,27 +57,48 @@ def problem(
     return JSONResponse(body, status, dict(headers or {}))
 
 
-def answer(error: Exception) -> JSONResponse:
-    """The response for an error of ours; anything else is a 500 that tells nothing of our insides."""
+@dataclass(frozen=True)
+class Told:
+    """What a client may know of an error."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_s: float = 0.0
+
+
+def told(error: Exception) -> Told:
+    """Errors of ours in full; anything else is a 500 that tells nothing of our insides."""
     if isinstance(error, Refused):
-        headers = {}
-        if error.retry_s > 0:
-            headers = {"retry-after": str(math.ceil(error.retry_s)), "retry-after-ms": str(round(1e3 * error.retry_s))}
-        return problem(error.status, str(error), error.code, error.param, headers)
+        return Told(error.status, error.code, str(error), error.param, error.retry_s)
     for kind, status, code, param in _ANSWERS:
         if isinstance(error, kind):
-            headers = {"retry-after": "1"} if status in (429, 503) else {}
-            return problem(status, str(error), code, param, headers)
+            return Told(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)
     logger.error("a request failed", exc_info=error)
-    return problem(500, "the server failed on this request; its log says more", "internal_error")
+    return Told(500, "internal_error", "the server failed on this request; its log says more")
+
+
+def answer(error: Exception) -> JSONResponse:
+    t = told(error)
+    headers = {}
+    if t.retry_s > 0:
+        headers = {"retry-after": str(math.ceil(t.retry_s)), "retry-after-ms": str(round(1e3 * t.retry_s))}
+    return problem(t.status, t.message, t.code, t.param, headers)
+
+
+def first_problem(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
+    """The first thing that is wrong with a body or a message, in words, and where."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return f"{where or 'the body'}: {first['msg']}", where or None
 
 
 def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-        return problem(400, f"{where or 'the body'}: {first['msg']}", "invalid_value", where or None)
+        message, where = first_problem(error)
+        return problem(400, message, "invalid_value", where)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:

@@ -17,9 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
+from sonant.errors import EngineError
+from sonant.serving.disconnect import until_gone
 from sonant.serving.metrics import Metrics
 from sonant.serving.problems import answer
-from sonant.serving.sound import SoundPath
+from sonant.serving.sound import SoundPath, check_complete
 
 Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, SoundPath]]]
 
@@ -31,39 +33,37 @@ class SoundResponse(Response):
         self.open_stream, self.metrics, self.sse, self.whole = open_stream, metrics, sse, whole
         self.background = None
         self.started_s = time.monotonic()
-        self.first_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._work(scope, receive, send))
-        gone = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            if not await until_gone(self._work(scope, receive, send), receive):
                 self.metrics.aborted.labels("client_gone").inc()
-                work.cancel()
-            await asyncio.wait({work})
-            if not work.cancelled():
-                work.result()  # a failure after the first sound breaks the connection off
-        finally:
-            gone.cancel()
-            work.cancel()
+        except asyncio.CancelledError:
+            self.metrics.aborted.labels("shutdown").inc()
+            raise
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
             try:
                 stream, path = await self.open_stream(held)
                 pieces = self._pieces(stream, path)
-                first = await anext(pieces)
+                first = b"".join([piece async for piece in pieces]) if self.whole else await anext(pieces, b"")
+                if not first:
+                    raise EngineError("the model made no sound of this text; try other words or another seed")
             except Exception as e:
-                self.metrics.requests.labels("error").inc()
+                self.metrics.requests.labels("speech", "error").inc()
                 await answer(e)(scope, receive, send)
                 return
-            if self.whole:
-                body = first + b"".join([piece async for piece in pieces])
-                await Response(body, 200, path.headers(stream))(scope, receive, send)
-            else:
-                await self._send(send, path, stream, first, pieces)
-            self._count(stream, path)
+            try:
+                if self.whole:
+                    await Response(first, 200, path.headers(stream))(scope, receive, send)
+                else:
+                    await self._send(send, path, stream, first, pieces)
+            except Exception:
+                self.metrics.requests.labels("speech", "error").inc()
+                self.metrics.aborted.labels("failed").inc()
+                raise  # breaks the connection off
+            self.metrics.count("speech", stream, path, self.started_s)
 
     async def _send(
         self, send: Send, path: SoundPath, stream: SpeechStream, first: bytes, pieces: AsyncIterator[bytes]
@@ -74,8 +74,7 @@ class SoundResponse(Response):
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": first, "more_body": True})
-        self.first_s = time.monotonic() - self.started_s
-        self.metrics.ttfp.observe(self.first_s)
+        self.metrics.ttfp.observe(time.monotonic() - self.started_s)
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -86,23 +85,12 @@ class SoundResponse(Response):
             data = await path.push(chunk)
             if data:
                 yield _delta(data) if self.sse else data
+        check_complete(stream)
         tail = await path.finish()
         if tail:
             yield _delta(tail) if self.sse else tail
         if self.sse:
             yield _event({"type": "speech.audio.done", "usage": path.usage(stream)})
-
-    def _count(self, stream: SpeechStream, path: SoundPath) -> None:
-        self.metrics.requests.labels(str(stream.finish_reason)).inc()
-        self.metrics.audio.inc(path.audio_s)
-        self.metrics.underrun.observe(path.listener().gap_s)
-        if path.audio_s:
-            self.metrics.rtf.observe((time.monotonic() - self.started_s) / path.audio_s)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _delta(data: bytes) -> bytes:

@@ -12,10 +12,17 @@ from sonant.audio.continuity import Continuity, continuity
 from sonant.audio.resample import StreamResampler
 from sonant.audio.speed import SpeedChanger
 from sonant.engine.stream import SpeechStream
+from sonant.errors import EngineClosed
 from sonant.serving.encode import open_encoder
-from sonant.types import AudioChunk, Samples
+from sonant.types import AudioChunk, FinishReason, Samples
 
 _CHEAP = frozenset({"pcm", "wav"})
+
+
+def check_complete(stream: SpeechStream) -> None:
+    """Speech that was cut off, by a shutdown say, must not pass for whole."""
+    if stream.finish_reason is FinishReason.ABORT:
+        raise EngineClosed("the speech was cut off before its end; the server is shutting down")
 
 
 class SoundPath:

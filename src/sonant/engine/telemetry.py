@@ -1,0 +1,51 @@
+"""What the step thread does with its time, counted as it goes and read by whoever asks.
+
+Times are of the host's clock: on a GPU `prefill`, `frame` and `codec` are what launching took, and `wait` is how long
+the host then slept for the device. Nothing here touches the device. Only the step thread writes; a reader may see a
+count that is one ahead of its sum, which no graph shows.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from typing import Literal, get_args
+
+StepPhase = Literal["plan", "prefill", "frame", "codec", "wait", "deliver"]
+STEP_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+
+_SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_FRAMES_AHEAD = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+class Tally:
+    """A histogram of fixed bounds that allocates nothing when it counts."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # at or below each bound, then the rest
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self.phase_s = {phase: Tally(_SECONDS) for phase in STEP_PHASES}
+        self.rows = Tally(_ROWS)  # that drew a frame in a step
+        self.frames_ahead = Tally(_FRAMES_AHEAD)  # in a listener's hand when the next chunk comes; 0: they had run out
+        self._mark_s = 0.0
+
+    def begin(self) -> None:
+        """What follows, up to the next `took`, is one phase."""
+        self._mark_s = time.perf_counter()
+
+    def took(self, phase: StepPhase) -> None:
+        now_s = time.perf_counter()
+        self.phase_s[phase].add(now_s - self._mark_s)
+        self._mark_s = now_s

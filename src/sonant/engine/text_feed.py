@@ -1,0 +1,59 @@
+"""A text that is spoken while it is still being written.
+
+Each piece is given when it is known to be whole (a clause, a sentence) and is spoken at once, with the voice, the
+manner and the seed of the pieces before it. All of it is one stream, and one sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sonant.audio.text import check_text, split_text
+from sonant.config import EngineConfig
+from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.request import Request, Sink
+from sonant.engine.stream import SpeechStream
+from sonant.errors import BadText
+from sonant.types import SpeechRequest
+
+PIECES_AT_ONCE = 2  # the next is begun beside the one that plays: short clauses leave no time between them
+
+
+class TextFeed:
+    """Made by `Engine.feed`. `add` may be called from any thread, by one at a time; `stream` is read as any other.
+
+    The chunks of the stream say which piece they belong to (`part`, from 0) and which is its last (`ends_part`).
+    """
+
+    def __init__(
+        self,
+        speech: SpeechRequest,
+        whole: LongText,
+        stream: SpeechStream,
+        config: EngineConfig,
+        lay_out: Callable[[SpeechRequest, Sink], Request],
+    ) -> None:
+        self.stream = stream
+        self._speech, self._whole, self._config, self._lay_out = speech, whole, config, lay_out
+        self._chars = 0
+
+    def add(self, text: str) -> None:
+        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it."""
+        check_text(text, self._config.max_text_chars)
+        chars = self._chars + len(text)
+        if chars > self._config.max_text_chars:
+            limit = self._config.max_text_chars
+            raise BadText(f"the text has grown to {chars:,} characters, over the limit of {limit:,}; begin another")
+        first = self._whole.parts
+        parts = []
+        for index, part in enumerate(split_text(text, self._config.segment_chars), first):
+            piece = replace(self._speech, text=part, seed=(self.stream.seed + index) % 2**64)
+            parts.append(self._lay_out(piece, PartSink(self._whole, index)))
+        self._whole.add(parts)
+        self._chars = chars
+        self.stream.input_tokens += sum(p.prompt.length for p in parts)
+
+    def end(self) -> None:
+        """The text is complete; the stream ends after its last sound."""
+        self._whole.end()

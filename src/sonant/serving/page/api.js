@@ -1,0 +1,57 @@
+// Requests to the server that this page came from, and its refusals in words.
+
+const KEY_NAME = "sonant-api-key";
+
+export const apiRoot = new URL("v1", document.baseURI);
+
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY_NAME) ?? "",
+  set: (key) => (key ? sessionStorage.setItem(KEY_NAME, key) : sessionStorage.removeItem(KEY_NAME)),
+};
+
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** A response that is not an error; `ServerError` with what to tell the visitor, or the abort that was asked for. */
+export async function call(path, options = {}) {
+  const headers = new Headers(options.headers);
+  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
+  let response;
+  try {
+    response = await fetch(`${apiRoot}/${path}`, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server cannot be reached. Is it running?", 0);
+  }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+export async function json(path, options) {
+  return (await call(path, options)).json();
+}
+
+async function refusal(response) {
+  const { status } = response;
+  const body = await response.json().catch(() => null);
+  const said = sentence(body?.error?.message ?? `the server answered ${status} without saying why`);
+  if (status === 401) return new ServerError("The server wants an API key, or another one.", status);
+  if (status === 429) return new ServerError(`The server is busy: ${said} ${retry(response)}`, status);
+  if (status === 503) return new ServerError(`The server cannot speak just now: ${said} ${retry(response)}`, status);
+  if (status >= 500) return new ServerError(`The server failed: ${said}`, status);
+  return new ServerError(`The server refused: ${said}`, status);
+}
+
+function retry(response) {
+  const seconds = Number(response.headers.get("retry-after"));
+  if (!(seconds > 0)) return "Try again in a moment.";
+  return `Try again in ${seconds} second${seconds === 1 ? "" : "s"}.`;
+}
+
+function sentence(text) {
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}

@@ -1,0 +1,64 @@
+// What the visitor filled in, as the fields of a request.
+
+export class RequestForm {
+  #form;
+
+  constructor(form) {
+    this.#form = form;
+    this.#field("speed").addEventListener("input", () => this.#showSpeed());
+    this.#field("text").addEventListener("input", () => this.#count());
+  }
+
+  /** Fit the form to what the loaded model can do. */
+  adapt(engine) {
+    const language = this.#field("language");
+    const auto = language.options[0];
+    const kept = language.value;
+    const named = engine.languages.filter((name) => name !== "auto").map((name) => new Option(name, name));
+    language.replaceChildren(auto, ...named);
+    language.value = [...language.options].some((option) => option.value === kept) ? kept : "auto";
+    document.getElementById("instructions-field").hidden = !engine.instructs;
+    this.#field("text").maxLength = engine.max_text_chars;
+    this.#count();
+  }
+
+  /** Name → JSON text of its value; what was left alone is left out. */
+  fields() {
+    const fields = { input: JSON.stringify(this.#field("text").value) };
+    const put = (name, value, usual) => {
+      if (value !== "" && value !== usual) fields[name] = JSON.stringify(value);
+    };
+    put("voice", this.#field("voice").value);
+    fields.response_format = '"pcm"';
+    put("language", this.#field("language").value, "auto");
+    put("speed", Number(this.#field("speed").value), 1);
+    if (!document.getElementById("instructions-field").hidden) {
+      put("instructions", this.#field("instructions").value.trim());
+    }
+    const temperature = this.#field("temperature").value;
+    if (temperature !== "") put("temperature", Number(temperature));
+    const seed = this.#field("seed").value.replace(/^0+(?=.)/, "");
+    if (/^\d+$/.test(seed)) fields.seed = seed;
+    return fields;
+  }
+
+  keepSeed(seed) {
+    this.#field("seed").value = seed;
+    document.getElementById("more").open = true;
+    this.#field("seed").focus();
+    this.#form.dispatchEvent(new Event("input"));
+  }
+
+  #field(name) {
+    return this.#form.elements.namedItem(name);
+  }
+
+  #showSpeed() {
+    document.getElementById("speed-shown").textContent = `${Number(this.#field("speed").value).toFixed(2)} ×`;
+  }
+
+  #count() {
+    const text = this.#field("text");
+    document.getElementById("count").textContent = `${text.value.length.toLocaleString("en")} characters`;
+  }
+}

@@ -1,0 +1,89 @@
+// The voices of this server: its own first, then uploaded ones; OpenAI's names only for who asks.
+
+import { call, json } from "./api.js";
+
+export class VoicePicker {
+  #select = document.getElementById("voice");
+  #aliases = document.getElementById("aliases");
+  #delete = document.getElementById("delete-voice");
+  #note = document.getElementById("no-voice");
+  #voices = [];
+  #engine = null;
+  #onChange;
+
+  /** `onChange(problem)` is called when another voice is chosen, or with what went wrong. */
+  constructor(onChange) {
+    this.#onChange = onChange;
+    this.#aliases.addEventListener("change", () => this.#list(this.#select.value));
+    this.#select.addEventListener("change", () => this.#showTools());
+    this.#delete.addEventListener("click", () => this.#remove());
+  }
+
+  /** Why nothing can be said yet; empty if it can. */
+  get lack() {
+    return this.#engine?.clones && !this.#select.options.length ? this.#note.textContent : "";
+  }
+
+  async load(engine, chosen = this.#select.value) {
+    this.#engine = engine;
+    this.#voices = (await json("audio/voices")).voices;
+    document.getElementById("add-voice").hidden = !engine.uploads;
+    this.#list(chosen);
+  }
+
+  #list(chosen) {
+    const of = (kind) => this.#voices.filter((voice) => voice.kind === kind);
+    const groups = [
+      ["Voices of the model", of("own")],
+      ["Uploaded", of("clone")],
+      ["OpenAI’s names", this.#aliases.checked ? of("alias") : []],
+    ].filter(([, voices]) => voices.length);
+    this.#select.replaceChildren(...groups.map(([label, voices]) => group(label, voices)));
+    if ([...this.#select.options].some((option) => option.value === chosen)) this.#select.value = chosen;
+    document.getElementById("aliases-field").hidden = !of("alias").length;
+    document.getElementById("voice-field").hidden = !groups.length;
+    this.#note.textContent = groups.length ? "" : absence(this.#engine);
+    this.#note.hidden = groups.length > 0;
+    const designs = !groups.length && !this.#engine.clones;
+    document.getElementById("instructions-label").textContent = designs ? "How the voice sounds" : "How to say it";
+    this.#showTools();
+    this.#onChange("");
+  }
+
+  #showTools() {
+    this.#delete.hidden = this.#chosen()?.kind !== "clone";
+  }
+
+  #chosen() {
+    return this.#voices.find((voice) => voice.id === this.#select.value);
+  }
+
+  async #remove() {
+    const voice = this.#chosen();
+    if (!voice || !confirm(`Delete the voice “${voice.name}” for everyone on this server?`)) return;
+    try {
+      await call(`audio/voices/${encodeURIComponent(voice.id)}`, { method: "DELETE" });
+      await this.load(this.#engine);
+      this.#select.focus();
+    } catch (error) {
+      this.#onChange(error.message);
+    }
+  }
+}
+
+function group(label, voices) {
+  const element = document.createElement("optgroup");
+  element.label = label;
+  for (const voice of voices) {
+    const option = new Option(voice.alias_of ? `${voice.name} (${voice.alias_of})` : voice.name, voice.id);
+    option.disabled = Boolean(voice.broken);
+    element.append(option);
+  }
+  return element;
+}
+
+function absence(engine) {
+  if (engine.uploads) return "This model speaks with voices that are uploaded. There is none yet: add one.";
+  if (engine.clones) return "This model speaks with uploaded voices, and the server keeps none: start it with --voices DIR.";
+  return "This model makes its voice up from your words: say below how it should sound.";
+}

@@ -1,0 +1,81 @@
+"""Runs the app until it is told to stop, and then lets those who are being spoken to hear the end.
+
+The first SIGTERM (or SIGINT) begins the drain: the port stays open, so that whoever comes is told 503 and not refused
+like a stranger, and running requests go on for at most `drain_s`. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from sonant.serving.options import ServeOptions
+from sonant.serving.service import SpeechService
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 2  # for connections to close after the drain
+
+
+class DrainingServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: SpeechService) -> None:
+        super().__init__(config)
+        self.service = service
+        self.told_s: float | None = None  # when the first signal came
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not kept for raising again later, as uvicorn does: a drained server ends with 0.
+        if self.told_s is None:
+            self.told_s = time.monotonic()
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.told_s is not None:
+            self._drain(self.told_s)
+        return await super().on_tick(counter)
+
+    def _drain(self, told_s: float) -> None:
+        work, drain_s = self.service.work, self.service.options.drain_s
+        if not work.draining.is_set():
+            logger.info("draining: %d running, %g s at most", work.running, drain_s)
+            self.service.host.drain()
+            work.draining.set()
+        elif not work.running:
+            self.should_exit = True
+        elif time.monotonic() - told_s >= drain_s:
+            logger.warning("cutting off %d running after %g s", work.running, drain_s)
+            self.service.metrics.aborted.labels("shutdown").inc(work.running)
+            self.should_exit = self.force_exit = True
+
+
+class WithoutQueries(logging.Filter):
+    """Keys may come in a query, where headers cannot be set; they do not belong in a log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_bare(value) for value in record.args)
+        return True
+
+
+def _bare(value: object) -> object:
+    return value.partition("?")[0] if isinstance(value, str) and value.startswith("/") else value
+
+
+def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_level=options.log_level,
+        timeout_graceful_shutdown=_LEAVE_S,
+        ws_max_size=options.ws_max_message_bytes,
+        ws_per_message_deflate=False,  # sound does not shrink
+    )
+    for name in ("uvicorn.access", "uvicorn.error"):
+        logging.getLogger(name).addFilter(WithoutQueries())
+    return DrainingServer(config, app.state.service)

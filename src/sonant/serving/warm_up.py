@@ -1,0 +1,48 @@
+"""What is slow the first time, done before anybody waits for it: libraries, encoders, one utterance.
+
+Kernels are compiled and graphs captured when the engine is loaded; this is the rest of the way to a listener.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+
+from sonant.audio.resample import StreamResampler
+from sonant.audio.speed import SpeedChanger
+from sonant.engine.engine import Engine
+from sonant.serving.encode import FORMATS, open_encoder
+from sonant.types import Samples, Voice
+
+logger = logging.getLogger(__name__)
+
+_TEXT = "This sentence is spoken once, before the first listener comes."
+_FRAMES = 24  # enough for chunks of more than one size
+_CLIP_S = 2.0
+
+
+def warm_up(engine: Engine) -> None:
+    began_s = time.monotonic()
+    voice = _voice(engine) if engine.model.spec.clones else None
+    with engine.stream(_TEXT[: engine.config.max_text_chars], voice=voice, seed=0, max_frames=_FRAMES) as stream:
+        sound = [chunk.samples for chunk in stream]
+    samples = np.concatenate(sound) if sound else np.zeros(engine.sample_rate // 10, np.float32)
+    for form in FORMATS:
+        for streaming in (True, False):
+            encoder = open_encoder(form, engine.sample_rate, streaming=streaming)
+            encoder.push(samples)
+            encoder.finish()
+    StreamResampler(engine.sample_rate, 2 * engine.sample_rate).push(samples)
+    SpeedChanger(engine.sample_rate, 1.25).push(samples)
+    logger.info("warmed up in %.1f s", time.monotonic() - began_s)
+
+
+def _voice(engine: Engine) -> Voice:
+    """Of noise that comes and goes: nobody's, but it takes the way of every clip."""
+    clip_s = min(max(_CLIP_S, engine.config.clip_min_s), engine.config.clip_max_s)
+    count = round(clip_s * engine.sample_rate)
+    noise = np.random.default_rng(0).standard_normal(count)
+    swell: Samples = (0.1 * noise * np.sin(np.arange(count) / engine.sample_rate * 6) ** 2).astype(np.float32)
+    return engine.clone((swell, engine.sample_rate), "Some words that were never said.", "warm-up")

@@ -1,0 +1,137 @@
+"""A text that comes in pieces is spoken while it comes, and sounds as if it had come at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from engine.conftest import MakeEngine
+from sonant import Engine, FinishReason, SpeechRequest
+from sonant.engine.text_feed import TextFeed
+from sonant.errors import Aborted, BadText, EngineClosed
+
+PIECES = [f"Piece number {n} is about the world." for n in range(5)]
+
+
+def feed_of(engine: Engine, **options: object) -> TextFeed:
+    return engine.feed(SpeechRequest(text="", **{"seed": 10, "max_frames": 6, **options}))  # type: ignore[arg-type]
+
+
+def test_pieces_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    feed = feed_of(engine)
+    for piece in PIECES:
+        feed.add(piece)
+    feed.end()
+    speech = feed.stream.result()
+    alone = [engine.speak(p, seed=10 + n, max_frames=6) for n, p in enumerate(PIECES)]
+    np.testing.assert_array_equal(speech.codes, np.concatenate([s.codes for s in alone]))
+    assert len(speech.samples) == sum(len(s.samples) for s in alone)
+
+
+def test_the_first_piece_is_heard_before_the_second_is_written(make_engine: MakeEngine) -> None:
+    feed = feed_of(make_engine())
+    feed.add(PIECES[0])
+    chunks = []
+    while not chunks or not chunks[-1].ends_part:
+        chunk = feed.stream.read(timeout_s=10)
+        assert chunk is not None
+        chunks.append(chunk)
+    assert sum(len(c.codes) for c in chunks) == 6 and {c.part for c in chunks} == {0}
+    with pytest.raises(TimeoutError):
+        feed.stream.read(timeout_s=0.05)  # not over: more text may come
+    feed.add(PIECES[1])
+    feed.end()
+    rest = list(feed.stream)
+    assert {c.part for c in rest} == {1} and [c.ends_part for c in rest].count(True) == 1
+    assert feed.stream.finish_reason is FinishReason.LENGTH
+
+
+def test_the_second_piece_is_begun_before_the_first_has_ended(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=4)
+    feed = feed_of(engine, max_frames=60)
+    feed.add(PIECES[0])
+    feed.add(PIECES[1])
+    feed.add(PIECES[2])
+    feed.stream.read(timeout_s=10)
+    most, deadline = 0, time.monotonic() + 5
+    while most < 2 and time.monotonic() < deadline:
+        most = max(most, engine.stats().running)
+    feed.stream.abort()
+    assert most == 2
+
+
+def test_a_piece_longer_than_a_segment_is_one_part_to_its_reader(make_engine: MakeEngine) -> None:
+    feed = feed_of(make_engine(segment_chars=40))
+    feed.add(" ".join(PIECES[:3]))
+    feed.add(PIECES[3])
+    feed.end()
+    chunks = list(feed.stream)
+    assert [c.part for c in chunks if c.ends_part] == [0, 1]
+    assert sum(len(c.codes) for c in chunks if c.part == 0) == 18
+
+
+def test_a_bad_piece_is_refused_and_the_others_are_spoken(make_engine: MakeEngine) -> None:
+    feed = feed_of(make_engine(max_text_chars=100))
+    feed.add(PIECES[0])
+    for bad in ("", "...", "x" * 101, "y" * 90):
+        with pytest.raises(BadText):
+            feed.add(bad)
+    feed.add(PIECES[1])
+    feed.end()
+    assert len(feed.stream.result().codes) == 12
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_abort_ends_it_whatever_has_come(make_engine: MakeEngine, before: int) -> None:
+    engine = make_engine()
+    feed = feed_of(engine, max_frames=100)
+    for piece in PIECES[:before]:
+        feed.add(piece)
+    if before:
+        feed.stream.read(timeout_s=10)
+    feed.stream.abort()
+    with pytest.raises(Aborted):
+        feed.stream.result()
+
+
+def test_an_end_without_text_is_silence(make_engine: MakeEngine) -> None:
+    feed = feed_of(make_engine())
+    feed.end()
+    assert not len(feed.stream.result().samples) and feed.stream.finish_reason is FinishReason.STOP
+
+
+def test_adding_to_a_closed_engine_says_so(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    feed = feed_of(engine)
+    engine.close()
+    with pytest.raises(EngineClosed):
+        feed.add(PIECES[0])
+    with pytest.raises(EngineClosed):
+        feed_of(engine)
+
+
+def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rows=3)
+    alone = [engine.speak(p, seed=10 + n, max_frames=6).codes for n, p in enumerate(PIECES)]
+    heard: dict[int, np.ndarray] = {}
+
+    def speak(name: int) -> None:
+        feed = feed_of(engine)
+        for piece in PIECES:
+            feed.add(piece)
+            time.sleep(0.01 * (name % 3))
+        feed.end()
+        heard[name] = feed.stream.result().codes
+
+    threads = [threading.Thread(target=speak, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(heard) == 8
+    for codes in heard.values():
+        np.testing.assert_array_equal(codes, np.concatenate(alone))

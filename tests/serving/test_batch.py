@@ -1,0 +1,133 @@
+"""The batch route: every item in its place, whatever became of the others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from serving.conftest import Serve, Served, wait_for
+from serving.test_speech import seconds
+
+SHARED = {"voice": "alloy", "seed": 5, "max_frames": 6}
+
+
+def post(served: Served, items: list[dict[str, Any]], **shared: Any) -> httpx.Response:
+    return httpx.post(f"{served.url}/v1/audio/speech/batch", json={"items": items, **shared}, timeout=60)
+
+
+def test_items_in_order_with_their_own_settings_before_the_shared_ones(serve: Serve) -> None:
+    served = serve("endless")
+    items = [
+        {"input": "hello the world"},
+        {"input": "hello again", "response_format": "mp3", "max_frames": 12},
+        {"input": "hello", "speaker": "ryan", "response_format": "pcm", "speed": 2.0},
+    ]
+    answer = post(served, items, **SHARED, model="tts-1", task_type="CustomVoice")
+    body = answer.json()
+    assert answer.status_code == 200 and body["id"].startswith("speech-batch-")
+    assert (body["total"], body["succeeded"], body["failed"]) == (3, 3, 0)
+    forms = ("wav", "mp3", "pcm")
+    for index, (result, form, frames) in enumerate(zip(body["results"], forms, (6, 12, 3), strict=True)):
+        assert (result["index"], result["status"], "error" in result) == (index, "success", False)
+        assert seconds(base64.b64decode(result["audio_data"]), form) == pytest.approx(frames * 0.08, abs=0.1)
+    assert [r["media_type"] for r in body["results"]] == ["audio/wav", "audio/mpeg", "audio/pcm"]
+    assert body["results"][1]["usage"]["output_tokens"] == 12
+
+
+def test_one_bad_item_spoils_nothing(serve: Serve) -> None:
+    served = serve("endless")
+    items = [{"input": "hello"}, {"input": "..."}, {"input": "hello", "voice": "nobody"}, {"input": "again"}]
+    body = post(served, items, **SHARED).json()
+    assert [r["status"] for r in body["results"]] == ["success", "error", "error", "success"]
+    assert "nobody" in body["results"][2]["error"] and "audio_data" not in body["results"][2]
+    assert (body["succeeded"], body["failed"]) == (2, 2)
+
+
+def test_items_are_spoken_at_once_and_sound_as_alone(serve: Serve) -> None:
+    served = serve("endless", engine={"max_rows": 4})
+    items = [{"input": f"number {n}", "seed": n} for n in range(8)]
+    most = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, served.host.engine.stats().running)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    body = post(served, items, **SHARED, response_format="pcm").json()
+    done.set()
+    watcher.join()
+    assert most == 4
+    for n, result in enumerate(body["results"]):
+        alone = served.post(**{**SHARED, **items[n]}, response_format="pcm").content
+        a, b = (np.frombuffer(x, "<i2").astype(int) for x in (base64.b64decode(result["audio_data"]), alone))
+        assert len(a) == len(b) and np.abs(a - b).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"items": []},
+        {"items": [{"input": "hi"}] * 33},
+        {"items": [{"voice": "alloy"}]},
+        {"items": [{"input": "hi", "speed": 9}]},
+        {"items": [{"input": "hi", "unknown": 1}]},
+        {"items": [{"input": "x" * 60_000}] * 2},
+        {"items": [{"input": "hi"}], "response_format": "exe"},
+    ],
+)
+def test_a_bad_batch_is_refused_whole(serve: Serve, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{serve().url}/v1/audio/speech/batch", json=body, timeout=20)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_hanging_up_stops_every_item(serve: Serve) -> None:
+    served = serve("endless", engine={"max_rows": 3})
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({**SHARED, "max_frames": 900, "items": [{"input": "hello"}] * 6}).encode()
+    head = "POST /v1/audio/speech/batch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for(lambda: served.host.engine.stats().running == 3)
+    wait_for(lambda: served.host.engine.stats().running + served.host.engine.stats().waiting == 0, 2.0)
+
+
+def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
+    served = serve("endless")
+    first = served.host.engine
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device fell off")
+
+    first._loop.runner.frame.run = broken  # type: ignore[assignment]
+    answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+    wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
+    assert post(served, [{"input": "hello"}], **SHARED).json()["succeeded"] == 1
+
+
+def test_a_full_queue_is_told_item_by_item(serve: Serve) -> None:
+    served = serve("endless", engine={"max_rows": 1, "max_waiting": 1})
+    body = post(served, [{"input": "hello"}] * 12, **{**SHARED, "max_frames": 100}).json()
+    errors = [r["error"] for r in body["results"] if r["status"] == "error"]
+    assert body["succeeded"] >= 1 and errors and all("waiting" in e for e in errors)
+
+
+def test_a_batch_counts_as_many_requests_as_it_has_items(serve: Serve) -> None:
+    served = serve(max_requests_per_minute=4)
+    assert post(served, [{"input": "hello"}] * 3, **SHARED).status_code == 200
+    refused = post(served, [{"input": "hello"}] * 3, **SHARED)
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limited"
+    assert 0 < int(refused.headers["retry-after"]) <= 60
+    assert served.post(**SHARED, input="hello").status_code == 200  # the one that is left
+    assert served.post(**SHARED, input="hello").status_code == 429

@@ -1,0 +1,123 @@
+"""What the server tells of its engine, at rest and at work."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from serving.conftest import Serve, wait_for
+from sonant.serving.gpu import GpuCollector
+from sonant.serving.host import EngineHost
+from sonant.serving.metrics import Metrics
+from sonant.serving.recent import WINDOW_S, RecentFigures, quantile
+
+BODY = {"input": "hello the world", "seed": 5, "max_frames": 12, "response_format": "pcm"}
+
+
+def test_what_is_loaded(serve: Serve, tmp_path: Path) -> None:
+    custom = httpx.get(f"{serve('custom', voices_folder=tmp_path).url}/v1/engine").json()
+    assert custom["model"] == "tiny" and custom["device"] == "cpu" and "english" in custom["languages"]
+    assert custom["uploads"] is None  # it has voices of its own and cannot clone
+    base = httpx.get(f"{serve('base', voices_folder=tmp_path, consent='asserted').url}/v1/engine").json()
+    assert base["clones"] and base["uploads"]["consent"] == "asserted" and base["uploads"]["clip_max_s"] == 60
+    assert httpx.get(f"{serve('base').url}/v1/engine").json()["uploads"] is None
+
+
+def test_figures_follow_the_requests(serve: Serve) -> None:
+    served = serve(max_streams_per_client=1, checkpoint="endless")
+    address = f"{served.url}/v1/engine/stats"
+    rest = httpx.get(address).json()
+    assert rest["ready"] and rest["running"] == 0 and rest["recent"]["requests"] == 0
+    assert rest["recent"]["ttfp_p50_s"] is None and rest["gpu"] is None
+    assert served.post(**BODY).status_code == 200
+    body = {"input": "hello the world " * 20, "response_format": "pcm"}
+    with httpx.stream("POST", f"{served.url}/v1/audio/speech", json=body) as response:
+        pieces = response.iter_raw()
+        next(pieces)
+        assert served.post(**BODY).status_code == 429
+        work = httpx.get(address).json()
+    assert work["running"] == 1 and work["free_blocks"] < work["blocks"]
+    recent = work["recent"]
+    assert recent["requests"] == 2 and recent["rejected"] == 1
+    assert 0 < recent["ttfp_p50_s"] <= recent["ttfp_p99_s"] and recent["rtf_p50"] > 0
+    assert recent["batch_rows"] == 1 and recent["audio_s_per_s"] > 0 and recent["steps_per_s"] > 0
+    assert sum(recent["step_phases_s"].values()) == pytest.approx(recent["step_s"]) and recent["step_s"] > 0
+    wait_for(lambda: httpx.get(address).json()["running"] == 0)
+
+
+def test_an_engine_that_is_not_there_is_said_to_be_so(serve: Serve) -> None:
+    served = serve()
+    served.host.trouble = "loading"
+    answer = httpx.get(f"{served.url}/v1/engine/stats").json()
+    assert answer["ready"] is False and answer["trouble"] == "loading"
+    assert httpx.get(f"{served.url}/v1/engine").status_code == 503
+    served.host.trouble = None
+
+
+def test_before_the_first_engine_there_are_no_steps() -> None:
+    metrics, host = unloaded()
+    recent = RecentFigures(metrics, host, now_s=0.0).at(1.0)
+    assert recent.step_s is None and recent.batch_rows is None and recent.step_phases_s == {}
+    assert recent.audio_s_per_s == recent.steps_per_s == 0
+
+
+def test_a_gpus_figures_are_told_as_metrics_has_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(_: GpuCollector) -> Iterator[Metric]:
+        yield GaugeMetricFamily("sonant_gpu_memory_used_bytes", "", 5e9)
+        yield GaugeMetricFamily("sonant_gpu_utilisation_ratio", "", 0.5)
+
+    monkeypatch.setattr(GpuCollector, "collect", collect)
+    answer = httpx.get(f"{serve().url}/v1/engine/stats").json()
+    assert answer["gpu"] == {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    metrics, host = unloaded()
+    recent = RecentFigures(metrics, host, now_s=0.0)
+    metrics.ttfp.observe(0.1)
+    metrics.rejected.labels("overloaded").inc()
+    for second in range(1, 31):
+        assert recent.at(float(second)).requests == 1
+    metrics.ttfp.observe(5.0)
+    assert recent.at(31.0).requests == 2
+    later = {second: recent.at(float(second)) for second in range(32, 120)}
+    assert all(r.window_s <= WINDOW_S for s, r in later.items() if s > WINDOW_S)
+    slow = later[75].ttfp_p50_s
+    assert later[75].requests == 1 and slow is not None and slow > 2  # the other one is forgotten
+    assert later[119].requests == 0 and later[119].rejected == 0 and later[119].ttfp_p50_s is None
+
+
+def test_many_who_ask_do_not_make_it_grow() -> None:
+    metrics, host = unloaded()
+    recent = RecentFigures(metrics, host, now_s=0.0)
+    for tick in range(4_000):
+        recent.at(tick * 0.05)
+    assert len(recent._readings) <= WINDOW_S / 0.5 + 2
+
+
+def test_a_quantile_lies_in_the_bucket_of_the_true_one() -> None:
+    bounds = (0.01, 0.05, 0.1, 0.5, 1.0, math.inf)
+    for seed in range(50):
+        values = sorted(random.Random(seed).expovariate(5) for _ in range(1 + seed * 3))
+        buckets = {bound: float(sum(v <= bound for v in values)) for bound in bounds}
+        for share in (0.5, 0.99):
+            true = values[max(0, math.ceil(share * len(values)) - 1)]
+            found = quantile(buckets, share)
+            low = max((b for b in bounds if b < true), default=0.0)
+            high = min(b for b in bounds if b >= true)
+            assert found is not None and low <= found <= min(high, 1.0), f"seed {seed}"
+    assert quantile({}, 0.5) is None and quantile({1.0: 0.0, math.inf: 0.0}, 0.5) is None
+
+
+def unloaded() -> tuple[Metrics, EngineHost]:
+    def load():  # type: ignore[no-untyped-def]
+        raise AssertionError("never started")
+
+    host = EngineHost(load)
+    return Metrics(host), host

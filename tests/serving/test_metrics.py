@@ -1,0 +1,157 @@
+"""What /metrics tells is true, named by Prometheus' rules, and is what the dashboard and the docs speak of."""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.conftest import Serve, Served
+from sonant.serving import gpu
+from sonant.serving.host import EngineHost
+
+ROOT = Path(__file__).parents[2]
+BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
+
+
+def scrape(served: Served) -> dict[str, Metric]:
+    text = httpx.get(f"{served.url}/metrics").text
+    return {f.name: f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")}
+
+
+def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
+    found = [s for f in families.values() for s in f.samples if s.name == sample and labels.items() <= s.labels.items()]
+    assert found, f"no {sample} with {labels}"
+    return sum(s.value for s in found)
+
+
+@pytest.fixture
+def gpu_host(monkeypatch: pytest.MonkeyPatch) -> EngineHost:
+    """A host whose engine is on a GPU, with NVML's answers made up."""
+    nvml = types.SimpleNamespace(
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=lambda _: types.SimpleNamespace(used=3 << 30, total=8 << 30),
+        nvmlDeviceGetUtilizationRates=lambda _: types.SimpleNamespace(gpu=40),
+        nvmlDeviceGetPowerUsage=lambda _: 123_000,
+        nvmlDeviceGetTemperature=lambda _, kind: 51,
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234"))
+    return types.SimpleNamespace(loaded=types.SimpleNamespace(device=torch.device("cuda", 0)), nvml=nvml)  # type: ignore[return-value]
+
+
+def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
+    served = serve("endless")
+    before = scrape(served)
+    assert value(before, "sonant_requests_total", route="speech") == 0
+    served.post(**BODY)
+    served.post(**{**BODY, "voice": "nobody"})
+    after = scrape(served)
+    assert value(after, "sonant_requests_total", route="speech", outcome="length") == 1
+    assert value(after, "sonant_requests_total", route="speech", outcome="error") == 1
+    assert value(after, "sonant_ttfp_seconds_count") == value(after, "sonant_rtf_ratio_count") == 1
+    assert value(after, "sonant_audio_seconds_total") == pytest.approx(12 * 0.08)
+    steps = value(after, "sonant_engine_steps_total") - value(before, "sonant_engine_steps_total")
+    planned = "sonant_step_phase_seconds_count"
+    assert value(after, planned, phase="plan") - value(before, planned, phase="plan") == steps > 0
+    assert value(after, "sonant_step_rows_count") > value(before, "sonant_step_rows_count")
+    assert value(after, "sonant_frames_ahead_count") > value(before, "sonant_frames_ahead_count")
+    assert value(after, "sonant_ttfp_seconds_bucket", le="0.005") >= 0  # buckets from 5 ms
+    assert value(after, "sonant_rtf_ratio_bucket", le="0.01") >= 0
+
+
+def test_names_and_buckets_follow_the_conventions(serve: Serve) -> None:
+    served = serve()
+    served.post(**BODY)
+    for name, family in scrape(served).items():
+        assert name.startswith("sonant_") and family.documentation, name
+        if family.type == "counter":
+            assert all(s.name.endswith("_total") for s in family.samples if not s.name.endswith("_created"))
+        if family.type == "histogram":
+            buckets = [s for s in family.samples if s.name.endswith("_bucket")]
+            for labels in {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in buckets}:
+                counts = [s.value for s in buckets if set(labels) <= set(s.labels.items())]
+                assert counts == sorted(counts) and buckets[-1].labels["le"] == "+Inf"
+        assert {k for s in family.samples for k in s.labels} <= {"le", "route", "outcome", "reason", "phase"}, name
+
+
+def test_labels_do_not_grow_with_what_clients_send(serve: Serve) -> None:
+    served = serve()
+    before = sum(len(f.samples) for f in scrape(served).values())
+    for n in range(20):
+        served.post(input="hello", voice=f"nobody-{n}", model=f"model-{n}", max_frames=1)
+        httpx.get(f"{served.url}/nope/{n}")
+    assert sum(len(f.samples) for f in scrape(served).values()) == before
+
+
+def families_ever(served: Served, gpu_host: EngineHost) -> set[str]:
+    """All families, with those that only show on a GPU; by the names that samples have."""
+    names = {s.name for f in scrape(served).values() for s in f.samples}
+    return names | {f.name for f in gpu.GpuCollector(gpu_host).collect()}
+
+
+def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path, gpu_host: EngineHost) -> None:
+    served = serve("base", voices_folder=tmp_path)
+    served.post(**{**BODY, "voice": "nobody"})
+    with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
+    known = families_ever(served, gpu_host) | with_rejected
+    board = json.loads(files("sonant.serving").joinpath("dashboards/sonant.json").read_text("utf-8"))
+    asked: set[str] = set()
+    for panel in board["panels"]:
+        assert panel["title"] and panel["targets"]
+        for target in panel["targets"]:
+            asked |= set(re.findall(r"\bsonant_[a-z_]+", target["expr"]))
+    assert len(asked) > 20 and asked <= known, asked - known
+    base = re.compile(r"_(bucket|sum|count|created)$")
+    unseen = {base.sub("", n) for n in known if not n.endswith("_created")} - {base.sub("", n) for n in asked}
+    assert not unseen, f"the dashboard leaves out {sorted(unseen)}"
+
+
+def test_every_metric_is_described_in_the_docs(serve: Serve, tmp_path: Path, gpu_host: EngineHost) -> None:
+    names = families_ever(serve("base", voices_folder=tmp_path), gpu_host) | {"sonant_rejected_total"}
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(sonant_[a-z_]+)", page))
+    wanted = {re.sub(r"_(bucket|sum|count)$", "", n) for n in names if not n.endswith("_created")}
+    assert wanted == told, (wanted - told, told - wanted)
+
+
+def test_gpu_figures_are_read_once_a_second_at_most(gpu_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[Any] = []
+    real = gpu_host.nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]
+
+    def counted(handle: object) -> object:
+        readings.append(handle)
+        return real(handle)
+
+    gpu_host.nvml.nvmlDeviceGetMemoryInfo = counted  # type: ignore[attr-defined]
+    collector = gpu.GpuCollector(gpu_host)
+    seen = {f.name: f.samples[0].value for _ in range(5) for f in collector.collect()}
+    assert readings == ["GPU-1234"]
+    assert seen["sonant_gpu_memory_used_bytes"] == 3 << 30 and seen["sonant_gpu_utilisation_ratio"] == 0.4
+    assert seen["sonant_gpu_power_watts"] == 123.0 and seen["sonant_gpu_temperature_celsius"] == 51
+
+
+def test_without_nvml_there_are_no_gpu_figures_and_no_harm(gpu_host: EngineHost) -> None:
+    def absent() -> None:
+        raise OSError("no driver")
+
+    gpu_host.nvml.nvmlInit = absent  # type: ignore[attr-defined]
+    collector = gpu.GpuCollector(gpu_host)
+    assert list(collector.collect()) == [] and list(collector.collect()) == []
+
+
+def test_what_was_turned_away_is_counted_by_reason(serve: Serve) -> None:
+    served = serve(max_requests_per_minute=1)
+    assert [served.post(**BODY).status_code for _ in range(3)] == [200, 429, 429]
+    assert value(scrape(served), "sonant_rejected_total", reason="rate_limited") == 2

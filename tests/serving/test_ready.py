@@ -1,0 +1,84 @@
+"""Ready means warm: nobody is the first to wait for a library, an encoder or a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import sonant
+from serving.conftest import wait_for
+from sonant import Engine
+from sonant.errors import EngineClosed
+from sonant.serving import warm_up as warm_up_module
+from sonant.serving.encode import FORMATS, Encoder, open_encoder
+from sonant.serving.host import EngineHost
+from sonant.serving.warm_up import warm_up
+
+
+@pytest.fixture(params=["custom", "base", "design"])
+def engine(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
+    with sonant.load(tiny_checkpoints[request.param], device="cpu") as opened:
+        yield opened
+
+
+def test_warming_up_opens_every_encoder_and_speaks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def watched(form: str, rate_hz: int, *, streaming: bool) -> Encoder:
+        opened.append((form, streaming))
+        return open_encoder(form, rate_hz, streaming=streaming)
+
+    monkeypatch.setattr(warm_up_module, "open_encoder", watched)
+    warm_up(engine)
+    assert set(opened) == {(form, streaming) for form in FORMATS for streaming in (True, False)}
+    assert engine.stats().steps > 0 and engine.stats().running == 0
+
+
+def test_an_engine_is_shown_only_when_it_is_warm(tiny_checkpoints: Mapping[str, Path]) -> None:
+    warming, go_on = threading.Event(), threading.Event()
+
+    def slowly(_: Engine) -> None:
+        warming.set()
+        assert go_on.wait(20)
+
+    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), slowly)
+    host.start()
+    assert warming.wait(20) and not host.ready
+    with pytest.raises(EngineClosed, match="not ready"):
+        _ = host.engine
+    go_on.set()
+    wait_for(lambda: host.ready, 10)
+    host.close()
+    assert not host.ready
+
+
+def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoints: Mapping[str, Path]) -> None:
+    tried: list[Engine] = []
+
+    def at_first_not(engine: Engine) -> None:
+        tried.append(engine)
+        if len(tried) == 1:
+            raise RuntimeError("cold")
+
+    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), at_first_not)
+    host.start()
+    wait_for(lambda: host.ready, 20)
+    assert len(tried) == 2
+    with pytest.raises(EngineClosed):
+        tried[0].stream("hello")
+    host.close()
+
+
+def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[str, Path]) -> None:
+    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"))
+    host.start()
+    wait_for(lambda: host.ready, 20)
+    stream = host.engine.stream("hello the world", seed=1, max_frames=30)
+    host.drain()
+    with pytest.raises(EngineClosed, match="shutting down"):
+        _ = host.engine
+    assert len(stream.result().codes) > 0
+    host.close()
