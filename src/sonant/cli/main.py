@@ -22,7 +22,7 @@ examples:
   sonant say "Hello." --model model -o hello.wav   speak into a file
   sonant serve --model model                       answer OpenAI's speech API
   sonant voices --model model                      who can speak, and in which languages
-  sonant bench --model model                       how fast it is here
+  sonant bench offline --model model               how fast it is here; `bench serve` loads a server
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,

@@ -1,0 +1,141 @@
+"""The commands as a user runs them: processes, a server on a socket, files, exit codes, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.scripted import Call, in_thread
+from sonant.bench.metronome import Metronome
+from sonant.cli.main import main
+
+COMMAND = (sys.executable, "-m", "sonant.cli.main", "bench")
+
+
+async def quick(call: Call) -> None:
+    await call.paced([0.02, 0.02])
+
+
+def test_a_sweep_over_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counted = {"n": 0}
+
+    def metrics() -> str:
+        counted["n"] += 1
+        return f"# TYPE x_tokens_total counter\nx_tokens_total {100 * counted['n']}\n"
+
+    out = tmp_path / "run.json"
+    with in_thread(quick, metrics=metrics) as server:
+        where = ["--base-url", server.url, "--api-key", "sesame", "--length", "short", "--note", "gpu=none"]
+        load = ["--concurrency", "1,4", "--requests", "8", "--processes", "2"]
+        code = main(["bench", "serve", *where, *load, "--out", str(out), "--html", str(tmp_path / "r.html")])
+    assert code == 0
+    shown = capsys.readouterr().out
+    assert shown.count("8/8") == 2 and "x_tokens: +100" in shown
+    assert len(server.calls) == 2 * (8 + 2)  # two warm-ups a level
+    assert server.most_in_flight == 4
+    data = json.loads(out.read_text())
+    assert "sesame" not in out.read_text()
+    assert data["notes"] == {"gpu": "none"} and data["client"]["processes"] == 2
+    assert [len(row["samples"]) for row in data["levels"]] == [8, 8]
+    for row in data["levels"]:
+        assert row["client_error"]["stamp_p99_s"] > 0
+        assert all(s["ttfp_s"] >= 0.02 and s["audio_s"] == 0.2 for s in row["samples"])
+    assert (tmp_path / "r.html").exists()
+
+
+def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
+    async def script(call: Call) -> None:
+        await call.paced([0.05] if len(server.calls) <= 12 else [60.0])
+
+    with in_thread(script) as server:
+        command = [*COMMAND, "serve", "--base-url", server.url, "--concurrency", "2,4", "--out", "run.json"]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        deadline = time.monotonic() + 60
+        while len(server.calls) < 14:
+            assert time.monotonic() < deadline and running.poll() is None
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    assert running.returncode == 130, err
+    assert "10/10" in out and "interrupted: only what had ended" in out
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "run.json").read_text())["interrupted"] is True
+
+
+def test_a_level_without_any_success_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async def empty(call: Call) -> None:
+        call.stream_head()
+        call.end()
+
+    with in_thread(empty) as server:
+        code = main(["bench", "serve", "--base-url", server.url, "--concurrency", "2", "--requests", "4"])
+    assert code == 1
+    assert "0/4" in (shown := capsys.readouterr().out) and "4 failed: empty" in shown
+
+
+def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def three_listeners(call: Call) -> None:
+        await call.paced([0.005, 0.005] if server.in_flight <= 3 else [0.005, 0.3])
+
+    out = tmp_path / "q.json"
+    with in_thread(three_listeners) as server:
+        options = ["--base-url", server.url, "--length", "short", "--warmups", "0"]
+        assert main(["bench", "capacity", *options, "--most", "8", "--ramp", "0", "--share", "90"]) == 0
+        shown = capsys.readouterr().out
+        assert "holds 3 listeners with 90 % of streams without a gap over 50 ms" in shown and "4 did not hold" in shown
+        options += ["--concurrency", "2", "--requests", "12"]
+        assert main(["bench", "quality", *options, "--out", str(out)]) == 0
+        assert main(["bench", "quality", *options, "--against", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "100.00%" in shown  # a fifth of a second is too short for all of these
+    assert len(json.loads(out.read_text())["levels"][0]["rows"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base-url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--base-url", "ftp://x"], "no address of a server"),
+        (["--base-url", "http://x", "--concurrency", "1,x"], "--concurrency takes whole numbers"),
+        (["--base-url", "http://x", "--rate", "0"], "--rate takes numbers above 0"),
+        (["--base-url", "http://x", "--note", "gpu"], "--note takes KEY=VALUE"),
+        (["--base-url", "http://x", "--language", "klingon"], "no prompt set in 'klingon'"),
+        (["--base-url", "http://x", "--ref-text", "a"], "--ref-text goes with --clone"),
+        (["--base-url", "http://x", "--clone", "nowhere.wav"], "nowhere.wav is not a file"),
+        (["--base-url", "http://x", "--sse", "--no-stream"], "leave --no-stream away"),
+        (["--base-url", "http://x", "--extra-body", "[1]"], "must be a JSON object"),
+    ],
+    ids=lambda v: None if isinstance(v, str) else " ".join(v[1:]),
+)
+def test_what_cannot_be_run_is_told(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", "serve", *options])
+    except SystemExit as e:
+        code = int(e.code or 0)
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_metronome_sees_a_loop_that_is_late() -> None:
+    async def run(block_s: float) -> list[float]:
+        async with Metronome() as metronome:
+            while not metronome.ticks:
+                await asyncio.sleep(0.01)
+            began = time.perf_counter()
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+                time.sleep(block_s)  # as a callback that takes long
+            await asyncio.sleep(0.02)
+            return metronome.errors_since(began)
+
+    late = sorted(asyncio.run(run(0.05)))
+    assert len(late) > 40
+    assert late[-1] > 0.03  # what was written early in a block was read at its end
+    assert all(error >= 0 for error in late)
