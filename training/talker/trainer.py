@@ -66,8 +66,8 @@ class Trainer:
         self.dropping = False
         for stack in (self.talker.model, self.talker.code_predictor.model):
             for layer in stack.layers:
-                for branch in (layer.self_attn, layer.mlp):
-                    branch.register_forward_hook(self._drop)
+                for end in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                    end.register_forward_hook(self._drop)
         self.compiled = compiled
         if compiled:
             self.stack = cast(Callable[..., Tensor], torch.compile(self.stack, dynamic=True))

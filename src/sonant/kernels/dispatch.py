@@ -20,10 +20,12 @@ from sonant.kernels import reference
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
-        "add_rms_norm": "norm",
         "dense_attention": None,
+        "linear": "skinny",
+        "linear_add": "skinny",
+        "norm_gated": "skinny",
+        "norm_linear": "skinny",
         "paged_attention": "paged",
-        "paged_write": "paged",
         "qk_rope": "qk_rope",
         "rms_norm": "norm",
         "sample": "sample",

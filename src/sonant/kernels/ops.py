@@ -8,15 +8,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Place
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return pick("rms_norm", x)(x, weight, eps)
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return pick("add_rms_norm", x)(x, delta, weight, eps)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return pick("linear", x)(x, weight)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    return pick("linear_add", x)(x, weight, residual)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return pick("norm_linear", x)(x, gain, eps, weight)
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight)
 
 
 def qk_rope(
@@ -28,8 +40,9 @@ def qk_rope(
     heads: int,
     kv_heads: int,
     eps: float,
+    place: Place | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return pick("qk_rope", qkv)(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
+    return pick("qk_rope", qkv)(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps, place)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -38,10 +51,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     return pick("snake_beta", x)(x, alpha, beta)
-
-
-def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    pick("paged_write", cache)(cache, k, v, slots)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:

@@ -22,10 +22,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual sum, and its norm."""
-    total = x + delta
-    return total, rms_norm(total, weight, eps)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """The end of a residual branch."""
+    return residual + F.linear(x, weight)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """The start of one: RMSNorm with `gain`, then the projection."""
+    return F.linear(rms_norm(x, gain, eps), weight)
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """The same into SwiGLU; the first half of `weight` makes the gate."""
+    return swiglu(F.linear(rms_norm(x, gain, eps), weight))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -33,6 +46,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return x * cos + turned * sin
+
+
+class Place(NamedTuple):
+    """Where fresh keys and values go: token slots [N] of a cache [2, blocks, block_tokens, H, D]."""
+
+    cache: Tensor
+    slots: Tensor
 
 
 def qk_rope(
@@ -44,16 +64,21 @@ def qk_rope(
     heads: int,
     kv_heads: int,
     eps: float,
+    place: Place | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split qkv [B, T, (heads + 2 · kv_heads) · D], norm queries and keys by head if weights are given, rotate them.
 
-    → q [B, T, heads, D], k and v [B, T, kv_heads, D]
+    → q [B, T, heads, D], k and v [B, T, kv_heads, D], or with a `place` empty ones: they are in the cache then.
     """
     parts = qkv.unflatten(-1, (heads + 2 * kv_heads, -1))
     q, k, v = parts.split([heads, kv_heads, kv_heads], dim=2)
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    if place is not None:
+        paged_write(place.cache, k.flatten(0, 1), v.flatten(0, 1), place.slots)
+        k = v = q.new_empty(0)
+    return q, k, v
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

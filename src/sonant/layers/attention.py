@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
+from sonant.kernels.reference import Place
 
 
 class Context(Protocol):
+    def place(self, layer: int) -> Place | None:
+        """Where the layer's keys and values are to be written as they are made; None: `attend` wants them."""
+        ...
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, T, Hq, D], k and v [B, T, Hkv, D] of layer `layer` → [B, T, Hq, D]."""
         ...
@@ -26,6 +31,9 @@ class FullContext:
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
+
+    def place(self, layer: int) -> None:
+        return None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.window is None:
@@ -45,8 +53,10 @@ class PagedContext:
         self.cache, self.tables, self.positions, self.slots = cache, tables, positions, slots
         self.span_blocks = span_blocks
 
+    def place(self, layer: int) -> Place:
+        return Place(self.cache[layer], self.slots)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ops.paged_write(self.cache[layer], k.flatten(0, 1), v.flatten(0, 1), self.slots)
         return ops.paged_attention(q, self.cache[layer], self.tables, self.positions, self.span_blocks)
 
 
@@ -66,6 +76,9 @@ class WindowContext:
         age = positions[..., None] - key_position[:, None]
         self.visible = ((age >= 0) & (age <= held) & (key_position[:, None] >= 0))[:, None]
         self.next: list[Tensor] = []
+
+    def place(self, layer: int) -> None:
+        return None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         held = self.past.shape[3]

@@ -6,7 +6,6 @@ Parameter names are the published ones; q/k/v and gate/up are fused (see models/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +38,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def of_sum(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """x + delta, and its norm."""
-        return ops.add_rms_norm(x, delta, self.weight, self.eps)
-
 
 class LayerScale(nn.Module):
     def __init__(self, dim: int) -> None:
@@ -63,11 +58,14 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(shape.head_dim, shape.eps)
             self.k_norm = RMSNorm(shape.head_dim, shape.eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        """What the heads gather from the normed x, before `o_proj`."""
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
-        q, k, v = ops.qk_rope(self.qkv_proj(x), q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
-        return self.o_proj(context.attend(self.index, q, k, v).flatten(2))
+        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
+        place = context.place(self.index)
+        q, k, v = ops.qk_rope(qkv, q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps, place)
+        return context.attend(self.index, q, k, v).flatten(2)
 
 
 class MLP(nn.Module):
@@ -76,8 +74,9 @@ class MLP(nn.Module):
         self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.swiglu(self.gate_up_proj(x)))
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """Of the normed x, before `down_proj`."""
+        return ops.norm_gated(x, norm.weight, norm.eps, self.gate_up_proj.weight)
 
 
 class DecoderLayer(nn.Module):
@@ -90,14 +89,18 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
-    def forward(
-        self, x: Tensor, normed: Tensor, following: RMSNorm, cos: Tensor, sin: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream and its norm go in and out; `following` is the norm that comes after this layer."""
-        x, normed = self.post_attention_layernorm.of_sum(
-            x, self.self_attn_layer_scale(self.self_attn(normed, cos, sin, context))
-        )
-        return following.of_sum(x, self.mlp_layer_scale(self.mlp(normed)))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
+        x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
+        inner = self.mlp(x, self.post_attention_layernorm)
+        return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
+
+
+def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
+    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
+    if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
+        return ops.linear_add(branch, projection.weight, x)
+    return x + scale(projection(branch))
 
 
 class DecoderStack(nn.Module):
@@ -123,8 +126,6 @@ class DecoderStack(nn.Module):
             cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
         else:
             cos, sin = self.rope[0][positions], self.rope[1][positions]
-        layers = [cast(DecoderLayer, layer) for layer in self.layers]
-        normed = layers[0].input_layernorm(x)
-        for layer, following in zip(layers, [*(after.input_layernorm for after in layers[1:]), self.norm], strict=True):
-            x, normed = layer(x, normed, following, cos, sin, context)
-        return normed
+        for layer in self.layers:
+            x = layer(x, cos, sin, context)
+        return self.norm(x)

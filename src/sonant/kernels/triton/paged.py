@@ -1,4 +1,4 @@
-"""The paged KV cache: write, and grouped-query attention that reads block tables on the device.
+"""Grouped-query attention over the paged KV cache, whose block tables it reads on the device.
 
 One program serves one query position and one key-value head; the query heads that share it are packed into one
 tile, so keys and values are read once for all of them. How far to read comes from `positions`, so nothing here
@@ -11,40 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
-@triton.jit
-def _write(cache, k, v, slots, v_stride, plane, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    at = tl.load(slots + token) * WIDTH + column
-    tl.store(cache + at, tl.load(k + token * WIDTH + column, mask=inside), mask=inside)
-    tl.store(cache + plane + at, tl.load(v + token * v_stride + column, mask=inside), mask=inside)
-
-
-def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    width = k.shape[1] * k.shape[2]
-    if v.stride(2) != 1 or v.stride(1) != v.shape[2]:
-        v = v.contiguous()
-    _write[(k.shape[0],)](
-        cache,
-        k.contiguous(),
-        v,
-        slots,
-        v.stride(0),
-        cache.stride(0),
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=2,
-    )
+from sonant.kernels.triton.early import begin, options, wait
 
 
 @triton.jit
 def _attention(
     q, cache, tables, positions, out, plane, table_stride, scale, length,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     row = query // length
@@ -54,6 +30,7 @@ def _attention(
     real = member < share
     head = kv_head * share + member
     q_at = (query * HEADS + head[:, None]) * DIM + column[None, :]
+    wait(EARLY)
     tile_q = tl.load(q + q_at, mask=real[:, None], other=0.0)
     last = tl.load(positions + query)
     best = tl.full([GROUP], float("-inf"), tl.float32)
@@ -100,5 +77,6 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
         GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
         PRECISION="ieee" if q.dtype.itemsize == 4 else "tf32",
         num_warps=4,
+        **options(q),
     )
     return out

@@ -6,12 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.triton.early import begin, options, wait
+
 
 @triton.jit
-def _swiglu(gate_up, out, width, BLOCK: tl.constexpr):
+def _swiglu(gate_up, out, width, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
+    wait(EARLY)
     gate = tl.load(gate_up + row * 2 * width + column, mask=inside)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside)
     wide = gate.to(tl.float32)
@@ -24,5 +28,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     block = min(1024, triton.next_power_of_2(width))
-    _swiglu[(out.numel() // width, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, num_warps=4)
+    grid = out.numel() // width, triton.cdiv(width, block)
+    _swiglu[grid](gate_up, out, width, BLOCK=block, num_warps=4, **options(gate_up))
     return out

@@ -196,7 +196,7 @@ class Qwen3TTS:
         uniforms = ops.uniforms(r["seed"][rows], frame, self.spec.codebooks)
         stop_id = self.config.talker.codec_eos_token_id
         bans = Bans(r["seen"][rows], r["repetition_penalty"][rows], self.banned, stop_id, frame < _MIN_FRAMES)
-        first = Draw(**draw_values(r, rows)).pick(talker.codec_head(hidden), uniforms[:, 0], bans)
+        first = Draw(**draw_values(r, rows)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
         ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
         status = torch.where(status == RUNNING, ended.to(status.dtype), status)
         r["seen"][rows, first] = torch.ones_like(first, dtype=torch.bool)  # a plain True would come from the host

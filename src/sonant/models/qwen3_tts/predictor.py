@@ -6,6 +6,7 @@ It is a small language model over codebooks, not time: each frame starts afresh 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +77,16 @@ class CodePredictor(nn.Module):
         opening = position[:2].T.contiguous()
         context = PagedContext(cache, tables, opening, slot[:2].T.flatten(), 1)
         x = self.model(self.small_to_mtp_projection(torch.stack([hidden, first], 1)), opening, context)[:, -1]
-        codes = [draw.pick(self.lm_head[0](x), uniforms[:, 0])]
+        codes = [draw.pick(self._head(0, x), uniforms[:, 0])]
         for group in range(1, self.groups - 1):
             at = position[group + 1][:, None]
             context = PagedContext(cache, tables, at, slot[group + 1], 1)
             x = self.model(self._input(group - 1, codes[-1])[:, None], at, context)[:, 0]
-            codes.append(draw.pick(self.lm_head[group](x), uniforms[:, group]))
+            codes.append(draw.pick(self._head(group, x), uniforms[:, group]))
         return torch.stack(codes, 1)
+
+    def _head(self, group: int, x: Tensor) -> Tensor:
+        return ops.linear(x, cast(nn.Linear, self.lm_head[group]).weight)
 
     def _input(self, group: int, code: Tensor) -> Tensor:
         if self.inputs is not None:
