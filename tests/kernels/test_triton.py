@@ -40,11 +40,11 @@ def test_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 8, 9])
-@pytest.mark.parametrize(("columns", "depth"), [(48, 64), (33, 320), (1024, 96), (5, 3072)])
+@pytest.mark.parametrize("rows", [1, 2, 17, 32, 33])
+@pytest.mark.parametrize(("columns", "depth"), [(48, 64), (33, 320), (256, 96), (5, 3072)])
 def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torch.dtype) -> None:
-    if rows > 8 and dtype is torch.bfloat16 and DEVICE == "cpu":
-        pytest.skip("that is the library's product, which some CPUs cannot do in bfloat16")
+    if rows > 1 and dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("neither Triton's interpreter nor every CPU has bfloat16 products")
     x, gain = random(rows, 1, depth, dtype=dtype), random(depth, dtype=dtype, seed=1)
     weight = random(2 * columns, depth, dtype=dtype, seed=2) / depth**0.5
     half = weight[:columns].contiguous()
@@ -60,7 +60,10 @@ def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torc
         "norm_linear": (x, gain, 1e-6, half),
         "norm_gated": (x, gain, 1e-6, weight),
     }.items():
-        close(kernel(op)(*values), exact(getattr(reference, op), *values), dtype, roundings=3)
+        expected = exact(getattr(reference, op), *values)
+        for _ in range(2):  # the second finds what the first left in its counters
+            given = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            close(kernel(op)(*given), expected, dtype, roundings=3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,6 +103,16 @@ def test_snake(channels: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "taps"), [(24, 7), (130, 3)])
+def test_depthwise(channels: int, taps: int, dtype: torch.dtype) -> None:
+    x = random(2, 50, channels, dtype=dtype)
+    weight, bias = random(channels, 1, taps, dtype=dtype, seed=1), random(channels, dtype=dtype, seed=2)
+    for part in (x, x[:, 3:40], x[:, :taps]):
+        expected = reference.depthwise(part.float(), weight.float(), bias.float()).to(dtype)
+        close(kernel("depthwise")(part, weight, bias), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
 def test_paged_attention(heads: int, kv_heads: int, dim: int, block: int, queries: int, dtype: torch.dtype) -> None:
@@ -133,12 +146,13 @@ def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
     return {k: v.to(DEVICE) for k, v in options.items()}
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [40, 2048, 3072])
 @pytest.mark.parametrize("penalized", [False, True])
-def test_sample(vocab: int, penalized: bool) -> None:
+def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
     rows = 24
     g = torch.Generator().manual_seed(vocab)
-    logits = 3 * random(rows, vocab, seed=vocab)
+    logits = 3 * random(rows, vocab, seed=vocab, dtype=dtype)
     uniform = torch.rand(rows, generator=g).to(DEVICE)
     options = draws(vocab, rows, vocab)
     if penalized:

@@ -21,6 +21,7 @@ from sonant.kernels import reference
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
         "dense_attention": None,
+        "depthwise": "depthwise",
         "linear": "skinny",
         "linear_add": "skinny",
         "norm_gated": "skinny",

@@ -49,6 +49,10 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return pick("swiglu", gate_up)(gate_up)
 
 
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return pick("depthwise", x)(x, weight, bias)
+
+
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     return pick("snake_beta", x)(x, alpha, beta)
 

@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    """The end of a residual branch."""
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
     return residual + F.linear(x, weight)
 
 
@@ -46,6 +46,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return x * cos + turned * sin
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each channel of x [B, T, C] by itself with its weight [C, 1, K], without padding → [B, T - K + 1, C]."""
+    y = F.conv2d(x.mT.unsqueeze(2), weight.unsqueeze(2), bias, groups=x.shape[-1])
+    return y.squeeze(2).mT
 
 
 class Place(NamedTuple):

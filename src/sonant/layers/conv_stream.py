@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonant.kernels import ops
+
 StreamState = list[Tensor]
 
 
@@ -32,15 +34,18 @@ def channels_last(module: nn.Module) -> None:
     """Lay the weights of all convolutions out as the kernels read them; their names and shapes stay."""
     for part in module.modules():
         if isinstance(part, nn.Conv1d | nn.ConvTranspose1d):
-            part.weight.data = part.weight.data.mT.contiguous().mT
+            taps_first = part.groups > 1
+            order = (2, 1, 0) if taps_first else (0, 2, 1)  # each its own inverse
+            part.weight.data = part.weight.data.permute(order).contiguous().permute(order)
 
 
 class CausalConv1d(nn.Module):
-    """Stride 1. State: the last (kernel - 1) · dilation inputs."""
+    """Stride 1. State: the last (kernel - 1) · dilation inputs. `depthwise`: each channel by itself."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, groups: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, depthwise: bool = False) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=inputs if depthwise else 1)
+        self.depthwise = depthwise
         self.slot = -1
         self.state_shape = ((kernel - 1) * dilation, inputs)
 
@@ -53,6 +58,8 @@ class CausalConv1d(nn.Module):
         else:
             x = torch.cat([state[self.slot], x], dim=1)
             state[self.slot] = x[:, x.shape[1] - past :]
+        if self.depthwise and self.conv.bias is not None:
+            return ops.depthwise(x, self.conv.weight, self.conv.bias)
         return convolve(x, self.conv)
 
 

@@ -1,7 +1,8 @@
 """One kernel from logits to a drawn id: bans, penalty, temperature, top-k, top-p and the draw.
 
 Thresholds are found digit by digit over the order-preserving integer form of the scores, eight candidates in one
-pass: eleven sums over a row that stays in registers cost far less than sorting it.
+pass: eleven sums over a row that stays in registers, or six where scores have sixteen bits, cost far less than
+sorting it.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from sonant.kernels.reference import Bans
 from sonant.kernels.triton.early import begin, options, wait
 
 _DIGITS: tl.constexpr = tl.constexpr(8)
-_PASSES: tl.constexpr = tl.constexpr(11)  # of three bits, the first of two
 
 
 @triton.jit
-def _ordered(score):
-    """An unsigned integer that orders as the float does."""
+def _ordered(score, BITS: tl.constexpr):
+    """An unsigned integer of so many bits that orders as the float does."""
     bits = score.to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
 
 
 @triton.jit
-def _threshold(order, weight, least):
+def _threshold(order, weight, least, BITS: tl.constexpr):
     """The largest integer such that the weights of the scores at or above it still sum up to `least` or more."""
     digit = tl.arange(0, _DIGITS)
     found = tl.zeros([], tl.uint32)
-    for turn in tl.static_range(_PASSES):
-        shift: tl.constexpr = 30 - 3 * turn
-        candidate = found + (digit.to(tl.uint32) << shift)
+    passes: tl.constexpr = (BITS + 2) // 3
+    first: tl.constexpr = 1 << (BITS - 3 * (passes - 1))  # digits that the topmost bits make
+    for turn in tl.static_range(passes):
+        candidate = found + (digit.to(tl.uint32) << (3 * (passes - 1 - turn)))
         above = tl.sum(tl.where(order[None] >= candidate[:, None], weight[None], 0.0), axis=1)
-        enough = (above >= least) & (digit < (4 if turn == 0 else _DIGITS)) & (digit > 0)
-        found += tl.sum(enough.to(tl.int32), axis=0).to(tl.uint32) << shift
+        enough = (above >= least) & (digit < (first if turn == 0 else _DIGITS)) & (digit > 0)
+        found += tl.sum(enough.to(tl.int32), axis=0).to(tl.uint32) << (3 * (passes - 1 - turn))
     return found
 
 
@@ -43,7 +44,7 @@ def _threshold(order, weight, least):
 def _sample(
     logits, uniform, greedy, temperature, top_k, top_p, out,
     seen, penalty, banned, stop_id, ban_stop, vocab,
-    PENALIZE: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    PENALIZE: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -59,19 +60,19 @@ def _sample(
         early = (tl.load(ban_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | early, float("-inf"), score)
     best = tl.argmax(score, axis=0)
+    order = _ordered(score, BITS)  # which no temperature changes
     score = tl.where(inside, score / tl.load(temperature + row), float("-inf"))
-    order = _ordered(score)
     weight = tl.where(inside, tl.exp(score - tl.max(score, axis=0)), 0.0)
 
     wanted = tl.load(top_k + row)
     if (wanted > 0) & (wanted < vocab):
-        lowest = _threshold(order, inside.to(tl.float32), wanted.to(tl.float32))
+        lowest = _threshold(order, inside.to(tl.float32), wanted.to(tl.float32), BITS)
         weight = tl.where(order >= lowest, weight, 0.0)
 
     share = tl.load(top_p + row)
     if share < 1:
         # a score stays if the weight above it is less than the share, and the highest always does
-        lowest = _threshold(order, weight, share * tl.sum(weight, axis=0))
+        lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
         weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
 
     running = tl.cumsum(weight, axis=0)
@@ -108,6 +109,7 @@ def sample(
         *(bans or (logits, logits, logits, -1, logits)),
         vocab,
         PENALIZE=bans is not None,
+        BITS=16 if logits.dtype is torch.bfloat16 and bans is None else 32,
         BLOCK=block,
         num_warps=max(1, min(16, block // 256)),
         **options(logits),

@@ -1,30 +1,29 @@
 """Matrix products with few rows: as fast as the weights can be read, with the norm before and the sum after inside.
 
-A program takes some columns over the whole depth. It has all its weights on the way before it waits for the kernel
-that makes its input, so weights stream across kernel borders. The norm is worked out by each program anew: the row is
-in its registers anyway. Above `ROWS` rows the library's tensor-core products win, and the reference runs with them.
+One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
+before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
+each program anew, since the row is in its registers anyway. More rows go to tensor cores (few.py), and from there on
+the library's products win. Where nothing fits, the reference runs.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.triton import norm
+from sonant.kernels.triton import few, norm
 from sonant.kernels.triton.early import begin, options, wait
 from sonant.kernels.triton.swiglu import swiglu
 
-ROWS = 8  # from the ninth row on the same weights, still read once, cost more arithmetic than a tensor core
 _DEEPEST = 8192
-_VECTORS = 32  # elements of the weights in each thread's hands
+_VECTORS = 64  # elements of the weights in each thread's hands
 
 
 @triton.jit
 def _skinny(
-    x, weight, gain, residual, out, rows, columns, depth, eps,
+    x, weight, gain, residual, out, columns, depth, eps,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -42,66 +41,76 @@ def _skinny(
     if NORM:
         scale_of = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
     wait(EARLY)
-    for row in range(rows):
-        value = tl.load(x + row * depth + k, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            # each result is rounded where the reference rounds it; the arithmetic between is float32
-            scale = tl.rsqrt(tl.sum(value * value, axis=0) / depth + eps)
-            value = (scale_of * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        total = tl.sum(own.to(tl.float32) * value[None], axis=1).to(dtype)
-        if GATED:
-            gate = total.to(tl.float32)
-            silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-            total = (silu * tl.sum(up.to(tl.float32) * value[None], axis=1).to(dtype).to(tl.float32)).to(dtype)
-        if ADD:
-            before = tl.load(residual + row * columns + column, mask=known, other=0.0).to(tl.float32)
-            total = (before + total.to(tl.float32)).to(dtype)
-        tl.store(out + row * columns + column, total, mask=known)
+    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        # each result is rounded where the reference rounds it; the arithmetic between is float32
+        scale = tl.rsqrt(tl.sum(value * value, axis=0) / depth + eps)
+        value = (scale_of * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    total = tl.sum(own.to(tl.float32) * value[None], axis=1).to(dtype)
+    if GATED:
+        gate = total.to(tl.float32)
+        silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        total = (silu * tl.sum(up.to(tl.float32) * value[None], axis=1).to(dtype).to(tl.float32)).to(dtype)
+    if ADD:
+        before = tl.load(residual + column, mask=known, other=0.0).to(tl.float32)
+        total = (before + total.to(tl.float32)).to(dtype)
+    tl.store(out + column, total, mask=known)
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the product is skinny and both sides are laid out plainly."""
-    depth = weight.shape[1]
-    return x.numel() <= ROWS * depth and depth <= _DEEPEST and weight.is_contiguous() and x.dtype == weight.dtype
-
-
-def _launch(
+def _product(
     x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor | None:  # fmt: skip
+    """None: too many rows, or an unusual layout."""
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
+    rows = x.numel() // depth
+    if not weight.is_contiguous() or x.dtype != weight.dtype:
+        return None
     out = x.new_empty(*x.shape[:-1], columns)
+    flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
+    residual = None if residual is None else residual.contiguous()
+    if rows == 1 and depth <= _DEEPEST:
+        _one_row(flat, weight, wanted, gain, eps, gated, residual)
+    elif few.fits(rows, columns, depth):
+        few.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual)
+    else:
+        return None
+    return out
+
+
+def _one_row(
+    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None
+) -> None:
+    depth, columns = x.shape[1], out.shape[1]
     block_k = triton.next_power_of_2(depth)
     warps = 8 if block_k > 4096 else 4
     block_n = max(1, _VECTORS * 32 * warps // block_k // (2 if gated else 1))
     _skinny[(triton.cdiv(columns, block_n),)](
-        x.contiguous(), weight, weight if gain is None else gain, out if residual is None else residual.contiguous(),
-        out, x.numel() // depth, columns, depth, eps,
+        x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **options(x),
     )  # fmt: skip
-    return out
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return _launch(x, weight) if fits(x, weight) else reference.linear(x, weight)
+    out = _product(x, weight)
+    return reference.linear(x, weight) if out is None else out
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    if fits(x, weight):
-        return _launch(x, weight, residual=residual)
-    columns = weight.shape[0]
-    return torch.addmm(residual.reshape(-1, columns), x.flatten(0, -2), weight.T).view(residual.shape)
+    out = _product(x, weight, residual=residual)
+    if out is not None:
+        return out
+    # into the residual itself: otherwise the library copies it first
+    return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    if fits(x, weight):
-        return _launch(x, weight, gain=gain, eps=eps)
-    return reference.linear(norm.rms_norm(x, gain, eps), weight)
+    out = _product(x, weight, gain=gain, eps=eps)
+    return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    if fits(x, weight):
-        return _launch(x, weight, gain=gain, eps=eps, gated=True)
-    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight))
+    out = _product(x, weight, gain=gain, eps=eps, gated=True)
+    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out

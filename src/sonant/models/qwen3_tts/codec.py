@@ -94,7 +94,7 @@ class PreTransformer(DecoderStack):
 class ConvNeXt(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv1d(dim, dim, 7, groups=dim)
+        self.dwconv = CausalConv1d(dim, dim, 7, depthwise=True)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.pwconv1 = nn.Linear(dim, 4 * dim)
         self.pwconv2 = nn.Linear(4 * dim, dim)

@@ -1,0 +1,85 @@
+"""Compiles every kernel for a Hopper GPU on a machine that has none: run by test_compile.py in a process of its own.
+
+Kernels are called through their wrappers, on CPU tensors, with a launch that compiles instead. What the interpreter
+lets pass and the compiler does not is found here, not on the GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from sonant.kernels.reference import Bans, Place
+from sonant.kernels.triton import depthwise, early, norm, paged, qk_rope, sample, skinny, snake, swiglu, uniforms
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+compiled: list[str] = []
+
+
+def signature_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def compile_instead(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+    constants = {p.name for p in self.params if p.is_constexpr}
+    signature = {n: "constexpr" if n in constants else signature_of(bound[n]) for n in self.arg_names}
+    source = ASTSource(self, signature, {(self.arg_names.index(n),): bound[n] for n in constants})
+    triton.compile(source, target=TARGET, options=options)
+    compiled.append(self.__name__)
+
+
+def all_kernels(dtype: torch.dtype) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
+    swiglu.swiglu(values(2, 1, 6144))
+    for rows, depth in product((1, 8, 32), (1024, 6144)):
+        x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
+        skinny.linear(x, weight)
+        skinny.linear_add(x, weight, values(rows, 1, 256))
+        skinny.norm_linear(x, gain, 1e-6, weight)
+        skinny.norm_gated(x, gain, 1e-6, weight)
+    depthwise.depthwise(values(2, 9, 96), values(96, 1, 7), values(96))
+    snake.snake_beta(values(2, 9, 96), values(96), values(96))
+    cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
+    turns = values(2, 1, 1, 128), values(2, 1, 1, 128)
+    for weights in ((values(128), values(128)), (None, None)):
+        for place in (None, Place(cache, slots)):
+            qk_rope.qk_rope(values(2, 1, 32 * 128), *weights, *turns, 16, 8, 1e-6, place)
+    tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
+    paged.paged_attention(values(2, 1, 16, 128), cache, tables, positions, 4)
+    paged.paged_attention(values(2, 1, 16, 128), cache, tables[:, :1], positions, 1)
+    draw = {"greedy": torch.zeros(2, dtype=torch.bool), "temperature": torch.ones(2), "top_p": torch.ones(2)}
+    draw["top_k"] = torch.ones(2, dtype=torch.int32)
+    flags = torch.zeros(2, dtype=torch.bool)
+    for vocab, bans in ((2048, None), (3072, Bans(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags))):
+        sample.sample(values(2, vocab), torch.zeros(2), **draw, bans=bans)
+    uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
+
+
+def main() -> None:
+    JITFunction.run = compile_instead  # type: ignore[method-assign]
+    early._can = lambda device: True  # type: ignore[assignment]
+    for dtype in (torch.bfloat16, torch.float32):
+        all_kernels(dtype)
+    sys.stdout.write(" ".join(sorted(set(compiled))))
+
+
+if __name__ == "__main__":
+    main()
