@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ class Served:
     host: EngineHost
     server: uvicorn.Server
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
     def post(self, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/audio/speech", json=body, timeout=60)
 
@@ -44,9 +50,8 @@ def checkpoints(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
     return {**tiny_checkpoints, "endless": endless}
 
 
-@pytest.fixture
-def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
-    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test."""
+@contextmanager
+def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(checkpoint: str = "custom", engine: dict[str, Any] | None = None, **options: Any) -> Served:
@@ -69,6 +74,20 @@ def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     for server, thread in running:
         server.should_exit = True
         thread.join(20)
+
+
+@pytest.fixture
+def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
+    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test."""
+    with servers(checkpoints) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_once(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
+    """The same, stopped after the last test of the file: for tests that leave a server as they found it."""
+    with servers(checkpoints) as start:
+        yield start
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -18,34 +13,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from serving.process import Run, server_processes
+
 LONG = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 200, "response_format": "pcm"}
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 @pytest.fixture
-def start(checkpoints: Mapping[str, Path]) -> Iterator[Start]:
-    """`sonant serve` as an operator runs it; gives the process and its address once it is ready."""
-    running: list[subprocess.Popen[str]] = []
-
-    def run(*options: str) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, "-m", "sonant.cli.main", "serve", str(checkpoints["endless"]), "--port", "0"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SONANT_")} | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment)
-        running.append(process)
-        assert process.stderr is not None
-        port = next(m[1] for line in process.stderr if (m := re.search(r"http://127\.0\.0\.1:(\d+)", line)))
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{url}/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        return process, url
-
-    yield run
-    for process in running:
-        process.kill()
-        process.wait(10)
+def start(checkpoints: Mapping[str, Path]) -> Iterator[Run]:
+    """`start("--drain", "5")` → a server that speaks for as long as it is asked to."""
+    with server_processes() as run:
+        yield lambda *options: run(checkpoints["endless"], *options)
 
 
 def heard_to_the_end(session: ClientConnection) -> tuple[int, int]:
@@ -60,7 +37,7 @@ def heard_to_the_end(session: ClientConnection) -> tuple[int, int]:
         return size, e.rcvd.code
 
 
-def test_a_drain_lets_speech_end_and_takes_no_more(start: Start) -> None:
+def test_a_drain_lets_speech_end_and_takes_no_more(start: Run) -> None:
     process, url = start("--drain", "60")
     sessions = url.replace("http", "ws") + "/v1/audio/speech/stream"
     with connect(sessions) as idle, connect(sessions) as talking:
@@ -90,7 +67,7 @@ def test_a_drain_lets_speech_end_and_takes_no_more(start: Start) -> None:
 
 
 @pytest.mark.parametrize("how", ["limit", "second signal"])
-def test_what_does_not_end_is_cut_off_and_not_taken_for_whole(start: Start, how: str) -> None:
+def test_what_does_not_end_is_cut_off_and_not_taken_for_whole(start: Run, how: str) -> None:
     process, url = start("--drain", "0.5" if how == "limit" else "60")
     with (
         pytest.raises(httpx.TransportError),
@@ -106,7 +83,7 @@ def test_what_does_not_end_is_cut_off_and_not_taken_for_whole(start: Start, how:
     assert process.wait(15) == 0
 
 
-def test_an_idle_server_ends_at_once(start: Start) -> None:
+def test_an_idle_server_ends_at_once(start: Run) -> None:
     process, _ = start()
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from sonant.cli import bench, doctor, random_model, say, serve, voices
+from sonant.cli import bench, doctor, profile, random_model, say, serve, voices
 from sonant.errors import SonantError
 
 EXIT_ERROR = 2  # what argparse uses too
@@ -23,6 +23,7 @@ examples:
   sonant serve --model model                       answer OpenAI's speech API
   sonant voices --model model                      who can speak, and in which languages
   sonant bench offline --model model               how fast it is here; `bench serve` loads a server
+  sonant profile run model                         where a step's time goes that makes no sound
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sonant {version('sonant')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (say, serve, voices, bench, doctor, random_model):
+    for command in (say, serve, voices, bench, profile, doctor, random_model):
         command.add_parser(commands)
     return parser
 

@@ -17,9 +17,12 @@ from starlette.middleware.cors import CORSMiddleware
 from sonant.models.description import Description
 from sonant.serving import problems
 from sonant.serving.batch import batch_routes
+from sonant.serving.debug_routes import debug_routes
+from sonant.serving.encode import CONTENT_TYPES
 from sonant.serving.engine_routes import engine_routes
 from sonant.serving.guard import Guard
 from sonant.serving.host import EngineHost
+from sonant.serving.json_body import JsonRoute
 from sonant.serving.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page_routes import page_routes
@@ -49,7 +52,16 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
         yield
         await run_in_threadpool(service.close)
 
-    app = FastAPI(title="Sonant", version=version("sonant"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Sonant",
+        version=version("sonant"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=problems.DOCUMENTED,
+        redirect_slashes=False,  # a redirect would name this server as a proxy's client never sees it
+    )
+    app.router.route_class = JsonRoute
     app.state.service = service
     problems.install(app)
     _add_speech(app, service)
@@ -61,6 +73,8 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
         app.include_router(voice_routes(service, store, mark))
     app.include_router(engine_routes(service, model_name))
     app.include_router(page_routes())
+    if options.debug_profile == "on":
+        app.include_router(debug_routes(service))
     app.add_middleware(Guard, options=options)
     if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
         app.add_middleware(
@@ -74,7 +88,10 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
 
 
 def _add_speech(app: FastAPI, service: SpeechService) -> None:
-    @app.post("/v1/audio/speech", response_class=Response)
+    kinds = (*CONTENT_TYPES.values(), "text/event-stream")
+    sound: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in kinds}, "description": "Sound"}}
+
+    @app.post("/v1/audio/speech", response_class=Response, responses=sound)
     async def speech(body: SpeechBody, request: Request) -> Response:
         whole = not body.stream and body.stream_format == "audio"
         opener = partial(service.open, body, request.state.client, whole)

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
 from sonant.serving.disconnect import until_gone
+from sonant.serving.json_body import JsonRoute
 from sonant.serving.problems import answer, told
 from sonant.serving.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
 from sonant.serving.service import SpeechService
@@ -27,9 +28,9 @@ from sonant.serving.sound import check_complete
 
 
 def batch_routes(service: SpeechService) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/v1/audio/speech/batch", response_class=Response)
+    @router.post("/v1/audio/speech/batch", response_class=JSONResponse)
     async def batch(body: BatchBody, request: Request) -> Response:
         chars = sum(len(item.input) for item in body.items)
         if chars > MAX_INPUT_CHARS:

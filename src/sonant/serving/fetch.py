@@ -23,6 +23,7 @@ from sonant.errors import BadAudio, ConfigError
 
 MAX_BYTES = 16 << 20
 MAX_S = 10.0
+_SHOWN_CHARS = 100  # of an address that a client made up
 _PORTS = {"http": 80, "https": 443}
 _PLAIN_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(/[!-\[\]-~]*)?")  # visible ASCII, no backslash, no user@
 _EMBEDDING = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
@@ -72,7 +73,8 @@ class ClipFetcher:
         host, usual = parts.hostname.lower(), _PORTS[parts.scheme]
         entry = _shown(host) if port in (None, usual) else f"{_shown(host)}:{port}"
         if entry not in self.allowed and f"{_shown(host)}:{port or usual}" not in self.allowed:
-            raise BadAudio(f"ref_audio: this server does not fetch from {entry}; send the clip itself as base64")
+            shown = entry[:_SHOWN_CHARS]
+            raise BadAudio(f"ref_audio: this server does not fetch from {shown}; send the clip itself as base64")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return Target(parts.scheme, host, port or usual, path)
 

@@ -23,8 +23,20 @@ _OPEN_PATHS = frozenset({"/health", "/"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
 def _open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(PREFIX)
+
+
+def _utf8(header: str) -> str:
+    """A header's bytes come to us as Latin-1; what a client typed was most likely UTF-8."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 class BodyTooLarge(Refused):
@@ -41,20 +53,24 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         key = self._key(scope, headers)
         scope.setdefault("state", {}).update(request_id=request_id, client=self._client(scope, key))
 
+        accepted = False
+
         async def named_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            nonlocal accepted
+            if message["type"] == "websocket.close" and not accepted:  # the router knows no such socket
+                return await answer(Refused(404, "not_found", "Not Found"))(scope, receive, named_send)
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
+            accepted = accepted or message["type"] == "websocket.accept"
+            return await send(message)
 
         refusal = self._refusal(scope, headers, key)
         if refusal is None:
             return await self.app(scope, self._counted(receive), named_send)
-        if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)})
         return await answer(refusal)(scope, receive, named_send)
 
     def _refusal(self, scope: Scope, headers: Headers, key: str) -> Refused | None:
@@ -87,7 +103,7 @@ class Guard:
     def _key(self, scope: Scope, headers: Headers) -> str:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return token.strip()
+            return _utf8(token.strip())
         # browsers cannot set headers on a page or a WebSocket
         return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("api_key", [""])[0]
 

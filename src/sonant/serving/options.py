@@ -45,7 +45,14 @@ class ServeOptions:
     ws_idle_s: float = option(30.0, "seconds a WebSocket may be silent while nothing is spoken", flag="ws-idle")
     ws_max_message_bytes: int = option(4 << 20, "of one WebSocket message; a reference clip travels in the first")
     ws_max_sessions: int = option(1024, "WebSockets open at once")
+    receive_s: float = option(
+        30.0, "seconds in which a request must have come, and one more for every 16 KiB of it", flag="receive"
+    )
+    unread_s: float = option(60.0, "seconds a client may leave all that it is sent unread", flag="unread")
     drain_s: float = option(30.0, "seconds that requests may go on after SIGTERM", flag="drain")
+    debug_profile: Literal["off", "on"] = option(
+        "off", "whether POST /debug/profile records steps, which slows all requests down meanwhile"
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -57,6 +64,8 @@ class ServeOptions:
             "ws_idle_s",
             "ws_max_message_bytes",
             "ws_max_sessions",
+            "receive_s",
+            "unread_s",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")

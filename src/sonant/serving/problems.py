@@ -9,16 +9,19 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from sonant import errors
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_CHARS = 100  # of a field's name, which may be whatever a client made up
 
 # Most particular first: a type's answer is that of the first class it belongs to.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
@@ -34,6 +37,25 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.EngineError, 503, "engine_unavailable", None),
     (errors.StoreError, 503, "store_unavailable", None),
 )
+
+
+class ProblemDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Problem(BaseModel):
+    """What every error looks like, for the OpenAPI document."""
+
+    error: ProblemDetail
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "What was wrong with the request, or why it was not taken"},
+    "5XX": {"model": Problem, "description": "What is wrong with the server, and when to come back"},
+}
 
 
 class Refused(errors.SonantError):
@@ -90,7 +112,11 @@ def answer(error: Exception) -> JSONResponse:
 def first_problem(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
     """The first thing that is wrong with a body or a message, in words, and where."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
+        return "the body must be a JSON object, sent with content-type: application/json", None
+    if first["type"] == "json_invalid":
+        return f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))[:_SHOWN_CHARS]
     return f"{where or 'the body'}: {first['msg']}", where or None
 
 
@@ -104,7 +130,8 @@ def install(app: FastAPI) -> None:
     async def http(_: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, Refused):  # raised while the body was read, which FastAPI wraps
             return answer(error.__cause__)
-        return problem(error.status_code, str(error.detail), "not_found" if error.status_code == 404 else None)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_body")
+        return problem(error.status_code, str(error.detail), code, headers=error.headers)
 
     @app.exception_handler(errors.SonantError)
     async def ours(_: Request, error: errors.SonantError) -> JSONResponse:

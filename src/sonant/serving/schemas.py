@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from sonant.audio.pieces import Granularity
 from sonant.types import Sampling
@@ -20,17 +20,28 @@ Frames = Annotated[int, Field(ge=1, le=2**20)]
 MAX_INPUT_CHARS = 100_000  # the engine's own limit, with its own message, lies below
 MAX_BATCH_ITEMS = 32
 MAX_EMBEDDING = 8192
+MAX_FIELDS = 100
 
 
-class VoiceId(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Closed(BaseModel):
+    """Refuses fields that it does not know, and does so once: not in a list of a hundred thousand complaints."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_size(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"an object with {len(value):,} fields; there are not half as many as {MAX_FIELDS}")
+        return value
+
+
+class VoiceId(Closed):
     id: Name
 
 
-class SpeechFields(BaseModel):
+class SpeechFields(Closed):
     """How to speak: what every route takes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Name | None = None
     voice: Annotated[Name | VoiceId | None, Field(validation_alias=AliasChoices("voice", "speaker"))] = None

@@ -13,12 +13,15 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from sonant.serving.connection import connection_type
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
+from sonant.serving.socket_connection import SocketConnection
 
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 2  # for connections to close after the drain
+_KEEP_ALIVE_S = 75  # longer than proxies keep theirs, and than an agent is silent between two utterances
 
 
 class DrainingServer(uvicorn.Server):
@@ -72,6 +75,9 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         host=options.host,
         port=options.port,
         log_level=options.log_level,
+        http=connection_type(options),
+        ws=SocketConnection,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
         ws_max_size=options.ws_max_message_bytes,
         ws_per_message_deflate=False,  # sound does not shrink

@@ -66,6 +66,14 @@ class SpeechService:
         held.enter_context(self.work.one())
         return engine
 
+    def count_request(self, client: str) -> None:
+        """For what is no speech and takes no place, but may not be asked for without end either."""
+        try:
+            self.admission.rate.take(client, time.monotonic())
+        except Refused as e:
+            self.rejected(e)
+            raise
+
     def rejected(self, error: Refused | Overloaded) -> None:
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
 
@@ -115,7 +123,8 @@ class SpeechService:
         if fields.speaker_embedding is not None:
             if clip is not None:
                 raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
-            return Voice(np.array(fields.speaker_embedding, np.float32))
+            with np.errstate(over="ignore"):  # infinity is refused with the rest that is wrong
+                return Voice(np.array(fields.speaker_embedding, np.float32))
         if clip is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
             return self._clip(engine, clip, text)

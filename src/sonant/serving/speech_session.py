@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
+from sonant.serving.json_body import parsed
 from sonant.serving.problems import Refused, first_problem, told
 from sonant.serving.schemas import SessionConfig
 from sonant.serving.service import SpeechService
@@ -249,7 +250,9 @@ def _parsed(raw: str | None) -> dict[str, Any]:
     if raw is None:
         raise BadMessage("messages must be text, not binary")
     try:
-        message = json.loads(raw)
+        message = parsed(raw)
+    except Refused as e:
+        raise BadMessage(str(e)) from None
     except (ValueError, RecursionError):
         raise BadMessage("the message is not valid JSON") from None
     if not isinstance(message, dict):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Form, UploadFile
+from fastapi import APIRouter, File, Form, Request, UploadFile
 from starlette.concurrency import run_in_threadpool
 
-from sonant.errors import UnknownConsent, UnknownVoice, Unsupported
+from sonant.audio.clip import read_clip
+from sonant.errors import BadAudio, UnknownConsent, UnknownVoice, Unsupported
 from sonant.serving.consents import ConsentRecord
 from sonant.serving.problems import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voice_store import VoiceRecord, VoiceStore
 
 Name = Annotated[str, Form(max_length=256)]
+_CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of a length that can be listened to
 
 
 def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRouter:
@@ -27,14 +31,18 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         consent: Name,
         ref_text: Annotated[str | None, Form(max_length=4096)] = None,
         type: Name = "audio_sample",
+        *,
+        request: Request,
     ) -> dict[str, Any]:
+        service.count_request(request.state.client)
         clip = await audio_sample.read()
 
         def encode_and_keep() -> VoiceRecord:
             engine = service.host.engine
             if not engine.model.spec.clones:
                 raise Unsupported("this model has voices of its own and cannot clone; load a Base checkpoint")
-            voice = engine.clone(clip, ref_text or None, name)
+            with _of_field("audio_sample"):
+                voice = engine.clone(clip, ref_text or None, name)
             asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
             return store.add(
                 voice,
@@ -56,8 +64,19 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         return {"id": voice_id, "deleted": True, "object": "audio.voice.deleted"}
 
     @router.post("/voice_consents")
-    async def add_consent(name: Name, language: Name, recording: Annotated[UploadFile, File()]) -> dict[str, Any]:
-        return _consent(await run_in_threadpool(store.consents.add, await recording.read(), language, name))
+    async def add_consent(
+        name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
+    ) -> dict[str, Any]:
+        service.count_request(request.state.client)
+        data = await recording.read()
+
+        def check_and_keep() -> ConsentRecord:
+            c = service.host.engine.config
+            with _of_field("recording"):
+                read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
+            return store.consents.add(data, language, name)
+
+        return _consent(await run_in_threadpool(check_and_keep))
 
     @router.get("/voice_consents")
     async def list_consents() -> dict[str, Any]:
@@ -74,6 +93,15 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         return {"id": consent_id, "deleted": True, "object": "audio.voice_consent.deleted"}
 
     return router
+
+
+@contextmanager
+def _of_field(name: str) -> Iterator[None]:
+    """A clip that is none is told as what it was sent as."""
+    try:
+        yield
+    except BadAudio as e:
+        raise Refused(400, "invalid_audio", str(e), param=name) from None
 
 
 async def _found(look: Any, consent_id: str) -> Any:

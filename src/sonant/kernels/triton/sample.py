@@ -22,7 +22,8 @@ _DIGITS: tl.constexpr = tl.constexpr(8)
 def _ordered(score, BITS: tl.constexpr):
     """An unsigned integer of so many bits that orders as the float does."""
     bits = score.to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
+    order = tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return order >> (32 - BITS) if BITS < 32 else order
 
 
 @triton.jit
@@ -65,9 +66,9 @@ def _sample(
     weight = tl.where(inside, tl.exp(score - tl.max(score, axis=0)), 0.0)
 
     wanted = tl.load(top_k + row)
-    if (wanted > 0) & (wanted < vocab):
-        lowest = _threshold(order, inside.to(tl.float32), wanted.to(tl.float32), BITS)
-        weight = tl.where(order >= lowest, weight, 0.0)
+    wanted = tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted)
+    lowest = _threshold(order, inside.to(tl.float32), wanted.to(tl.float32), BITS)
+    weight = tl.where(order >= lowest, weight, 0.0)
 
     share = tl.load(top_p + row)
     if share < 1:
