@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from sonant.kernels.reference import Bans, Place
-from sonant.kernels.triton import depthwise, early, norm, paged, qk_rope, sample, skinny, snake, swiglu, uniforms
+from sonant.kernels.reference import Bans, Place, Snake
+from sonant.kernels.triton import conv, depthwise, early, norm, paged, qk_rope, sample, skinny, snake, swiglu, uniforms
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -56,6 +56,14 @@ def all_kernels(dtype: torch.dtype) -> None:
         skinny.norm_linear(x, gain, 1e-6, weight)
         skinny.norm_gated(x, gain, 1e-6, weight)
     depthwise.depthwise(values(2, 9, 96), values(96, 1, 7), values(96))
+    for inputs, columns, taps in ((768, 768, 7), (768, 768, 1), (1536, 6144, 2), (96, 96, 7), (96, 1, 7)):
+        channels = min(columns, 768)
+        x, bias = values(32, 640, inputs), values(channels)
+        weight = values(columns, taps, inputs).permute(0, 2, 1)
+        past = values(32, taps - 1, inputs)
+        residual = values(32, 640, columns)
+        conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
+        conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
     turns = values(2, 1, 1, 128), values(2, 1, 1, 128)

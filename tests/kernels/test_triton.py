@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sonant.kernels import dispatch, reference
-from sonant.kernels.reference import Place
+from sonant.kernels.reference import Place, Snake
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,6 +100,38 @@ def test_snake(channels: int, dtype: torch.dtype) -> None:
     for part in (x, x[:, 3:40], x[:, :1]):
         expected = reference.snake_beta(part.float(), alpha.float(), beta.float()).to(dtype)
         close(kernel("snake_beta")(part, alpha, beta), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize(
+    ("inputs", "channels", "samples", "taps", "dilation"),
+    [(24, 24, 1, 7, 3), (64, 48, 1, 1, 1), (32, 16, 5, 2, 1), (96, 1, 1, 7, 1), (16, 130, 1, 3, 9)],
+)
+def test_causal_conv(
+    inputs: int, channels: int, samples: int, taps: int, dilation: int, past: bool, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also a transposed convolution, whose columns are several samples of each channel."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    monkeypatch.setattr("sonant.kernels.triton.conv._FEWEST_TILES", 0)
+    columns, steps = channels * samples, 37
+    x = random(3, steps + 4, inputs, dtype=dtype)[:, 2:-2]
+    weight = (random(columns, taps, inputs, dtype=dtype, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
+    bias, alpha, beta = (random(channels, dtype=dtype, seed=s) for s in (2, 3, 4))
+    before = random(3, (taps - 1) * dilation, inputs, dtype=dtype, seed=5) if past else None
+    residual = random(3, steps, columns, dtype=dtype, seed=6)
+    for extras in (
+        {},
+        {"snake": Snake(alpha, beta), "keep": False},
+        {"snake": Snake(alpha, beta), "residual": residual},
+    ):
+        expected = reference.causal_conv(x, weight, bias, before, dilation, **extras)
+        got = kernel("causal_conv")(x, weight, bias, before, dilation, **extras)
+        close(got[1], expected[1], dtype, roundings=2)
+        if extras.get("keep", True):
+            close(got[0], expected[0], dtype, roundings=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,8 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.layers.attention import FullContext
-from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, channels_last
-from sonant.models.qwen3_tts.codec import CodecDecoder, ConvNeXt, SnakeBeta
+from sonant.layers.conv_stream import (
+    CausalConv1d,
+    CausalConvTranspose1d,
+    DepthwiseConv1d,
+    SnakeBeta,
+    channels_last,
+)
+from sonant.models.qwen3_tts.codec import CodecDecoder, ConvNeXt
 from sonant.models.qwen3_tts.codec_encoder import CausalConv, CodecEncoder
 from sonant.models.qwen3_tts.codec_encoder import LayerScale as EncoderScale
 from training.clip import FRAME, STEP
@@ -18,7 +24,7 @@ from training.codec.quantizer import SplitTrainer
 _BRANCH_SCALE = 0.1  # residual branches start small; the published 0.01 learns too slowly for so few steps
 _BRANCH_ENDS = (".block.3", ".conv2")
 _BRANCH_SPREAD, _OUTPUT_SPREAD = 0.3, 0.1
-_EXACT_PARTS = 3  # the last upsampling block, the last activation and the last convolution stay in float32
+_CONVOLUTIONS = (CausalConv1d, CausalConvTranspose1d, DepthwiseConv1d, CausalConv)
 
 
 class Codec(nn.Module):
@@ -53,12 +59,12 @@ class Codec(nn.Module):
         """
         last = f"decoder.decoder.{len(self.decoder.decoder) - 1}"
         hooks = []
-        inner = {m.conv for m in self.modules() if isinstance(m, CausalConv1d | CausalConvTranspose1d | CausalConv)}
+        inner = {m.conv for m in self.modules() if isinstance(m, _CONVOLUTIONS)}
         for name, module in self.named_modules():
-            kinds = CausalConv1d | CausalConvTranspose1d | CausalConv | nn.Conv1d | nn.Linear
-            if isinstance(module, kinds) and module not in inner and name != "phonemes":
+            fits = isinstance(module, (*_CONVOLUTIONS, nn.Conv1d, nn.Linear))
+            if fits and module not in inner and name != "phonemes":
                 spread = _OUTPUT_SPREAD if name == last else _BRANCH_SPREAD if name.endswith(_BRANCH_ENDS) else 1.0
-                hooks.append(module.register_forward_hook(_Fit(spread)))
+                hooks.append(module.register_forward_pre_hook(_Fit(spread)))
                 bias = getattr(module, "conv", module).bias
                 if bias is not None:
                     nn.init.zeros_(bias)
@@ -111,40 +117,34 @@ class Codec(nn.Module):
 
 def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:
     """`CodecDecoder.forward` from the point where the codes have been looked up (a test holds them together)."""
-    x = decoder.pre_conv(latents.mT, None)
+    x, _ = decoder.pre_conv(latents.mT, None)
     positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
     x = decoder.pre_transformer(x, positions, FullContext(decoder.config.sliding_window))
-    for stage in decoder.upsample.children():
-        for part in stage.children():
-            x = part(x, None)
-    parts = list(decoder.decoder)
-    x = _through(parts[:-_EXACT_PARTS], x)
+    first, *blocks, snake, last = decoder.decoder
+    snakes = [*(block.opening for block in blocks), snake]
+    _, active = first(decoder.upsampled(x, None), None, snake=snakes[0], keep=False)
+    for block, following in zip(blocks[:-1], snakes[1:-1], strict=True):
+        active = block(active, None, following)
     # bfloat16 would put a floor of noise under quiet high frequencies, which the losses hear and nobody serves.
     with torch.autocast(x.device.type, enabled=False):
-        return _through(parts[-_EXACT_PARTS:], x.float())[..., 0]
-
-
-def _through(parts: list[nn.Module], x: Tensor) -> Tensor:
-    for part in parts:
-        x = part(x) if isinstance(part, SnakeBeta) else part(x, None)
-    return x
+        return last(blocks[-1](active.float(), None, snake), None)[0][..., 0]
 
 
 class _Fit:
-    """A forward hook that gives its layer's output no mean in any channel, and a set spread around it."""
+    """Run before a layer: gives what it will put out no mean in any channel, and a set spread around it."""
 
     def __init__(self, spread: float) -> None:
         self.spread = spread
 
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        layer = module.conv if isinstance(module, CausalConv1d | CausalConvTranspose1d | CausalConv) else module
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        layer = module.conv if isinstance(module, _CONVOLUTIONS) else module
         assert isinstance(layer, nn.Conv1d | nn.ConvTranspose1d | nn.Linear)
-        last = output.mT if isinstance(module, nn.Conv1d) else output  # a bare convolution has channels in the middle
-        with torch.no_grad():
-            mean = last.mean((0, 1))
-            scale = self.spread / (last - mean).square().mean().sqrt().clamp(min=1e-6)
-            layer.weight.mul_(scale)
-            if layer.bias is not None:
-                layer.bias.copy_(-mean * scale)
-        fitted = (last - (0 if layer.bias is None else mean)) * scale
-        return fitted.mT if isinstance(module, nn.Conv1d) else fitted
+        made = module.forward(*inputs)
+        y = made[0] if isinstance(made, tuple) else made
+        y = y.mT if isinstance(module, nn.Conv1d) else y  # a bare convolution has channels in the middle
+        mean = y.mean((0, 1))
+        scale = self.spread / (y - mean).square().mean().sqrt().clamp(min=1e-6)
+        layer.weight.mul_(scale)
+        if layer.bias is not None:
+            layer.bias.copy_(-mean * scale)

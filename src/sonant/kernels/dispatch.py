@@ -20,6 +20,7 @@ from sonant.kernels import reference
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
+        "causal_conv": "conv",
         "dense_attention": None,
         "depthwise": "depthwise",
         "linear": "skinny",

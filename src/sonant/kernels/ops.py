@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Bans, Place
+from sonant.kernels.reference import Bans, Place, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,6 +47,21 @@ def qk_rope(
 
 def swiglu(gate_up: Tensor) -> Tensor:
     return pick("swiglu", gate_up)(gate_up)
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    past: Tensor | None,
+    dilation: int = 1,
+    *,
+    residual: Tensor | None = None,
+    snake: Snake | None = None,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor]:
+    convolve = pick("causal_conv", x)
+    return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep)
 
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

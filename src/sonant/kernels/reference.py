@@ -48,6 +48,51 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + turned * sin
 
 
+class Snake(NamedTuple):
+    """SnakeBeta's parameters, by channel."""
+
+    alpha: Tensor
+    beta: Tensor
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    past: Tensor | None,
+    dilation: int = 1,
+    *,
+    residual: Tensor | None = None,
+    snake: Snake | None = None,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """x [B, T, I] with weight [N, I, K] → the sum with bias and residual, and the same after SnakeBeta.
+
+    `past` [B, (K - 1) · dilation, I] came before x; None: silence did. Where bias and snake have fewer channels than
+    the weight has columns, columns are samples of channels, all channels of the first sample first. `keep=False`:
+    only the second result is wanted. Without `snake` both are the same.
+    """
+    history = (weight.shape[2] - 1) * dilation
+    if history:
+        x = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
+    y = convolve(x, weight, dilation=dilation)
+    shape = y.shape
+    y = (y.reshape(len(y), -1, len(bias)) + bias).view(shape) if len(bias) < shape[2] else y + bias
+    if residual is not None:
+        y = y + residual
+    if snake is None:
+        return y, y
+    return y, snake_beta(y.reshape(len(y), -1, len(snake.alpha)), *snake).view(shape)
+
+
+def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -> Tensor:
+    """[B, T, C] → [B, T', C'] with no padding: as a flat image, since only images can have their channels last."""
+    if weight.shape[2] == 1 and stride == 1:
+        return F.linear(x, weight[:, :, 0])
+    y = F.conv2d(x.mT.unsqueeze(2), weight.unsqueeze(2), None, (1, stride), 0, (1, dilation))
+    return y.squeeze(2).mT
+
+
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Each channel of x [B, T, C] by itself with its weight [C, 1, K], without padding → [B, T - K + 1, C]."""
     y = F.conv2d(x.mT.unsqueeze(2), weight.unsqueeze(2), bias, groups=x.shape[-1])

@@ -13,83 +13,127 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.kernels import ops
+from sonant.kernels.reference import Snake
 
 StreamState = list[Tensor]
-
-
-def convolve(x: Tensor, conv: nn.Conv1d) -> Tensor:
-    """[B, T, C] → [B, T', C'] with no padding: as a flat image, since only images can have their channels last."""
-    (stride,), (dilation,) = conv.stride, conv.dilation
-    weight = conv.weight.unsqueeze(2)
-    y = F.conv2d(x.mT.unsqueeze(2), weight, conv.bias, (1, stride), 0, (1, dilation), conv.groups)
-    return y.squeeze(2).mT
-
-
-def convolve_transposed(x: Tensor, conv: nn.ConvTranspose1d, bias: Tensor | None) -> Tensor:
-    y = F.conv_transpose2d(x.mT.unsqueeze(2), conv.weight.unsqueeze(2), bias, (1, conv.stride[0]))
-    return y.squeeze(2).mT
 
 
 def channels_last(module: nn.Module) -> None:
     """Lay the weights of all convolutions out as the kernels read them; their names and shapes stay."""
     for part in module.modules():
-        if isinstance(part, nn.Conv1d | nn.ConvTranspose1d):
-            taps_first = part.groups > 1
-            order = (2, 1, 0) if taps_first else (0, 2, 1)  # each its own inverse
+        if isinstance(part, nn.Conv1d):
+            order = (2, 1, 0) if part.groups > 1 else (0, 2, 1)  # each its own inverse
             part.weight.data = part.weight.data.permute(order).contiguous().permute(order)
 
 
 class CausalConv1d(nn.Module):
-    """Stride 1. State: the last (kernel - 1) · dilation inputs. `depthwise`: each channel by itself."""
+    """Stride 1. State: the last (kernel - 1) · dilation inputs."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, depthwise: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=inputs if depthwise else 1)
-        self.depthwise = depthwise
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation)
         self.slot = -1
+        self.dilation = dilation
         self.state_shape = ((kernel - 1) * dilation, inputs)
 
+    def forward(
+        self, x: Tensor, state: StreamState | None, *, residual: Tensor | None = None, keep: bool = True,
+        snake: SnakeBeta | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """→ the convolution plus `residual`, and the same after `snake`; see `ops.causal_conv`."""
+        past = take(state, self.slot, x) if self.state_shape[0] else None
+        return convolve(x, self.conv.weight, self.conv.bias, past, self.dilation, residual, snake, keep)
+
+
+class DepthwiseConv1d(nn.Module):
+    """Each channel by itself."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, kernel, groups=channels)
+        self.slot = -1
+        self.state_shape = (kernel - 1, channels)
+
     def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        past = self.state_shape[0]
-        if self.conv.kernel_size == (1,):
-            return F.linear(x, self.conv.weight[:, :, 0], self.conv.bias)
-        if state is None:
-            x = F.pad(x, (0, 0, past, 0))
-        else:
-            x = torch.cat([state[self.slot], x], dim=1)
-            state[self.slot] = x[:, x.shape[1] - past :]
-        if self.depthwise and self.conv.bias is not None:
-            return ops.depthwise(x, self.conv.weight, self.conv.bias)
-        return convolve(x, self.conv)
+        past = take(state, self.slot, x)
+        x = F.pad(x, (0, 0, self.state_shape[0], 0)) if past is None else torch.cat([past, x], dim=1)
+        assert self.conv.bias is not None
+        return ops.depthwise(x, self.conv.weight, self.conv.bias)
 
 
 class CausalConvTranspose1d(nn.Module):
-    """Upsampling whose right overhang is held back. State: the overhang, still without bias."""
+    """Upsampling by `stride` with one or two taps for each output: a convolution whose columns are the samples between
+    two inputs. State: with two taps the last input."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
         super().__init__()
+        if kernel not in (stride, 2 * stride):
+            raise ValueError(f"a kernel of {kernel} over a stride of {stride} has neither one nor two taps")
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
         self.slot = -1
-        self.stride = stride
-        self.state_shape = (kernel - stride, outputs)
+        self.outputs, self.taps = outputs, kernel // stride
+        self.state_shape = (self.taps - 1, inputs)
+        self.register_buffer("columns", None, persistent=False)
 
-    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        length, overhang = x.shape[1] * self.stride, self.state_shape[0]
-        if overhang == 0 or state is None:
-            return convolve_transposed(x, self.conv, self.conv.bias)[:, :length]
-        y = convolve_transposed(x, self.conv, None)
-        head = y[:, :overhang] + state[self.slot]
-        y = torch.cat([head, y[:, overhang:]], dim=1)
-        state[self.slot] = y[:, length:]
-        bias = self.conv.bias
-        return y[:, :length] if bias is None else y[:, :length] + bias
+    def prepare(self) -> None:
+        """Derive from the loaded weights what `forward` otherwise derives each time."""
+        with torch.no_grad():
+            self.columns = self._columns().permute(0, 2, 1).contiguous().permute(0, 2, 1)
+
+    def _columns(self) -> Tensor:
+        """[inputs, outputs, taps · stride] → [stride · outputs, inputs, taps], the oldest tap first."""
+        taps = self.conv.weight.unflatten(2, (self.taps, -1)).flip(2)
+        return taps.permute(3, 1, 0, 2).flatten(0, 1)
+
+    def forward(self, x: Tensor, state: StreamState | None, *, snake: SnakeBeta | None = None) -> tuple[Tensor, Tensor]:
+        """→ the upsampled values, and the same after `snake`."""
+        past = take(state, self.slot, x) if self.taps > 1 else None
+        weight = self._columns() if self.columns is None else self.columns
+        made = convolve(x, weight, self.conv.bias, past, 1, None, snake, True)
+        y, active = (m.reshape(len(x), -1, self.outputs) for m in made)
+        return y, active
+
+
+def take(state: StreamState | None, slot: int, x: Tensor) -> Tensor | None:
+    """What came before x, and in its place what the next piece needs."""
+    if state is None:
+        return None
+    past = state[slot]
+    held = past.shape[1]
+    state[slot] = x[:, x.shape[1] - held :] if x.shape[1] >= held else torch.cat([past[:, x.shape[1] :], x], dim=1)
+    return past
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, dilation: int, residual: Tensor | None,
+    snake: SnakeBeta | None, keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """In one op when serving; a trainer's SnakeBeta may be another, so it is called there."""
+    assert bias is not None
+    if not torch.is_grad_enabled():
+        values = None if snake is None else Snake(snake.alpha, snake.beta)
+        return ops.causal_conv(x, weight, bias, past, dilation, residual=residual, snake=values, keep=keep)
+    y, _ = ops.causal_conv(x, weight, bias, past, dilation, residual=residual)
+    if snake is None:
+        return y, y
+    return y, snake(y.reshape(len(y), -1, len(snake.alpha))).view(y.shape)
+
+
+class SnakeBeta(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.snake_beta(x, self.alpha, self.beta)
 
 
 def assign_slots(module: nn.Module, first: int) -> list[tuple[int, int]]:
     """Number the stateful layers of `module` from `first` on; their state shapes in slot order."""
     shapes: list[tuple[int, int]] = []
     for layer in module.modules():
-        if isinstance(layer, CausalConv1d | CausalConvTranspose1d) and layer.state_shape[0] > 0:
+        if isinstance(layer, CausalConv1d | DepthwiseConv1d | CausalConvTranspose1d) and layer.state_shape[0] > 0:
             layer.slot = first + len(shapes)
             shapes.append(layer.state_shape)
     return shapes

@@ -9,14 +9,22 @@ state with one gather and one scatter.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonant.kernels import ops
 from sonant.layers.attention import Context, FullContext, WindowContext
-from sonant.layers.conv_stream import CausalConv1d, CausalConvTranspose1d, StreamState, assign_slots, channels_last
+from sonant.layers.conv_stream import (
+    CausalConv1d,
+    CausalConvTranspose1d,
+    DepthwiseConv1d,
+    SnakeBeta,
+    StreamState,
+    assign_slots,
+    channels_last,
+)
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.stack import stack_shape
@@ -94,7 +102,7 @@ class PreTransformer(DecoderStack):
 class ConvNeXt(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv1d(dim, dim, 7, depthwise=True)
+        self.dwconv = DepthwiseConv1d(dim, 7)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.pwconv1 = nn.Linear(dim, 4 * dim)
         self.pwconv2 = nn.Linear(4 * dim, dim)
@@ -105,16 +113,6 @@ class ConvNeXt(nn.Module):
         return x + self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
 
 
-class SnakeBeta(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.snake_beta(x, self.alpha, self.beta)
-
-
 class ResidualUnit(nn.Module):
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -123,8 +121,12 @@ class ResidualUnit(nn.Module):
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv1d(channels, channels, 1)
 
-    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        return x + self.conv2(self.act2(self.conv1(self.act1(x), state)), state)
+    def forward(
+        self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta
+    ) -> tuple[Tensor, Tensor]:
+        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made."""
+        _, inner = self.conv1(active, state, snake=self.act2, keep=False)
+        return self.conv2(inner, state, residual=x, snake=following)
 
 
 class UpsampleBlock(nn.Module):
@@ -138,11 +140,17 @@ class UpsampleBlock(nn.Module):
             ]
         )
 
-    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        x = self.block[0](x)
-        for part in self.block[1:]:
-            x = part(x, state)
-        return x
+    @property
+    def opening(self) -> SnakeBeta:
+        """The activation of what this block is given, applied by whoever makes it."""
+        return cast(SnakeBeta, self.block[0])
+
+    def forward(self, active: Tensor, state: StreamState | None, following: SnakeBeta) -> Tensor:
+        units = [cast(ResidualUnit, unit) for unit in self.block[2:]]
+        x, active = self.block[1](active, state, snake=units[0].act1)
+        for unit, snake in zip(units, [*(u.act1 for u in units[1:]), following], strict=True):
+            x, active = unit(x, active, state, snake)
+        return active
 
 
 class CodecDecoder(nn.Module):
@@ -174,6 +182,9 @@ class CodecDecoder(nn.Module):
     def prepare(self) -> None:
         """Derive what decoding reads from the loaded weights. Call once after loading."""
         channels_last(self)
+        for part in self.modules():
+            if isinstance(part, CausalConvTranspose1d):
+                part.prepare()
         with torch.no_grad():
             self.code_table = self.quantizer.table()
 
@@ -190,16 +201,27 @@ class CodecDecoder(nn.Module):
         table = self.quantizer.table() if self.code_table is None else self.code_table
         offsets = torch.arange(codes.shape[-1], device=codes.device) * self.config.codebook_size
         x = F.embedding(codes.long() + offsets, table).sum(2)
-        x = self.pre_conv(x, state)
+        x, _ = self.pre_conv(x, state)
         positions = first[:, None] + torch.arange(codes.shape[1], device=codes.device)
         context: FullContext | WindowContext
         context = FullContext(self.config.sliding_window) if state is None else WindowContext(state[0], positions)
         x = self.pre_transformer(x, positions, context)
         if state is not None and isinstance(context, WindowContext):
             state[0] = context.following()
+        x = self.upsampled(x, state)
+        return self.waveform(x, state).clamp(-1, 1)
+
+    def upsampled(self, x: Tensor, state: StreamState | None) -> Tensor:
         for stage in self.upsample.children():
-            for part in stage.children():
-                x = part(x, state)
-        for part in self.decoder:
-            x = part(x) if isinstance(part, SnakeBeta) else part(x, state)
-        return x[..., 0].clamp(-1, 1)
+            convolution, refinement = stage.children()
+            x = refinement(convolution(x, state)[0], state)
+        return x
+
+    def waveform(self, x: Tensor, state: StreamState | None) -> Tensor:
+        """[B, T, latent_dim] → samples [B, T · the upsample rates' product], not clipped."""
+        first, *blocks, last_snake, last = self.decoder
+        snakes = [*(cast(UpsampleBlock, block).opening for block in blocks), cast(SnakeBeta, last_snake)]
+        _, active = first(x, state, snake=snakes[0], keep=False)
+        for block, following in zip(blocks, snakes[1:], strict=True):
+            active = block(active, state, following)
+        return last(active, state)[0][..., 0]

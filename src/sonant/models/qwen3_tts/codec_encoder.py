@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonant.layers.conv_stream import convolve
+from sonant.kernels.reference import convolve
 from sonant.models.qwen3_tts.config import CodecEncoderConfig
 
 _DOWNSAMPLE = 2  # from the transformer's 25 Hz to the codes' 12.5 Hz
@@ -45,8 +45,11 @@ class CausalConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         right = -x.shape[1] % self.stride
         if self.pad_mode == "constant":
-            return convolve(F.pad(x, (0, 0, self.left, right)), self.conv)
-        return convolve(F.pad(x.mT, (self.left, right), mode=self.pad_mode).mT, self.conv)
+            x = F.pad(x, (0, 0, self.left, right))
+        else:
+            x = F.pad(x.mT, (self.left, right), mode=self.pad_mode).mT
+        y = convolve(x, self.conv.weight, stride=self.stride, dilation=self.conv.dilation[0])
+        return y if self.conv.bias is None else y + self.conv.bias
 
 
 class ResidualUnit(nn.Module):
