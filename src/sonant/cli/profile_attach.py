@@ -1,0 +1,74 @@
+"""`sonant profile attach`: record a running server's steps, under whatever load it has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.sound_file import OutputError
+from sonant.errors import SonantError
+
+KEY_VARIABLE = "SONANT_API_KEY"
+EXAMPLES = """
+sonant serve model --debug-profile on                                 the server must allow it
+sonant profile attach http://localhost:8000 --steps 200 -o live.json.gz
+sonant profile read live.json.gz
+"""
+
+
+class AttachError(SonantError):
+    """The server gave no trace; the message says why."""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "record steps of a running server that was started with --debug-profile on"
+    parser = add_command(commands, "attach", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("url", metavar="URL", help="of the server")
+    parser.add_argument("--steps", metavar="N", type=whole_number(1), default=100, help="to record (default: 100)")
+    parser.add_argument(
+        "--timeout", metavar="S", type=whole_number(1), default=60, help="seconds to wait (default: 60)"
+    )
+    parser.add_argument("--stacks", action="store_true", help="Python lines too; slows the server down (default: off)")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs, far slower (default: off)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"if the server wants one (default: {KEY_VARIABLE})")
+    parser.add_argument(
+        "--out", "-o", metavar="FILE", type=Path, default=Path("trace.json.gz"), help="(default: trace.json.gz)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    body = {"steps": args.steps, "timeout_s": args.timeout, "stacks": args.stacks, "graphs": not args.eager}
+    headers = {"content-type": "application/json"}
+    key = args.api_key or os.environ.get(KEY_VARIABLE)
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    try:
+        request = Request(f"{args.url.rstrip('/')}/debug/profile", json.dumps(body).encode(), headers, method="POST")
+        with urlopen(request, timeout=args.timeout + 180) as answer:
+            steps = answer.headers.get("x-steps", "?")
+            with args.out.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+    except HTTPError as e:
+        raise AttachError(_why(args.url, e)) from e
+    except (URLError, HTTPException, TimeoutError, ValueError) as e:
+        raise AttachError(f"no server answers at {args.url}: {getattr(e, 'reason', e)}") from e
+    except OSError as e:
+        raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
+    print(f"{args.out}: {steps} steps; look at them with: sonant profile read {args.out}")
+    return 0
+
+
+def _why(url: str, error: HTTPError) -> str:
+    if error.code == 404:
+        return f"{url} does not record: start it with sonant serve --debug-profile on"
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answered {error.code} {error.reason}"

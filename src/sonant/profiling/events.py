@@ -1,0 +1,229 @@
+"""A trace in memory: one column of numbers for each fact, so that ten million events fit where their text would not.
+
+Readers fill `Columns`, an event at a time; everything else works on sorted, frozen `Events`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonant.errors import SonantError
+
+Ints = npt.NDArray[np.int64]
+_FACTS = ("name", "start", "end", "track", "correlation", "external", "size", "device")
+_SPAN = 4  # a Python function is a name, a start, an end and a thread
+
+
+class TraceError(SonantError):
+    """The file is not a trace that can be read, or holds nothing to look at."""
+
+
+class Kind(IntEnum):
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    RUNTIME = 3  # a call of the CUDA runtime or driver
+    OP = 4  # a torch operator on the host
+    PYTHON = 5  # a Python function
+    RANGE = 6  # a named stretch: record_function, NVTX
+    MEMORY = 7  # the allocator gave (size over 0) or took back (below 0)
+
+
+ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+
+class Names:
+    """Each text once; events hold its number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        found = self._numbers.get(text)
+        if found is None:
+            found = self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return found
+
+
+@dataclass(frozen=True)
+class Events:
+    """Sorted by start. Times are nanoseconds; `track` is a stream on the device and a thread on the host."""
+
+    name: Ints
+    start: Ints
+    end: Ints
+    track: Ints
+    correlation: Ints  # joins a call and what it put on the device; 0: none
+    external: Ints  # joins what is on the device and the operator that asked for it; 0: none
+    size: Ints  # bytes: copied, set, allocated; for an operator those of its input tensors
+    device: Ints
+    kind: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def duration(self) -> Ints:
+        return self.end - self.start
+
+    def pick(self, which: npt.NDArray[Any] | slice) -> Events:
+        return Events(**{fact: getattr(self, fact)[which] for fact in (*_FACTS, "kind")})
+
+
+class Columns:
+    """Events of some kinds as they are read. `facts`: how many of them are kept; the rest are zeros."""
+
+    def __init__(self, facts: int = len(_FACTS)) -> None:
+        self._facts = {fact: array("q") for fact in _FACTS[:facts]}
+        self._kind = array("B")
+        self._append = [column.append for column in self._facts.values()]
+
+    def add(self, kind: Kind, *facts: int) -> None:
+        """`facts` in the order of `Events`: name, start, end, track, correlation, external, size, device."""
+        self._kind.append(kind)
+        for append, value in zip(self._append, facts, strict=False):
+            append(value)
+
+    def sorted(self) -> Events:
+        """The columns are given up one by one, so that memory holds each of them twice only for a moment."""
+        start = np.frombuffer(self._facts["start"], np.int64) if self._kind else np.zeros(0, np.int64)
+        order = np.argsort(start, kind="stable")
+        del start
+        done: dict[str, Any] = {}
+        for fact in _FACTS:
+            column = self._facts.pop(fact, None)
+            # zeros that nobody writes take no memory
+            done[fact] = np.frombuffer(column, np.int64)[order] if column else np.zeros(len(order), np.int64)
+        kind = np.frombuffer(self._kind, np.uint8)[order] if self._kind else np.zeros(0, np.uint8)
+        return Events(kind=kind, **done)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    bandwidth: float | None = None  # peak, in bytes a second
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a file said. `device` holds kernels, copies and memsets."""
+
+    names: list[str]
+    device: Events
+    runtime: Events
+    ops: Events
+    python: Events
+    ranges: Events
+    memory: Events
+    threads: dict[int, str] = field(default_factory=dict)
+    gpu: Gpu | None = None
+    made_by: str = ""
+    stand_in: bool = False  # no GPU in the trace: operators on the CPU stand in for kernels
+    remarks: tuple[str, ...] = ()
+
+    def name_of(self, events: Events, index: int) -> str:
+        return self.names[int(events.name[index])]
+
+
+class TraceBuilder:
+    def __init__(self) -> None:
+        self.names = Names()
+        self.threads: dict[int, str] = {}
+        self.gpu: Gpu | None = None
+        self.made_by = ""
+        self.remarks: list[str] = []
+        self._device, self._runtime, self._ops = Columns(), Columns(), Columns()
+        self._python, self._ranges, self._memory = Columns(_SPAN), Columns(_SPAN), Columns()
+        self.of = {
+            Kind.KERNEL: self._device,
+            Kind.MEMCPY: self._device,
+            Kind.MEMSET: self._device,
+            Kind.RUNTIME: self._runtime,
+            Kind.OP: self._ops,
+            Kind.PYTHON: self._python,
+            Kind.RANGE: self._ranges,
+            Kind.MEMORY: self._memory,
+        }
+
+    def build(self, file: object) -> Trace:
+        parts = {
+            "device": self._device.sorted(),
+            "runtime": self._runtime.sorted(),
+            "ops": self._ops.sorted(),
+            "python": self._python.sorted(),
+            "ranges": self._ranges.sorted(),
+            "memory": self._memory.sorted(),
+        }
+        stand_in = not len(parts["device"])
+        if stand_in:
+            parts["device"] = working(parts["ops"])
+        if not len(parts["device"]):
+            raise TraceError(
+                f"{file} holds neither kernels nor operators: record with ProfilerActivity.CPU and .CUDA "
+                "(nsys: --trace=cuda,nvtx), while the engine is at work"
+            )
+        main = _busiest_device(parts["device"])
+        if main is not None:
+            others = parts["device"].device != main
+            if others.any():
+                self.remarks.append(f"work on other devices than {main} was left out")
+                parts["device"] = parts["device"].pick(~others)
+        return Trace(
+            names=self.names.texts,
+            threads=self.threads,
+            gpu=self.gpu,
+            made_by=self.made_by,
+            stand_in=stand_in,
+            remarks=tuple(self.remarks),
+            **parts,
+        )
+
+
+def _busiest_device(events: Events) -> int | None:
+    devices = np.unique(events.device)
+    if len(devices) < 2:
+        return None
+    return int(max(devices, key=lambda d: int(events.duration[events.device == d].sum())))
+
+
+def working(ops: Events) -> Events:
+    """Operators whose time is mostly their own, outermost first: what the CPU's time goes to.
+
+    `aten::linear` only calls `aten::addmm`; that computes, though it calls a trifle or two itself.
+    """
+    keep: list[int] = []
+    for _, mine in tracks(ops):
+        order = mine[np.lexsort((-ops.end[mine], ops.start[mine]))]
+        starts, ends = ops.start[order].tolist(), ops.end[order].tolist()
+        own = [end - start for start, end in zip(starts, ends, strict=True)]
+        open_ops: list[int] = []
+        parents: list[int] = []
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            while open_ops and ends[open_ops[-1]] <= start:
+                open_ops.pop()
+            parents.append(open_ops[-1] if open_ops else -1)
+            if open_ops:
+                own[open_ops[-1]] -= end - start
+            open_ops.append(i)
+        covered = [False] * len(order)
+        for i, parent in enumerate(parents):
+            covered[i] = parent >= 0 and covered[parent]
+            if not covered[i] and 2 * own[i] >= ends[i] - starts[i]:
+                keep.append(int(order[i]))
+                covered[i] = True
+    return ops.pick(np.array(sorted(keep), np.int64))
+
+
+def tracks(events: Events) -> Iterator[tuple[int, Ints]]:
+    """Each thread or stream with the indices of its events, in order."""
+    for track in np.unique(events.track):
+        yield int(track), np.flatnonzero(events.track == track)

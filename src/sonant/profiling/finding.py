@@ -1,0 +1,36 @@
+"""What a rule found: how much of a step it costs, where it comes from, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Evidence:
+    what: str
+    count: float  # a step
+    us: float  # a step
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    rule: str
+    title: str
+    lost_us: float  # a steady step, on average
+    share: float  # of a steady step
+    count: float  # a steady step
+    source: str | None
+    fix: str
+    evidence: tuple[Evidence, ...] = ()
+    at_most: bool = False  # the time is a bound and no measurement
+    marks: Sequence[tuple[int, int]] = field(default=(), compare=False)  # where in the trace, from and to, ns
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "marks"}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        return cls(**{**data, "evidence": tuple(Evidence(**e) for e in data["evidence"])})

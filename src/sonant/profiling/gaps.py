@@ -1,0 +1,146 @@
+"""When the device had nothing to do, and why.
+
+Each idle stretch is divided among its causes, so that their times add up to the idle time and none is counted twice:
+
+- device: the next work was launched in time; what is left is the cost of one more kernel, or a dependency;
+- sync: the host waited for the device to run dry, then had to fill it again;
+- allocation: the driver was asked for memory;
+- preparation: a graph was captured or code was loaded;
+- pause: the step thread made no call for a while: Python, a lock, the collector;
+- launch: the host was launching all the time and could not keep up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sonant.profiling.events import Ints, Trace
+from sonant.profiling.launches import ALLOCATION, PREPARATION, SYNC, Launches, named
+from sonant.profiling.steps import Steps
+
+_PAUSE_NS = 100_000  # shorter stretches without a call are the Python between two launches
+_LATENCY_NS = 2_000  # from the end of a launch to the first moment its work can begin
+_JUST_NS = 2_000  # how far two clocks, or a call and its work, may lie apart
+
+
+class Cause(IntEnum):
+    DEVICE = 0
+    SYNC = 1
+    ALLOCATION = 2
+    PAUSE = 3
+    LAUNCH = 4
+    PREPARATION = 5
+
+
+_CALLS = ((Cause.SYNC, SYNC), (Cause.ALLOCATION, ALLOCATION), (Cause.PREPARATION, PREPARATION))
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """One line for each part of an idle stretch that has one cause."""
+
+    start: Ints
+    end: Ints
+    cause: Ints
+    step: Ints  # the step it lies in; -1: none
+    call: Ints  # the runtime call to blame (a wait, an allocation); -1: none
+
+    @property
+    def duration(self) -> Ints:
+        return self.end - self.start
+
+
+def busy_union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Stretches in which something ran, from events sorted by start."""
+    reach = np.maximum.accumulate(end)
+    first = np.append(True, start[1:] > reach[:-1])
+    last = np.append(first[1:], True)
+    return start[first], reach[last]
+
+
+def find_gaps(trace: Trace, launched: Launches, steps: Steps) -> Gaps:
+    device = trace.device
+    starts, ends = busy_union(device.start, device.end)
+    idle_from, idle_to = ends[:-1], starts[1:]
+    step = np.searchsorted(steps.start, idle_from, side="right") - 1
+    inside = (step >= 0) & (idle_to <= steps.end[np.maximum(step, 0)] + _JUST_NS)
+    idle_from, idle_to, step = idle_from[inside], idle_to[inside], step[inside]
+    nexts = np.searchsorted(device.start, idle_to)
+    divider = _Divider(trace, steps)
+    rows: list[tuple[int, int, int, int, int]] = []
+    # on a CPU nothing is launched ahead: the time between two operators is the host's own
+    called = idle_to if trace.stand_in else launched.start[nexts]
+    in_time = _in_time(launched, nexts, idle_from) & (not trace.stand_in)
+    for i in np.flatnonzero(in_time).tolist():
+        rows.append((int(idle_from[i]), int(idle_to[i]), Cause.DEVICE, int(step[i]), -1))
+    for i in np.flatnonzero(~in_time).tolist():
+        for start, end, cause, call in divider.divide(int(idle_from[i]), int(called[i]), int(idle_to[i])):
+            rows.append((start, end, cause, int(step[i]), call))
+    table: npt.NDArray[np.int64] = np.array(sorted(rows), np.int64).reshape(-1, 5)
+    return Gaps(*table.T)
+
+
+def _in_time(launched: Launches, nexts: Ints, idle_from: Ints) -> npt.NDArray[np.bool_]:
+    """The call was through before the device went idle. Later kernels of a graph need no call of their own."""
+    first = np.zeros(len(launched.call), bool)
+    first[np.unique(launched.call, return_index=True)[1]] = True
+    early = launched.end[nexts] + _LATENCY_NS <= idle_from
+    mask: npt.NDArray[np.bool_] = early | ~first[nexts] | (launched.call[nexts] < 0)
+    return mask
+
+
+class _Divider:
+    """Divides an idle stretch by what the step thread was calling."""
+
+    def __init__(self, trace: Trace, steps: Steps) -> None:
+        runtime = trace.runtime
+        mine = np.arange(len(runtime)) if steps.thread is None else np.flatnonzero(runtime.track == steps.thread)
+        self.at = mine
+        self.start, self.end = runtime.start[mine], runtime.end[mine]
+        self.cause = np.full(len(runtime), -1)
+        for cause, pattern in _CALLS:
+            self.cause[named(runtime, trace.names, pattern)] = cause
+        self.cause = self.cause[mine]
+
+    def divide(self, begin: int, called: int, end: int) -> list[tuple[int, int, int, int]]:
+        """Parts of [begin, end): start, end, cause, call. The next work was called for at `called`."""
+        first = max(0, int(np.searchsorted(self.start, begin)) - 2)  # a driver call may lie in a runtime call
+        last = int(np.searchsorted(self.start, called, side="right"))
+        waited = -1  # a wait that ended when the device was dry
+        parts: list[tuple[int, int, int, int]] = []
+        now = begin
+        for i in range(first, last):
+            start, stop = int(self.start[i]), min(int(self.end[i]), called)
+            if self.cause[i] == Cause.SYNC and self.end[i] >= begin - _JUST_NS:
+                waited = int(self.at[i])
+            if stop <= now:
+                continue
+            if start > now:
+                parts.append(self._quiet(now, start, waited))
+                now = start
+            if self.cause[i] < 0:
+                parts.append(self._busy(now, stop, waited))
+            else:
+                parts.append((now, stop, int(self.cause[i]), int(self.at[i])))
+            now = stop
+        if now < called:
+            parts.append(self._quiet(now, called, waited))
+            now = called
+        if now < end:
+            parts.append(self._busy(now, end, waited))
+        return parts
+
+    @staticmethod
+    def _quiet(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
+        if end - start >= _PAUSE_NS:
+            return (start, end, Cause.PAUSE, -1)
+        return _Divider._busy(start, end, waited)
+
+    @staticmethod
+    def _busy(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
+        """Launching; on the account of the wait that emptied the queue, where one did."""
+        return (start, end, Cause.SYNC if waited >= 0 else Cause.LAUNCH, waited)

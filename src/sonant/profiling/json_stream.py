@@ -1,0 +1,100 @@
+"""Reads one large JSON text a piece at a time: the members of its outer object, and the events of its long array.
+
+The standard library's decoder does the parsing; this only sees to it that never more than a few megabytes of text are
+in memory, and that a broken file is told by where it breaks.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from sonant.profiling.events import TraceError
+
+_PIECE = 4 << 20
+_LARGEST_VALUE = 128 << 20  # of text; a single event or header that is longer is taken for damage
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+class JsonStream:
+    def __init__(self, file: BinaryIO, name: object, on_read: Callable[[], None] = lambda: None) -> None:
+        self._file, self._name, self._on_read = file, name, on_read
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._text, self._at, self._passed, self._over = "", 0, 0, False
+
+    def peek(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        while True:
+            found = _BLANK.match(self._text, self._at)
+            assert found is not None
+            self._at = found.end()
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
+
+    def take(self, expected: str) -> None:
+        found = self.peek()
+        if found != expected:
+            self._broken(f"{expected!r} was expected, not {found!r}" if found else "")
+        self._at += 1
+
+    def value(self) -> Any:
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as e:
+                if len(self._text) - self._at > _LARGEST_VALUE or not self._more():
+                    self._broken("" if self._over and e.pos >= len(self._text) - 1 else e.msg)
+                continue
+            if end == len(self._text) and self._more():
+                continue  # a number may go on in the next piece
+            self._at = end
+            return value
+
+    def members(self) -> Iterator[str]:
+        """The keys of an object; the caller takes each value before the next key."""
+        self.take("{")
+        while self.peek() != "}":
+            key = self.value()
+            self.take(":")
+            yield key
+            if self.peek() != "}":
+                self.take(",")
+        self.take("}")
+
+    def items(self) -> Iterator[Any]:
+        """The values of an array. A comma before its end is forgiven: some writers leave one."""
+        self.take("[")
+        raw_decode = _DECODER.raw_decode
+        while self.peek() != "]":
+            try:  # the common case at full speed: a whole object that is all in memory
+                value, self._at = raw_decode(self._text, self._at)
+            except json.JSONDecodeError:
+                value = self.value()
+            yield value
+            if self.peek() != "]":
+                self.take(",")
+        self.take("]")
+
+    def _more(self) -> bool:
+        if self._over:
+            return False
+        data = self._file.read(max(_PIECE, len(self._text) - self._at))
+        self._over = not data
+        self._on_read()
+        self._passed += self._at
+        self._text, self._at = self._text[self._at :] + self._decode(data, final=self._over), 0
+        return True
+
+    def _broken(self, what: str) -> None:
+        where = self._passed + self._at
+        if not what:
+            raise TraceError(
+                f"{self._name} ends in the middle, after {where:,} characters: it was cut, or the profiler was stopped "
+                "while it wrote; record it again"
+            )
+        raise TraceError(f"{self._name} is not valid JSON near character {where:,}: {what}")

@@ -1,0 +1,143 @@
+"""Reads what `nsys export --type sqlite` writes.
+
+Tables and columns come and go with nsys versions and with what was traced, so each is used where it is there. Times are
+nanoseconds already. Rows come through a cursor, never all at once.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from sonant.profiling.events import Gpu, Kind, Trace, TraceBuilder, TraceError
+
+_KERNEL, _COPY, _SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+# CUpti_ActivityMemcpyKind, as Kineto names them
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+# nsys' own numbering, used when the file does not bring its ENUM_CUDA_MEM_KIND
+_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
+_NVTX_RANGES = (59, 60)  # push/pop, start/end
+_SUFFIX = re.compile(r"_v\d+$|_ptsz$")
+_TID = 0xFFFFFF  # of a globalTid, whose upper bits are the process
+
+Progress = Callable[[float], None]
+
+
+def read_nsight(path: Path, progress: Progress = lambda share: None) -> Trace:
+    builder = TraceBuilder()
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            _Reader(db, builder, path).read(progress)
+    except sqlite3.Error as e:
+        raise TraceError(f"{path} is a damaged or incomplete SQLite file ({e}); export it again") from e
+    return builder.build(path)
+
+
+class _Reader:
+    def __init__(self, db: sqlite3.Connection, builder: TraceBuilder, path: Path) -> None:
+        self.db, self.builder = db, builder
+        self.tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+        if "StringIds" not in self.tables:
+            raise TraceError(f"{path} is SQLite, but no Nsight Systems export: it has no table StringIds")
+
+    def read(self, progress: Progress) -> None:
+        parts = (self._kernels, self._copies, self._sets, self._graphs, self._calls, self._ranges, self._facts)
+        for done, part in enumerate(parts):
+            progress(done / len(parts))
+            part()
+        progress(1.0)
+
+    def _rows(self, table: str, wanted: dict[str, str], join: str = "") -> Iterator[tuple[int, ...]]:
+        """`wanted`: a column → what stands for it where the table has no such column."""
+        if table not in self.tables:
+            return iter(())
+        there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
+        columns = ", ".join(f"t.{name}" if name in there else f"{other} AS {name}" for name, other in wanted.items())
+        return self.db.execute(f"SELECT {columns} FROM {table} AS t {join}")
+
+    def _text(self, number: int | None) -> str:
+        row = self.db.execute("SELECT value FROM StringIds WHERE id = ?", (number,)).fetchone()
+        return "unknown" if row is None else str(row[0])
+
+    def _named(self) -> Callable[[int], int]:
+        """From a StringIds number to ours, each looked up once."""
+        known: dict[int, int] = {}
+
+        def find(number: int) -> int:
+            if number not in known:
+                known[number] = self.builder.names.number(_SUFFIX.sub("", self._text(number)))
+            return known[number]
+
+        return find
+
+    def _kernels(self) -> None:
+        add, named = self.builder.of[Kind.KERNEL].add, self._named()
+        name = "t.shortName" if self._has(_KERNEL, "shortName") else "0"
+        wanted = {"demangledName": name, "start": "0", "end": "0", "streamId": "0", "correlationId": "0"}
+        for text, start, end, stream, correlation, device in self._rows(_KERNEL, {**wanted, "deviceId": "0"}):
+            add(Kind.KERNEL, named(text), start, end, stream, correlation or 0, 0, 0, device)
+
+    def _copies(self) -> None:
+        add, number, memory = self.builder.of[Kind.MEMCPY].add, self.builder.names.number, self._memory_kinds()
+        wanted = {"start": "0", "end": "0", "streamId": "0", "correlationId": "0", "bytes": "0", "deviceId": "0"}
+        wanted |= {"copyKind": "0", "srcKind": "-1", "dstKind": "-1"}
+        for start, end, stream, correlation, size, device, kind, source, target in self._rows(_COPY, wanted):
+            ends = f" ({memory.get(source, 'Unknown')} -> {memory.get(target, 'Unknown')})"
+            name = number(f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')}{ends}")
+            add(Kind.MEMCPY, name, start, end, stream, correlation or 0, 0, size, device)
+
+    def _sets(self) -> None:
+        add, name = self.builder.of[Kind.MEMSET].add, self.builder.names.number("Memset (Device)")
+        wanted = {"start": "0", "end": "0", "streamId": "0", "correlationId": "0", "bytes": "0", "deviceId": "0"}
+        for start, end, stream, correlation, size, device in self._rows(_SET, wanted):
+            add(Kind.MEMSET, name, start, end, stream, correlation or 0, 0, size, device)
+
+    def _graphs(self) -> None:
+        """Only where graphs were traced whole: their kernels are not in the file then."""
+        add, count = self.builder.of[Kind.KERNEL].add, 0
+        wanted = {"graphId": "0", "start": "0", "end": "0", "streamId": "0", "correlationId": "0", "deviceId": "0"}
+        for graph, start, end, stream, correlation, device in self._rows(_GRAPHS, wanted):
+            name = self.builder.names.number(f"CUDA graph {graph} (whole)")
+            add(Kind.KERNEL, name, start, end, stream, correlation or 0, 0, 0, device)
+            count += 1
+        if count:
+            self.builder.remarks.append(
+                f"{count} graph launches were traced whole, so that nothing is known of their kernels: "
+                "record with nsys profile --cuda-graph-trace=node"
+            )
+
+    def _calls(self) -> None:
+        add, named = self.builder.of[Kind.RUNTIME].add, self._named()
+        wanted = {"nameId": "-1", "start": "0", "end": "0", "globalTid": "0", "correlationId": "0"}
+        for text, start, end, thread, correlation in self._rows(_CALLS, wanted):
+            add(Kind.RUNTIME, named(text), start, end, (thread or 0) & _TID, correlation or 0, 0, 0, 0)
+
+    def _ranges(self) -> None:
+        add, number = self.builder.of[Kind.RANGE].add, self.builder.names.number
+        wanted = {"text": "NULL", "textId": "NULL", "start": "0", "end": "NULL", "globalTid": "0", "eventType": "59"}
+        for text, text_id, start, end, thread, kind in self._rows("NVTX_EVENTS", wanted):
+            if kind in _NVTX_RANGES and end is not None:
+                name = number(str(text) if text is not None else self._text(text_id))
+                add(Kind.RANGE, name, start, end, (thread or 0) & _TID, 0, 0, 0, 0)
+
+    def _facts(self) -> None:
+        wanted = {"name": "'unknown'", "memoryBandwidth": "0"}
+        for name, bandwidth in self._rows("TARGET_INFO_GPU", wanted):
+            if self.builder.gpu is None:
+                self.builder.gpu = Gpu(str(name), float(bandwidth) or None)
+        for thread, name_id in self._rows("ThreadNames", {"globalTid": "0", "nameId": "-1"}):
+            self.builder.threads[thread & _TID] = self._text(name_id)
+        self.builder.made_by = "Nsight Systems"
+
+    def _memory_kinds(self) -> dict[int, str]:
+        kinds = dict(_MEMORY_KINDS)
+        for number, label in self._rows("ENUM_CUDA_MEM_KIND", {"id": "-1", "label": "''"}):
+            kinds[number] = str(label).split()[0] if label else "Unknown"
+        return kinds
+
+    def _has(self, table: str, column: str) -> bool:
+        return table in self.tables and any(row[1] == column for row in self.db.execute(f"PRAGMA table_info({table})"))

@@ -1,0 +1,36 @@
+"""The rules. Each is one function from a scene to what it found: nothing, a finding, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sonant.profiling.finding import Finding
+from sonant.profiling.rules import bytes_moved, device_time, host_time, transfers
+from sonant.profiling.scene import Scene
+
+Rule = Callable[[Scene], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    bytes_moved.fills,
+    bytes_moved.copies,
+    transfers.to_host,
+    transfers.pageable,
+    transfers.syncs,
+    host_time.launch_bound,
+    host_time.pauses,
+    host_time.allocations,
+    host_time.preparation,
+    device_time.kernel_gaps,
+    device_time.chains,
+    device_time.tiny_kernels,
+    device_time.padding,
+    device_time.low_bandwidth,
+)
+
+
+def apply(scene: Scene) -> list[Finding]:
+    """All findings, the dearest first; bounds come after what was measured."""
+    if not scene.count or not scene.step_ns:
+        return []
+    found = [finding for rule in RULES for finding in rule(scene)]
+    return sorted(found, key=lambda f: (f.at_most, -f.lost_us, -f.count))

@@ -1,0 +1,88 @@
+"""Traffic between host and device, and waits of the host that let the device run dry."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from sonant.profiling.finding import Evidence, Finding
+from sonant.profiling.gaps import Cause
+from sonant.profiling.kernels import Work
+from sonant.profiling.launches import SYNC, named
+from sonant.profiling.rules.making import alone_ns, by_kernel, finding, spans
+from sonant.profiling.scene import Scene
+
+PAGEABLE = re.compile(r"Memcpy .*Pageable")
+
+
+def to_host(scene: Scene) -> Iterator[Finding]:
+    """Copies to pinned memory; those to pageable memory are `pageable`'s."""
+    events = scene.steady(Work.TO_HOST)
+    events = events[~named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
+    if len(events):
+        lost = alone_ns(scene, events)
+        yield finding(
+            scene,
+            "to_host",
+            "results are copied to the host while the device does nothing else",
+            lost_ns=float(lost.sum()),
+            count=len(events),
+            evidence=by_kernel(scene, events, lost),
+            marks=spans(scene, events),
+            fix="gather what the host needs into one pinned buffer, copied on a stream of its own beside the next step",
+        )
+
+
+def pageable(scene: Scene) -> Iterator[Finding]:
+    events = scene.steady(Work.TO_HOST, Work.TO_DEVICE)
+    events = events[named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
+    if len(events):
+        lost = alone_ns(scene, events)
+        yield finding(
+            scene,
+            "pageable",
+            "copies from or to pageable memory: the driver stages them, and the host waits",
+            lost_ns=float(lost.sum()),
+            count=len(events),
+            evidence=by_kernel(scene, events, lost),
+            marks=spans(scene, events),
+            fix="pin the host's buffer once and copy with non_blocking=True; keep there what only the device reads",
+        )
+
+
+def syncs(scene: Scene) -> Iterator[Finding]:
+    gaps = scene.steady_gaps(Cause.SYNC)
+    if not len(gaps):
+        return
+    runtime, trace = scene.trace.runtime, scene.trace
+    call, length = scene.gaps.call[gaps], scene.gaps.duration[gaps]
+    blamed = np.unique(call)
+    rows: Counter[tuple[str, str | None]] = Counter()
+    counts: Counter[tuple[str, str | None]] = Counter()
+    for index in blamed[:400].tolist():  # enough to tell who: a lookup costs milliseconds in a large trace
+        key = (trace.name_of(runtime, index), scene.sources.at(int(runtime.track[index]), int(runtime.start[index])))
+        rows[key] += int(length[call == index].sum())
+        counts[key] += 1
+    scale = len(blamed) / min(len(blamed), 400) / scene.count
+    evidence = [
+        Evidence(name, counts[key] * scale, ns * scale / 1e3, where)
+        for key, ns in rows.most_common(6)
+        for name, where in [key]
+    ]
+    every = len(scene.steady_calls(named(runtime, trace.names, SYNC)))
+    harmless = (every - len(blamed)) / scene.count
+    note = f"; {harmless:.3g} other waits a step left the device enough to do" if harmless > 0.01 else ""
+    yield finding(
+        scene,
+        "syncs",
+        f"the host waits until the device has run dry{note}",
+        lost_ns=float(length.sum()),
+        count=len(blamed),
+        evidence=evidence,
+        marks=list(zip(scene.gaps.start[gaps].tolist(), scene.gaps.end[gaps].tolist(), strict=True)),
+        fix="keep the decision on the device (no .item(), .cpu(), nonzero, boolean mask); read results a step late, "
+        "after the next step was launched",
+    )

@@ -1,0 +1,160 @@
+"""Cuts a trace into steps and says of what phase each is.
+
+A step is found, in this order: by a range that the engine names (ours, vLLM's, SGLang's, ProfilerStep, or `--step`), by
+the graph launch that repeats, by the sequence of kernels that repeats. Everything before the first step is start-up, so
+that a cache filled once is never mistaken for the cost of a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from sonant.profiling.anchors import Anchors, find_anchors
+from sonant.profiling.events import Events, Ints, Trace
+from sonant.profiling.kernels import Work, Works
+from sonant.profiling.launches import PREPARATION, Launches, named
+
+_PREFILL = re.compile(r"prefill=[1-9]|PREFILL|EXTEND|execute_context_[1-9]")
+_NO_DRAW = re.compile(r"\brows=0\b")
+_ROWS = re.compile(r"\brows=(\d+) bucket=(\d+)")
+_NO_WORK_NS = 50_000_000  # a pause this long, and ten steps long, is a wait for requests
+_FOREIGN = 0.3  # a kernel in fewer steps than this share does not belong to the steady step
+
+
+class Phase(StrEnum):
+    STARTUP = "start-up"
+    WARMUP = "warm-up"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    OTHER = "other"  # steps that draw nothing, and what comes after the last step
+    BESIDE = "beside"  # launched by other threads while steps ran
+
+
+@dataclass(frozen=True)
+class Steps:
+    how: str
+    labels: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    start: Ints  # of a step's first work on the device
+    end: Ints  # where the next step's work begins, or its own last work ends
+    of_event: Ints  # the step of each event on the device; -1: none
+    thread: int | None  # the step thread; None: unknown
+    remarks: tuple[str, ...] = ()
+
+    def indices(self, phase: Phase) -> Ints:
+        return np.array([i for i, p in enumerate(self.phases) if p is phase], np.int64)
+
+    @property
+    def steady(self) -> Ints:
+        """Decode steps; where there are none, all that are not warm-up."""
+        found = self.indices(Phase.DECODE)
+        return (
+            found if len(found) else np.array([i for i, p in enumerate(self.phases) if p is not Phase.WARMUP], np.int64)
+        )
+
+    def rows(self, step: int) -> tuple[int, int] | None:
+        """Live rows and the size that they were padded to, where the engine said."""
+        found = _ROWS.search(self.labels[step])
+        return (int(found[1]), int(found[2])) if found else None
+
+    def phase_of_events(self, device: Events) -> list[Phase]:
+        if not len(self.start):
+            return [Phase.OTHER] * len(device)
+        first = int(self.start[0])
+        outside = [Phase.STARTUP if s < first else Phase.BESIDE for s in device.start.tolist()]
+        return [self.phases[s] if s >= 0 else o for s, o in zip(self.of_event.tolist(), outside, strict=True)]
+
+
+def segment(trace: Trace, launched: Launches, step_name: str | None = None) -> Steps:
+    anchors = find_anchors(trace, launched, step_name)
+    if anchors is None:
+        return _one_step(trace)
+    of_event = np.searchsorted(anchors.start, launched.start, side="right") - 1
+    if anchors.thread is not None:
+        of_event[(launched.thread != anchors.thread) & (launched.thread != -1)] = -1
+    if anchors.end is not None:  # what is launched after the last range is of no step
+        of_event[(of_event == len(anchors.start) - 1) & (launched.start > anchors.end[-1])] = -1
+    if not (of_event >= 0).any():
+        return _one_step(trace)
+    return _steps(trace, anchors, of_event)
+
+
+def _one_step(trace: Trace) -> Steps:
+    device = trace.device
+    remark = "no steps were found: the whole trace is taken as one; name its range with --step"
+    return Steps(
+        how="none",
+        labels=("trace",),
+        phases=(Phase.OTHER,),
+        start=device.start[:1],
+        end=np.array([device.end.max()]),
+        of_event=np.zeros(len(device), np.int64),
+        thread=None,
+        remarks=(remark,),
+    )
+
+
+def _steps(trace: Trace, anchors: Anchors, of_event: Ints) -> Steps:
+    device, count = trace.device, len(anchors.start)
+    inside = of_event >= 0
+    start, last = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
+    np.minimum.at(start, of_event[inside], device.start[inside])
+    np.maximum.at(last, of_event[inside], device.end[inside])
+    used = np.flatnonzero(last > 0)  # a step that put nothing on the device is none
+    renumber = np.full(count + 1, -1)
+    renumber[used] = np.arange(len(used))
+    of_event = renumber[of_event]  # -1 goes to the last place, which is -1 too
+    start, last = start[used], last[used]
+    start = np.maximum.accumulate(start)
+    end = np.append(start[1:], last[-1])
+    remarks = []
+    pause = np.maximum(_NO_WORK_NS, 10 * np.median(end - start))
+    waits = (end - last) > pause
+    if waits.any():
+        end[waits] = last[waits]
+        remarks.append(f"{int(waits.sum())} waits for requests between steps were left out")
+    labels = tuple(anchors.labels[i] for i in used)
+    phases = _phases(trace, labels, end - start, anchors.start[used])
+    if not anchors.told:
+        for step in _foreign(trace, of_event, len(labels)):
+            phases[step] = Phase.PREFILL
+    if anchors.cut:
+        phases[-1] = Phase.OTHER
+    return Steps(anchors.how, labels, tuple(phases), start, end, of_event, anchors.thread, tuple(remarks))
+
+
+def _phases(trace: Trace, labels: tuple[str, ...], window: Ints, launch: Ints) -> list[Phase]:
+    """`launch`: when the host began each step."""
+    phases = [
+        Phase.PREFILL if _PREFILL.search(label) else Phase.OTHER if _NO_DRAW.search(label) else Phase.DECODE
+        for label in labels
+    ]
+    typical = float(np.median(window))
+    preparing = trace.runtime.start[named(trace.runtime, trace.names, PREPARATION)]
+    busy = set((np.searchsorted(launch, preparing, side="right") - 1).tolist())
+    for step in range(len(labels) // 4):  # only at the beginning: later on it is waste
+        slow = phases[step] is Phase.DECODE and window[step] > 2 * typical
+        if step in busy or slow:
+            phases[step] = Phase.WARMUP
+        elif phases[step] is Phase.DECODE:
+            break
+    return phases
+
+
+def _foreign(trace: Trace, of_event: Ints, count: int) -> list[int]:
+    """Steps in which a quarter of the time goes to products and attention that the other steps do not have."""
+    device = trace.device
+    inside = np.flatnonzero(of_event >= 0)
+    seen = Counter(name for _, name in set(zip(of_event[inside].tolist(), device.name[inside].tolist(), strict=True)))
+    rare = np.array([name for name, steps in seen.items() if steps < _FOREIGN * count], np.int64)
+    works = Works(device, trace.names)
+    heavy = np.isin(device.name, rare) & works.among((Work.GEMM, Work.ATTENTION)) & (of_event >= 0)
+    time, foreign = np.zeros(count), np.zeros(count)
+    np.add.at(time, of_event[inside], device.duration[inside])
+    np.add.at(foreign, of_event[heavy], device.duration[heavy])
+    return [int(step) for step in np.flatnonzero(foreign > 0.25 * np.maximum(time, 1))]

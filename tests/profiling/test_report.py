@@ -1,0 +1,147 @@
+"""What is made of a trace: text, a page, a marked trace, a comparison, a budget."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiling.plays import WASTE, item, start_up, steps, zeros
+from profiling.scripted import Machine, write_kineto
+from sonant.errors import ConfigError
+from sonant.profiling.budget import broken_limits, parse_budget
+from sonant.profiling.diff import compare, diff_text, median_ratio
+from sonant.profiling.events import TraceError
+from sonant.profiling.page import write_page
+from sonant.profiling.perfetto import write_perfetto
+from sonant.profiling.read import read_trace
+from sonant.profiling.report import Report, load_report, make_report, save_report
+from sonant.profiling.scene import Scene, look
+from sonant.profiling.table import report_text
+
+
+def scene_of(machine: Machine, folder: Path) -> Scene:
+    return look(read_trace(write_kineto(machine, folder / "trace.json")))
+
+
+@pytest.fixture
+def wasteful(tmp_path: Path) -> Scene:
+    return scene_of(steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()]), tmp_path)
+
+
+def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Scene) -> None:
+    report = make_report(wasteful, "trace.json")
+    text = report_text(report)
+    order = re.findall(r"\[(\w+)\]", text)
+    assert order[:5] == ["pauses", "allocations", "pageable", "chains", "fills"] and "syncs" not in order
+    assert "findings under 1 % of a step" in text and "json/encoder.py(183): encode" in text
+    assert "[syncs]" in report_text(report, everything=True)
+
+
+def test_the_page_needs_nothing_else_and_cannot_be_broken_by_a_name(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    machine = Machine()
+    for _ in range(8):
+        with machine.range("sonant.step rows=1 bucket=1 prefill=0 codec=1"):
+            machine.kernel(evil, 50.0)
+    scene = scene_of(machine, tmp_path)
+    write_page(scene, make_report(scene, "evil"), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r"(src|href)\s*=|https?:|@import|url\(", page.replace(evil, ""))
+    assert "</script><script>alert" not in page
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
+    assert data["report"]["kernels"][0]["name"].startswith("</script>")
+    assert evil in data["timeline"]["names"]
+
+
+def test_the_page_has_the_timeline_of_some_steps(wasteful: Scene, tmp_path: Path) -> None:
+    write_page(wasteful, make_report(wasteful, "t"), tmp_path / "page.html")
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[0])
+    timeline = data["timeline"]
+    lanes = {lane["name"]: lane["spans"] for lane in timeline["lanes"]}
+    assert {"stream 7", "stream 13", "CUDA calls"} <= lanes.keys()
+    for spans in lanes.values():
+        assert [s[0] for s in spans] == sorted(s[0] for s in spans)
+    assert {"fills", "pauses", "syncs"} <= {mark["rule"] for mark in timeline["marks"]}
+
+
+def test_the_marked_trace_loads_and_shows_findings_where_they_are(wasteful: Scene, tmp_path: Path) -> None:
+    report = make_report(wasteful, "t")
+    write_perfetto(wasteful, report.findings, tmp_path / "marked.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "marked.json.gz").read_bytes()))["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 and {"name", "ts", "pid", "tid"} <= e.keys() for e in spans)
+    fills = [(e["ts"], e["dur"]) for e in spans if e["name"].startswith("memory is filled")]
+    kernels = [(e["ts"], e["dur"]) for e in spans if "FillFunctor" in e["name"]]
+    assert fills and fills == kernels
+
+
+def test_a_saved_report_is_the_same_report(wasteful: Scene, tmp_path: Path) -> None:
+    report = make_report(wasteful, "t")
+    save_report(report, tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report
+    assert load_report(tmp_path / "trace.json").metrics == report.metrics  # the trace itself does as well
+
+
+def test_a_damaged_report_is_told(wasteful: Scene, tmp_path: Path) -> None:
+    save_report(make_report(wasteful, "t"), tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    (tmp_path / "cut.json").write_text(text[:-100])
+    with pytest.raises(TraceError, match="damaged report"):
+        load_report(tmp_path / "cut.json")
+    (tmp_path / "old.json").write_text(text.replace("sonant-profile/1", "sonant-profile/0"))
+    with pytest.raises(TraceError, match="another version"):
+        load_report(tmp_path / "old.json")
+
+
+def report_of(machine: Machine, folder: Path) -> Report:
+    return make_report(scene_of(machine, folder), "t")
+
+
+def test_a_fix_shows_in_the_diff(tmp_path: Path) -> None:
+    before = report_of(steps(start_up(Machine()), wastes=[zeros, item]), tmp_path)
+    after = report_of(steps(start_up(Machine()), wastes=[item]), tmp_path)
+    found = compare(before, after)
+    assert found.verdict == "faster" and found.interval is not None
+    assert found.interval == pytest.approx((-0.0839, -0.0839), abs=0.001)  # 240 of 2864 µs
+    changes = {c.what: c.by for c in found.metrics}
+    assert changes["fills"] == -1 and "syncs" not in changes
+    assert {c.what: round(c.by) for c in found.findings}["fills"] == -240
+    assert "fill" in diff_text(found) and "faster" in diff_text(found)
+    assert compare(after, before).verdict == "slower"
+
+
+def test_noise_is_not_called_a_difference() -> None:
+    wrong = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        old, new = (1000 + 50 * random.standard_normal(60) for _ in range(2))
+        interval = median_ratio(old, new)
+        assert interval is not None
+        wrong += not interval[0] <= 0 <= interval[1]
+    assert wrong <= 12  # 95 % sure, on a hundred tries
+
+
+def test_too_few_steps_are_said_to_be_too_few(tmp_path: Path) -> None:
+    few = report_of(steps(Machine(), 5), tmp_path)
+    assert compare(few, few).verdict == "too few steps to tell"
+
+
+def test_a_budget_holds_or_tells_what_broke_it() -> None:
+    metrics = {"fills": 0.0, "syncs": 1.0, "kernels": 1301.0}
+    assert broken_limits("fills=0, syncs<=1, kernels<1302", metrics) == []
+    broken = broken_limits("fills==0,syncs=0,kernels<=1300", metrics)
+    assert [line.split(" is ")[0] for line in broken] == ["syncs", "kernels"]
+    assert "kernels is 1301 a step, not <= 1300" in broken[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fills", "fills=", "fills=-1", "fills=0;syncs=0", "nonsense=0", "fills=0,,syncs=0"]
+)
+def test_a_budget_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_budget(text)
