@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sonant.serving.connection import connection_type
+from sonant.serving.idle_memory import IdleMemory
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 from sonant.serving.socket_connection import SocketConnection
@@ -29,6 +30,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self.told_s: float | None = None  # when the first signal came
+        self.idle_memory = IdleMemory()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not kept for raising again later, as uvicorn does: a drained server ends with 0.
@@ -38,6 +40,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        self.idle_memory.look(self.service.work.running, time.monotonic())
         if self.told_s is not None:
             self._drain(self.told_s)
         return await super().on_tick(counter)

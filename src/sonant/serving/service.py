@@ -85,7 +85,6 @@ class SpeechService:
     async def speak(
         self, engine: Engine, body: SpeechBody, whole: bool, held: ExitStack
     ) -> tuple[SpeechStream, SoundPath]:
-        path = await self.sound_path(engine, body, body.response_format, streaming=not whole)
         request = await self.request(engine, body, text=body.input, live=not whole)
         try:
             stream = await run_in_threadpool(engine.submit, request)
@@ -93,7 +92,8 @@ class SpeechService:
             self.rejected(e)
             raise
         held.callback(stream.abort)
-        return stream, path
+        # now, while the first frame is being made; and not at all for those who were turned away
+        return stream, await self.sound_path(engine, body, body.response_format, streaming=not whole)
 
     async def sound_path(self, engine: Engine, fields: SpeechFields, form: str, *, streaming: bool) -> SoundPath:
         # off the event loop: opening an encoder takes milliseconds

@@ -1,0 +1,53 @@
+"""`sonant serve` as an operator runs it: a process of its own, which can be measured, told to stop, and killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+Run = Callable[..., tuple["subprocess.Popen[str]", str]]
+
+
+@contextmanager
+def server_processes() -> Iterator[Run]:
+    """`run(folder, "--drain", "5")` → the process and its address, once it is ready. Killed at the end."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, "-m", "sonant.cli.main", "serve", str(folder), "--port", "0", *options]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SONANT_")} | {"OMP_NUM_THREADS": "1"}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **quiet, env=environment)
+        running.append(process)
+        assert process.stderr is not None
+        port = next(m[1] for line in process.stderr if (m := re.search(r"http://127\.0\.0\.1:(\d+)", line)))
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{url}/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return process, url
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait(10)
+
+
+def resident_mib(process: subprocess.Popen[str]) -> float:
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def open_files(process: subprocess.Popen[str]) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/fd"))

@@ -1,0 +1,174 @@
+"""More clients at once than there is room for: whoever is taken gets all of it, whoever is not is told when to come.
+
+`pytest -m long tests/serving/test_crowd.py` sends two hundred, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import httpx
+import pytest
+
+from serving.process import open_files, resident_mib, server_processes
+from serving.test_speech import seconds
+
+FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+FRAMES, SEEDS = 12, 4
+ROWS, WAITING, ROUNDS = 8, 40, 5
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
+
+
+@pytest.fixture(scope="module")
+def voice_folder(tiny_checkpoints: dict[str, Path]) -> Path:
+    """The model that the crowd listens to."""
+    return tiny_checkpoints["custom"]
+
+
+@dataclass
+class Crowd:
+    """What each client got in the end, and how often all of them were sent away before."""
+
+    bodies: list[tuple[int, str, bytes]] = field(default_factory=list)  # with seed and format
+    refusals: int = 0
+
+
+@pytest.fixture(scope="module")
+def server(voice_folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    limits = ("--max-rows", str(ROWS), "--max-waiting", str(WAITING), "--max-streams-per-client", "1000")
+    with server_processes() as run:
+        yield run(voice_folder, *limits)
+
+
+def request(seed: int, form: str) -> dict[str, object]:
+    return {"input": "hello the world", "voice": "alloy", "seed": seed, "max_frames": FRAMES, "response_format": form}
+
+
+@pytest.fixture(scope="module")
+def expected_s(server: tuple[subprocess.Popen[str], str]) -> list[float]:
+    """How long each seed speaks, to someone who is alone."""
+    alone = [httpx.post(f"{server[1]}/v1/audio/speech", json=request(seed, "pcm")).content for seed in range(SEEDS)]
+    return [seconds(data, "pcm") for data in alone]
+
+
+async def listen(session: aiohttp.ClientSession, url: str, number: int, crowd: Crowd) -> None:
+    seed, form = number % SEEDS, FORMATS[number % len(FORMATS)]
+    while True:
+        async with session.post(f"{url}/v1/audio/speech", json=request(seed, form)) as response:
+            data = await response.read()  # raises if the body was broken off
+            if response.status == 200:
+                crowd.bodies.append((seed, form, data))
+                return
+            assert response.status == 429, (response.status, data[:300])
+            assert json.loads(data)["error"]["type"] == "rate_limit_error" and response.headers["x-request-id"]
+            crowd.refusals += 1
+            wait_s = float(response.headers["retry-after"])
+            assert 0 < wait_s <= 60
+        await asyncio.sleep(min(wait_s, 1.0))
+
+
+async def gather(url: str, clients: int) -> Crowd:
+    crowd = Crowd()
+    unlimited = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=unlimited, timeout=aiohttp.ClientTimeout(120)) as session:
+        await asyncio.gather(*(listen(session, url, number, crowd) for number in range(clients)))
+    return crowd
+
+
+class HealthWatch:
+    """Asks /health, over and over, while a crowd is served."""
+
+    def __init__(self, url: str) -> None:
+        self.address = url.removeprefix("http://")
+        self.took_s: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> HealthWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        connection = http.client.HTTPConnection(self.address, timeout=30)
+        while not self._over.wait(0.02):
+            began = time.perf_counter()
+            connection.request("GET", "/health")
+            response = connection.getresponse()
+            assert response.read() == b'{"status":"ok"}'
+            self.took_s.append(time.perf_counter() - began)
+        connection.close()
+
+    def shown(self) -> str:
+        ordered = sorted(self.took_s)
+        p99 = ordered[int(0.99 * (len(ordered) - 1))]
+        return f"p50 {1e3 * statistics.median(ordered):.1f} ms, p99 {1e3 * p99:.1f} ms, most {1e3 * ordered[-1]:.1f} ms"
+
+
+def check(crowd: Crowd, clients: int, expected_s: list[float]) -> None:
+    assert len(crowd.bodies) == clients
+    for seed, form, data in crowd.bodies:
+        added_s = seconds(data, form) - expected_s[seed]
+        assert -1e-3 < added_s < 0.1, (seed, form)  # a coder may begin with a frame of silence
+
+
+def settled(url: str) -> None:
+    """All of it is over, in the server's own eyes."""
+    deadline = time.monotonic() + 10
+    while (stats := httpx.get(f"{url}/v1/engine/stats").json())["running"] + stats["waiting"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert stats["restarts"] == 0 and stats["free_rows"] == stats["rows"]
+
+
+def test_a_crowd_is_served_or_told_to_come_back(
+    server: tuple[subprocess.Popen[str], str], expected_s: list[float]
+) -> None:
+    _, url = server
+    with HealthWatch(url) as health:
+        crowd = asyncio.run(gather(url, 80))
+    check(crowd, 80, expected_s)
+    settled(url)
+    print(f"{crowd.refusals} refusals; /health {health.shown()}")
+    assert crowd.refusals >= 80 - ROWS - WAITING
+    assert statistics.median(health.took_s) < 0.05
+
+
+@pytest.mark.long
+def test_two_hundred_at_once_again_and_again_leave_nothing_behind(
+    server: tuple[subprocess.Popen[str], str], expected_s: list[float]
+) -> None:
+    process, url = server
+    start_mib = resident_mib(process)
+    after_mib: list[float] = []
+    files = open_files(process)
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        with HealthWatch(url) as health:
+            crowd = asyncio.run(gather(url, 200))
+        took_s = time.monotonic() - began
+        check(crowd, 200, expected_s)
+        settled(url)
+        after_mib.append(resident_mib(process))
+        print(f"{took_s:.1f} s, {crowd.refusals} refusals, {after_mib[-1]:.0f} MiB; /health {health.shown()}")
+        assert statistics.median(health.took_s) < 0.05
+    time.sleep(5)  # the server gives memory back when it has been left alone
+    idle_mib = resident_mib(process)
+    print(f"memory: {start_mib:.0f} MiB at the start, {after_mib[-1]:.0f} MiB at the end, {idle_mib:.0f} MiB when idle")
+    assert idle_mib - start_mib < 0.25 * start_mib and idle_mib < after_mib[-1]
+    assert open_files(process) <= files + 2
