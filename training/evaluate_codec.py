@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonant.bench.transcript import distance
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into
@@ -57,15 +58,6 @@ def at_16k(samples: Tensor) -> Tensor:
 def plain(text: str) -> str:
     text = unicodedata.normalize("NFKD", text.lower())
     return " ".join(re.sub(r"[^a-z0-9 ]", " ", text.replace("'", "")).split())
-
-
-def distance(a: str, b: str) -> int:
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        before, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
-    return row[-1]
 
 
 def mos_judge() -> Judge | None:

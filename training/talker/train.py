@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=9.0, help="of the clock, loading, saving and speaking included"
     )
+    parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
     parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that lay out prompts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -131,6 +133,8 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
 
     config = settings.read(options.config, TalkerTraining)
+    if options.total_minutes:
+        config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
     device = torch.device(options.device)
     model, batches, held = load_data(options, config, device)
     trainer = Trainer(config, model, device, compiled=options.compile)
