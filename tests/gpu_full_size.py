@@ -16,6 +16,8 @@ import torch
 
 import sonant
 from sonant.bench import offline
+from sonant.bench.listener import TEXT
+from sonant.bench.offline_table import table
 from sonant.layers.attention import FullContext
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
@@ -63,20 +65,20 @@ def main() -> None:
     report["weights_gb"] = torch.cuda.memory_allocated() / 1e9
     print(f"loaded in {report['load_s']:.1f} s", flush=True)
     result = offline.run(engine, [int(n) for n in args.streams.split(",")], args.frames)
-    print(offline.table(result), flush=True)
+    print(table(result), flush=True)
     report["bench"] = result.to_json()
-    spoken = engine.speak(offline.TEXT, seed=1, max_frames=40)
+    spoken = engine.speak(TEXT, seed=1, max_frames=40)
     assert isinstance(engine.model, Qwen3TTS)
     codes = torch.from_numpy(spoken.codes).long()
-    on_gpu = forced_logits(engine.model, offline.TEXT, codes)
-    alone = engine.speak(offline.TEXT, seed=7, max_frames=30).codes
-    report["same_codes_twice"] = bool((engine.speak(offline.TEXT, seed=7, max_frames=30).codes == alone).all())
+    on_gpu = forced_logits(engine.model, TEXT, codes)
+    alone = engine.speak(TEXT, seed=7, max_frames=30).codes
+    report["same_codes_twice"] = bool((engine.speak(TEXT, seed=7, max_frames=30).codes == alone).all())
     engine.close()
     start = time.perf_counter()
     on_cpu = sonant.load(args.folder, device="cpu")
     assert isinstance(on_cpu.model, Qwen3TTS)
     report["cpu_load_s"] = time.perf_counter() - start
-    truth = forced_logits(on_cpu.model, offline.TEXT, codes)
+    truth = forced_logits(on_cpu.model, TEXT, codes)
     report["talker_logits_relative_error"] = relative(on_gpu[0], truth[0])
     report["predictor_logits_relative_error"] = relative(on_gpu[1], truth[1])
     report["logits_std"] = float(truth[0].std())

@@ -80,3 +80,13 @@ def test_how_sure_it_is() -> None:
     assert share_at_least(299, 299, 0.95) == pytest.approx(0.05 ** (1 / 299), abs=1e-9)  # all good: the n-th root
     assert share_at_least(8, 10, 0.95) == pytest.approx(0.4931, abs=1e-4)  # from tables of Clopper and Pearson
     assert share_at_least(0, 10, 0.95) == 0.0
+
+
+def test_where_none_may_be_bad_one_is_too_many() -> None:
+    def measure(listeners: int, requests: int) -> Level:
+        bad = [sample(gap_s=0.001)] if listeners > 10 else []
+        return level([*bad, *([sample()] * (requests - len(bad)))], listeners)
+
+    allowing, strict = Promise(gap_s=0.0, share=0.95), Promise(gap_s=0.0, share=0.95, none_bad=True)
+    assert Search(measure, allowing, most=64).run().listeners == 64
+    assert Search(measure, strict, most=64).run().listeners == 10

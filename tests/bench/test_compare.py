@@ -11,8 +11,9 @@ import pytest
 from bench.samples import TARGET, failed, level, noisy_run, sample
 from bench.scripted import Call, scripted
 from sonant.bench.compare import Verdict, compare, table
+from sonant.bench.driver import Driver
 from sonant.bench.level import Level
-from sonant.bench.load import Driver, Load, shares
+from sonant.bench.load import Load, shares
 from sonant.bench.prompts import Prompt
 from sonant.bench.results import Run
 from sonant.bench.sample import Failure

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.scripted import Call, Script, ScriptedServer, scripted
-from sonant.bench.load import Driver, Load, shares
+from sonant.bench.driver import Driver
+from sonant.bench.load import Load, shares
 from sonant.bench.prompts import Prompt, Reference
 from sonant.bench.sample import Sample
 from sonant.bench.target import Address, Target

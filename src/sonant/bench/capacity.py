@@ -27,6 +27,10 @@ class Promise:
     gap_s: float = 0.05  # underrun that a stream without a gap may have
     share: float = 0.99  # of streams
     confidence: float = 0.95
+    none_bad: bool = False  # not one bad stream may be seen; how many there were then shows `share` at `confidence`
+
+    def allows(self, good: int, count: int) -> bool:
+        return good >= (count if self.none_bad else self.share * count)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,17 @@ def _chance_of_at_least(good: int, count: int, share: float) -> float:
 
 class Search:
     def __init__(
-        self, measure: Measure, promise: Promise, *, start: int = 1, most: int = 4096, resolution: float = 0.05
+        self,
+        measure: Measure,
+        promise: Promise,
+        *,
+        start: int = 1,
+        most: int = 4096,
+        resolution: float = 0.05,
+        quick_requests: int = _QUICK_REQUESTS,
     ) -> None:
         self.measure, self.promise, self.start, self.most, self.resolution = measure, promise, start, most, resolution
+        self.quick_requests = quick_requests  # of a first look, at least
         self.probes: list[Probe] = []
 
     def run(self) -> Capacity:
@@ -120,9 +132,9 @@ class Search:
         return held, broke
 
     def _look(self, listeners: int) -> bool:
-        level = self._measured(listeners, max(_QUICK_REQUESTS, 2 * listeners))
+        level = self._measured(listeners, max(self.quick_requests, 2 * listeners))
         good = self._count(level)
-        return self._note(listeners, good, level, holds=all(g >= self.promise.share * good[2] for g in good[:2]))
+        return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
 
     def _confirm(self, listeners: int) -> bool:
         """Adds requests while the bad ones leave hope."""
@@ -134,9 +146,10 @@ class Search:
             gap_free, in_time, count = self._count(level)
             total = (total[0] + gap_free, total[1] + in_time, total[2] + count)
             bounds = [share_at_least(good, total[2], self.promise.confidence) for good in total[:2]]
-            if min(bounds) >= self.promise.share:
+            allowed = self.promise.allows(min(total[:2]), total[2])
+            if allowed and min(bounds) >= self.promise.share:
                 return self._note(listeners, total, level, holds=True, confirmed=True)
-            if min(total[:2]) < self.promise.share * total[2]:
+            if not allowed:
                 break
         assert level is not None
         return self._note(listeners, total, level, holds=False, confirmed=True)

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonant.bench.fleet import Measured
 from sonant.bench.load import Load
 from sonant.bench.sample import Sample
+
+if TYPE_CHECKING:  # it needs the bench extra, and what is computed here does not
+    from sonant.bench.fleet import Measured
 
 GAPS_S = (0.05, 0.1, 0.2)  # the field's C50, C100 and C200
 AUDIBLE_S = 0.1  # an underrun over this counts in the underrun rate

@@ -6,22 +6,12 @@ open loop requests come as a Poisson process whatever the server does, as from p
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-import socket
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
-from sonant.bench.exchange import Ended, speak
-from sonant.bench.prompts import Prompt
-from sonant.bench.sample import Sample
-from sonant.bench.target import Target
 from sonant.errors import ConfigError
-
-_TRY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -69,95 +59,3 @@ def shares(load: Load, processes: int) -> list[Share]:
     processes = min(processes, listeners)
     begins_s = [load.ramp_s * i / listeners for i in range(listeners)]
     return [Share(tuple(range(w, load.requests, processes)), tuple(begins_s[w::processes])) for w in range(processes)]
-
-
-class Driver:
-    """Runs shares of loads in one event loop. It is used for one level at a time."""
-
-    def __init__(
-        self, target: Target, prompts: Sequence[Prompt], *, timeout_s: float = 300.0, keep_sound: bool = False
-    ) -> None:
-        self.target, self.prompts, self.timeout_s, self.keep_sound = target, prompts, timeout_s, keep_sound
-        self.ended: list[Ended] = []
-        self.in_flight = 0
-        self.stopping = False
-        self.tasks: list[asyncio.Task[None]] = []
-        self.host = ""
-
-    async def resolve(self) -> None:
-        """Once, ahead of all timing: of a name's addresses, the first that takes a connection."""
-        address = self.target.address
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except OSError as e:
-            raise ConfigError(f"the server {address.host} cannot be found: {e}") from e
-        hosts = [str(entry[4][0]) for entry in found]
-        self.host = hosts[0]
-        for host in hosts if len(hosts) > 1 else ():
-            try:
-                _, writer = await asyncio.wait_for(asyncio.open_connection(host, address.port), _TRY_S)
-            except OSError:
-                continue
-            writer.close()
-            self.host = host
-            return
-
-    async def run(self, load: Load, share: Share, start_s: float) -> None:
-        """Until the last answer has ended; `samples` then tells all."""
-        self.ended, self.stopping = [], False
-        chosen = {i % len(self.prompts): self.prompts[i % len(self.prompts)] for i in share.indices}
-        requests = {i: self.target.request(prompt) for i, prompt in chosen.items()}
-        if load.rate is not None:
-            pairs = zip(share.indices, share.starts_s, strict=True)
-            work = [self._once(i, requests, start_s + due_s) for i, due_s in pairs]
-        else:
-            queue = iter(share.indices[len(share.starts_s) :])  # after the one that each listener begins with
-            pairs = zip(share.indices, share.starts_s, strict=False)
-            work = [self._listener(chain([first], queue), requests, start_s + begin_s) for first, begin_s in pairs]
-        self.tasks = [asyncio.create_task(w) for w in work]
-        await asyncio.gather(*self.tasks)
-
-    def samples(self) -> list[Sample]:
-        return [ended.sample() for ended in self.ended if not ended.stopped]
-
-    def stop(self) -> None:
-        """Hang up on everything; `run` then returns."""
-        self.stopping = True
-        for task in self.tasks:
-            task.cancel()
-
-    async def _once(self, index: int, requests: dict[int, bytes], due_s: float) -> None:
-        if await self._until(due_s):
-            await self._speak(index, requests, due_s)
-
-    async def _listener(self, queue: Iterator[int], requests: dict[int, bytes], begin_s: float) -> None:
-        if not await self._until(begin_s):
-            return
-        for index in queue:
-            await self._speak(index, requests, None)
-            if self.stopping:
-                return
-
-    async def _until(self, at_s: float) -> bool:
-        try:
-            await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
-        except asyncio.CancelledError:
-            return False
-        return not self.stopping
-
-    async def _speak(self, index: int, requests: dict[int, bytes], due_s: float | None) -> None:
-        index %= len(self.prompts)
-        self.in_flight += 1
-        try:
-            ended = await speak(
-                self.target,
-                requests[index],
-                self.prompts[index],
-                host=self.host,
-                timeout_s=self.timeout_s,
-                due_s=due_s,
-                keep_sound=self.keep_sound,
-            )
-        finally:
-            self.in_flight -= 1
-        self.ended.append(ended)

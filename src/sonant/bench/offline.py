@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
-from sonant.audio.continuity import Continuity, continuity
+from sonant.bench.breakdown import Breakdown
+from sonant.bench.device_clock import copy_bandwidth
+from sonant.bench.held import Held
+from sonant.bench.level import Spread
+from sonant.bench.listener import listen
+from sonant.bench.results import FORMAT
+from sonant.bench.sample import Sample
+from sonant.bench.startup import Startup
 from sonant.engine.engine import Engine
-from sonant.types import Sampling
+from sonant.errors import EngineError
 
-TEXT = "The quick brown fox jumps over the lazy dog while seven wise owls watch from the old oak tree."
-
-
-@dataclass(frozen=True)
-class StreamResult:
-    first_audio_s: float
-    total_s: float
-    audio_s: float
-    continuity: Continuity
-
-    @property
-    def real_time_factor(self) -> float:
-        return self.total_s / self.audio_s
+_WAVES = 2  # of saturated requests: as many again as there are rows
 
 
 @dataclass(frozen=True)
 class Level:
     streams: int
     wall_s: float
-    frame_ms: float  # wall time for each frame step, codec included
+    frame_ms: float  # wall time for each frame step, prefill and codec included
     floor_ms: float
     first_audio_p50_ms: float
     first_audio_p99_ms: float
@@ -46,109 +44,118 @@ class Level:
     audio_s_per_s: float
     streams_with_gaps: int
     worst_prebuffer_ms: float
+    memory_gb: float  # the most that was allocated so far; on the CPU, by the process; 0: not known
 
 
 @dataclass(frozen=True)
+class Saturated:
+    """Requests for files, twice as many as rows: what the engine makes when nobody needs to be in time."""
+
+    rows: int
+    requests: int
+    wall_s: float
+    audio_s_per_s: float
+
+
+@dataclass
 class Report:
     device: str
     torch: str
     python: str
     copy_gb_per_s: float
     weight_gb_per_frame: float
-    memory_gb: float
     frames: int
-    levels: list[Level]
+    made_at: str
+    levels: list[Level] = field(default_factory=list)
+    breakdowns: list[Breakdown] = field(default_factory=list)
+    saturated: Saturated | None = None
+    held: Held | None = None
+    startup: Startup | None = None
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
-
-async def _one(engine: Engine, frames: int, seed: int) -> StreamResult:
-    started = time.monotonic()
-    arrivals: list[float] = []
-    durations: list[float] = []
-    async for chunk in engine.stream(TEXT, seed=seed, max_frames=frames, sampling=Sampling()):
-        arrivals.append(time.monotonic() - started)
-        durations.append(len(chunk.samples) / chunk.sample_rate)
-    return StreamResult(arrivals[0], arrivals[-1], sum(durations), continuity(arrivals, durations))
-
-
-async def _level(engine: Engine, streams: int, frames: int) -> tuple[float, list[StreamResult]]:
-    started = time.monotonic()
-    results = await asyncio.gather(*(_one(engine, frames, seed) for seed in range(streams)))
-    return time.monotonic() - started, results
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written, the ceiling that weights are read at."""
-    size = (1 << 30) if device.type == "cuda" else (1 << 27)
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size / best
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def run(engine: Engine, streams: Sequence[int], frames: int, warmup_frames: int = 8) -> Report:
-    bandwidth = copy_bandwidth(engine.device)
-    weight_bytes = engine.model.spec.frame_weight_bytes
-    levels = []
-    for count in streams:
-        asyncio.run(_level(engine, count, warmup_frames))
-        wall_s, results = asyncio.run(_level(engine, count, frames))
-        first = [r.first_audio_s for r in results]
-        rtf = [r.real_time_factor for r in results]
-        levels.append(
-            Level(
-                streams=count,
-                wall_s=wall_s,
-                frame_ms=1e3 * wall_s / frames,
-                floor_ms=1e3 * weight_bytes / bandwidth,
-                first_audio_p50_ms=1e3 * percentile(first, 0.5),
-                first_audio_p99_ms=1e3 * percentile(first, 0.99),
-                rtf_p50=percentile(rtf, 0.5),
-                rtf_p99=percentile(rtf, 0.99),
-                audio_s_per_s=sum(r.audio_s for r in results) / wall_s,
-                streams_with_gaps=sum(r.continuity.gaps > 0 for r in results),
-                worst_prebuffer_ms=1e3 * max(r.continuity.prebuffer_s for r in results),
-            )
+    @classmethod
+    def on(cls, engine: Engine, frames: int) -> Report:
+        cuda = engine.device.type == "cuda"
+        return cls(
+            device=torch.cuda.get_device_name(engine.device) if cuda else platform.processor() or platform.machine(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            copy_gb_per_s=copy_bandwidth(engine.device) / 1e9,
+            weight_gb_per_frame=engine.model.spec.frame_weight_bytes / 1e9,
+            frames=frames,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-    cuda = engine.device.type == "cuda"
-    return Report(
-        device=torch.cuda.get_device_name(engine.device) if cuda else platform.processor() or platform.machine(),
-        torch=torch.__version__,
-        python=platform.python_version(),
-        copy_gb_per_s=bandwidth / 1e9,
-        weight_gb_per_frame=weight_bytes / 1e9,
-        memory_gb=torch.cuda.max_memory_allocated(engine.device) / 1e9 if cuda else 0.0,
-        frames=frames,
-        levels=levels,
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        for row, breakdown in zip(data["breakdowns"], self.breakdowns, strict=True):
+            for part, timed in zip(row["parts"], breakdown.parts, strict=True):
+                part["share_of_floor"] = timed.share
+        return {"format": FORMAT, "kind": "offline", **data}
+
+
+def run(
+    engine: Engine,
+    streams: Sequence[int],
+    frames: int,
+    warmup_frames: int = 8,
+    on_level: Callable[[Level], None] = lambda level: None,
+) -> Report:
+    """The whole-run figures, a level for each number of streams that start at once."""
+    report = Report.on(engine, frames)
+    for count in streams:
+        _together(engine, count, warmup_frames, live=True)
+        wall_s, samples = _together(engine, count, frames, live=True)
+        report.levels.append(_level(engine, samples, wall_s, report))
+        on_level(report.levels[-1])
+    return report
+
+
+def saturate(engine: Engine, frames: int) -> Saturated:
+    rows = engine.stats().rows
+    wall_s, samples = _together(engine, _WAVES * rows, frames, live=False)
+    return Saturated(rows, len(samples), wall_s, sum(s.audio_s for s in samples) / wall_s)
+
+
+def _together(engine: Engine, count: int, frames: int, *, live: bool) -> tuple[float, list[Sample]]:
+    async def all_of_them() -> list[Sample]:
+        return await asyncio.gather(*(listen(engine, frames, seed, live=live) for seed in range(count)))
+
+    began_s = time.perf_counter()
+    samples = asyncio.run(all_of_them())
+    wall_s = time.perf_counter() - began_s
+    if bad := next((s for s in samples if not s.ok), None):
+        raise EngineError(f"one of {count} streams failed: {bad.detail}")
+    return wall_s, samples
+
+
+def _level(engine: Engine, samples: Sequence[Sample], wall_s: float, report: Report) -> Level:
+    first, rtf = Spread.of([s.ttfp_s for s in samples]), Spread.of([s.rtf for s in samples])
+    heard = [s.heard for s in samples if s.heard is not None]
+    assert first is not None and rtf is not None
+    audio_s = sum(s.audio_s for s in samples)
+    steps = max(s.audio_s for s in samples) / engine.model.spec.frame_s  # fewer than asked for if the model stopped
+    return Level(
+        streams=len(samples),
+        wall_s=wall_s,
+        frame_ms=1e3 * wall_s / steps,
+        floor_ms=1e3 * report.weight_gb_per_frame / report.copy_gb_per_s,
+        first_audio_p50_ms=1e3 * first.p50,
+        first_audio_p99_ms=1e3 * first.p99,
+        rtf_p50=rtf.p50,
+        rtf_p99=rtf.p99,
+        audio_s_per_s=audio_s / wall_s,
+        streams_with_gaps=sum(h.gaps > 0 for h in heard),
+        worst_prebuffer_ms=1e3 * max(h.prebuffer_s for h in heard),
+        memory_gb=_memory_gb(engine.device),
     )
 
 
-def table(report: Report) -> str:
-    head = (
-        f"{report.device}, torch {report.torch}: copy {report.copy_gb_per_s:,.0f} GB/s, "
-        f"{report.weight_gb_per_frame:.2f} GB of weights a frame, {report.frames} frames a request, "
-        f"memory {report.memory_gb:.1f} GB"
-    )
-    columns = "streams  ms/frame   floor  first p50/p99 ms      RTF p50/p99   audio-s/s   with gaps  pre-buffer ms"
-    lines = [
-        f"{v.streams:7d} {v.frame_ms:9.2f} {v.floor_ms:7.2f} {v.first_audio_p50_ms:9.1f}/{v.first_audio_p99_ms:<8.1f}"
-        f" {v.rtf_p50:7.3f}/{v.rtf_p99:<7.3f} {v.audio_s_per_s:9.1f} {v.streams_with_gaps:11d}"
-        f" {v.worst_prebuffer_ms:13.1f}"
-        for v in report.levels
-    ]
-    return "\n".join([head, columns, *lines])
+def _memory_gb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    if sys.platform == "win32":
+        return 0.0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

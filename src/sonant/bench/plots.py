@@ -32,33 +32,46 @@ def draw(run: Run) -> dict[str, bytes]:
         "continuity": lambda axes: _continuity(axes, levels),
         "timeline": lambda axes: _timeline(axes, levels[-1]),
     }
-    return {name: _png(paint) for name, paint in pictures.items()}
+    return {name: png(paint) for name, paint in pictures.items()}
 
 
 def save(run: Run, folder: Path) -> None:
-    pictures = draw(run)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, png in pictures.items():
-            (folder / f"{name}.png").write_bytes(png)
-    except OSError as e:
-        raise ConfigError(f"the plots cannot be written to {folder}: {e.strerror}") from e
+    for name, picture in draw(run).items():
+        write_png(folder / f"{name}.png", picture)
 
 
-def _png(paint: Callable[[Axes], None]) -> bytes:
+def need_matplotlib() -> None:
+    """Before a long measurement, so that its plot does not fail at the end."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ModuleNotFoundError as e:
         raise ConfigError("plots need matplotlib; install it with: pip install 'sonant[bench]'") from e
-    figure = Figure(figsize=_SIZE_IN, layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.3)
-    paint(axes)
+
+
+def png(*paints: Callable[[Axes], None]) -> bytes:
+    """A picture with each of them beside the other."""
+    need_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = _SIZE_IN
+    figure = Figure(figsize=(width * len(paints), height), layout="constrained")
+    for place, paint in enumerate(paints, start=1):
+        axes = figure.add_subplot(1, len(paints), place)
+        axes.grid(alpha=0.3)
+        paint(axes)
     FigureCanvasAgg(figure)
     out = BytesIO()
     figure.savefig(out, format="png", dpi=120)
     return out.getvalue()
+
+
+def write_png(path: Path, picture: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture)
+    except OSError as e:
+        raise ConfigError(f"the plot cannot be written to {path}: {e.strerror}") from e
 
 
 def _against_load(axes: Axes, levels: list[Level], lines: dict[str, list[float]]) -> None:

@@ -35,11 +35,7 @@ class Run:
         return any(level.interrupted for level in self.levels)
 
     def save(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
-        except OSError as e:
-            raise ConfigError(f"the results cannot be written to {path}: {e.strerror}") from e
+        write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,6 +61,14 @@ def _level_to_json(level: Level) -> dict[str, Any]:
         "engine": level.engine,
         "samples": [sample.to_json(level.origin_s) for sample in level.samples],
     }
+
+
+def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = None) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, ensure_ascii=False, indent=indent), encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"the results cannot be written to {path}: {e.strerror}") from e
 
 
 def read_json(path: Path, kind: str) -> dict[str, Any]:

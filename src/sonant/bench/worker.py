@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from sonant.bench.load import Driver, Load, Share
+from sonant.bench.driver import Driver
+from sonant.bench.load import Load, Share
 from sonant.bench.metronome import Metronome
 from sonant.bench.prompts import Prompt
 from sonant.bench.sample import Sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sonant.cli import bench_capacity, bench_compare, bench_offline, bench_quality, bench_serve
+from sonant.cli import bench_capacity, bench_compare, bench_kernels, bench_offline, bench_quality, bench_serve
 from sonant.cli.options import Commands
 
 EPILOG = """\
@@ -14,11 +14,12 @@ examples:
   sonant bench quality --base-url http://localhost:8000 --asr whisper        whether it still says the words
   sonant bench compare before.json after.json                                whether a change made a difference
   sonant bench offline --model model                                         the engine alone, without a network
+  sonant bench kernels                                                       its kernels against plain torch
 """
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "measure: a server under load, its capacity and quality, two runs against each other, the engine alone"
+    summary = "measure: a server under load, its capacity and quality, two runs, the engine alone, its kernels"
     parser = commands.add_parser(
         "bench",
         help=summary,
@@ -27,5 +28,5 @@ def add_parser(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     measurements = parser.add_subparsers(title="measurements", metavar="WHAT", required=True)
-    for command in (bench_serve, bench_capacity, bench_quality, bench_compare, bench_offline):
+    for command in (bench_serve, bench_capacity, bench_quality, bench_compare, bench_offline, bench_kernels):
         command.add_parser(measurements)

@@ -8,14 +8,13 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonant.bench.prompts import LANGUAGES, LENGTHS, Prompt, Reference, built_in, from_file
 from sonant.bench.target import FORMATS, Target
-from sonant.cli.machine import look
+from sonant.cli.bench_facts import machine_facts
 from sonant.cli.options import whole_number
 from sonant.errors import ConfigError
 
@@ -124,12 +123,9 @@ def client_facts(args: argparse.Namespace, processes: int) -> dict[str, Any]:
     """The machine and versions behind a result, and the command that made it."""
     from sonant.bench.worker import loop_factory
 
-    facts = asdict(look())
-    facts.pop("kernels")
-    facts["packages"] |= {name: _version(name) for name in ("httptools", "uvloop", "av")}
-    command = [a for a in sys.argv[1:] if not (args.api_key and args.api_key in a)]
+    facts = machine_facts(("httptools", "uvloop", "av"), secret=args.api_key)
     loop = "asyncio" if loop_factory() is None else "uvloop"
-    return facts | {"processes": processes, "event_loop": loop, "command": command}
+    return facts | {"processes": processes, "event_loop": loop}
 
 
 class ProgressLine:
@@ -184,10 +180,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("must be a JSON object")
     return value
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

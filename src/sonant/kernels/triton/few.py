@@ -8,7 +8,7 @@ the left side of the product: a warp then owns the columns it computes, and only
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -18,7 +18,6 @@ from torch import Tensor
 from sonant.kernels.triton.early import begin, options, wait
 
 ROWS = 32  # above it the library's products win
-_STRIPS = 4096  # the most column strips a product may have
 _COLUMNS = 64  # of a strip: what one Hopper matrix instruction takes
 _DEPTH = 256  # of a tile, at most
 
@@ -102,14 +101,16 @@ def _few(
         tl.store(out + at, total.to(dtype), mask=mask)
 
 
-@lru_cache(maxsize=64)
-def _arrivals(device: torch.device, stream: int) -> Tensor:
-    """Counters that every product leaves at zero; one set for each stream, since products of two may overlap."""
-    return torch.zeros(_STRIPS, dtype=torch.int32, device=device)
+@cache
+def _arrivals(device: torch.device, weight: int, strips: int) -> Tensor:
+    """Counters that every product leaves at zero; a set for each weight (by address), since one engine uses a weight
+    once at a time and two engines have two. Made by the run that comes before a capture, and never given up: graphs
+    hold their addresses."""
+    return torch.zeros(strips, dtype=torch.int32, device=device)
 
 
-def fits(rows: int, columns: int, depth: int) -> bool:
-    return rows <= ROWS and depth % 16 == 0 and block_depth(depth) >= 16 and columns <= _STRIPS * _COLUMNS
+def fits(rows: int, depth: int) -> bool:
+    return rows <= ROWS and block_depth(depth) >= 16
 
 
 def block_depth(depth: int) -> int:
@@ -128,10 +129,10 @@ def product(
     parts, strips = depth // block_k, triton.cdiv(columns, _COLUMNS)
     cells = (2 if gated else 1) * block_m * _COLUMNS if parts > 1 else 0
     partial = torch.empty(strips * parts * cells + strips * parts * block_m, dtype=torch.float32, device=x.device)
-    stream = torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
+    arrivals = _arrivals(x.device, weight.data_ptr(), strips)
     _few[(strips, parts)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out,
-        partial, partial[strips * parts * cells :], _arrivals(x.device, stream), rows, columns, depth, eps,
+        partial, partial[strips * parts * cells :], arrivals, rows, columns, depth, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
         BLOCK_M=block_m, BLOCK_N=_COLUMNS, BLOCK_K=block_k, PARTS=parts, num_warps=4, **options(x),

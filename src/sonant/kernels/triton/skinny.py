@@ -72,7 +72,7 @@ def _product(
     residual = None if residual is None else residual.contiguous()
     if rows == 1 and depth <= _DEEPEST:
         _one_row(flat, weight, wanted, gain, eps, gated, residual)
-    elif few.fits(rows, columns, depth):
+    elif few.fits(rows, depth):
         few.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual)
     else:
         return None

@@ -1,0 +1,56 @@
+"""How long work takes on a device, and what the device could do at best: the floors beside our figures.
+
+On CUDA, events on the stream tell the time, many runs between two of them, so that launching one costs nothing. On
+the CPU the clock of the process does. A figure is the median of several batches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+_BATCHES = 7
+_BATCH_MS = 20.0
+_MOST_RUNS = 2000  # in a batch
+
+
+def time_ms(run: Callable[[], object], device: torch.device, *, batches: int = _BATCHES) -> float:
+    """Of one run. It must not wait for the device."""
+    run()
+    once_ms = _batch_ms(run, device, 1)
+    runs = min(_MOST_RUNS, max(1, round(_BATCH_MS / max(once_ms, 1e-3))))
+    return statistics.median(_batch_ms(run, device, runs) / runs for _ in range(batches))
+
+
+def _batch_ms(run: Callable[[], object], device: torch.device, runs: int) -> float:
+    if device.type != "cuda":
+        began_s = time.perf_counter()
+        for _ in range(runs):
+            run()
+        return 1e3 * (time.perf_counter() - began_s)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(runs):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second of a large copy, read and written: the ceiling that weights are read at."""
+    size = (1 << 30) if device.type == "cuda" else (1 << 27)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / (1e-3 * time_ms(lambda: target.copy_(source), device))
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a large matrix product of the library: the ceiling for work that is not bytes."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / (1e-3 * time_ms(lambda: a @ b, device))

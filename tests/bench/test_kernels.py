@@ -1,0 +1,91 @@
+"""`sonant bench kernels`: every op has cases at the published shapes, and a CPU says that it has nothing to compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sonant.bench.kernel_cases import Cases, stacks
+from sonant.bench.kernels import Ceiling, measure
+from sonant.cli.main import main
+from sonant.kernels import reference
+from sonant.kernels.dispatch import OPS
+
+CPU = torch.device("cpu")
+
+
+def test_every_op_has_cases_that_run() -> None:
+    seen = set()
+    for case in Cases(CPU, torch.float32).every(["0.6b"], [2], prefill=24):
+        call = case.make()
+        with torch.inference_mode():
+            getattr(reference, case.op)(*call.args, **call.kwargs)
+        assert case.bytes >= case.streamed_bytes
+        seen.add(case.op)
+    assert seen == set(OPS)
+
+
+def test_shapes_are_those_of_the_releases() -> None:
+    small, large, predictor = stacks(["0.6b", "1.7b"])
+    assert (small.hidden, small.inner, small.qkv, small.vocab) == (1024, 3072, 4096, 3072)
+    assert (large.hidden, large.inner, large.qkv, large.vocab) == (2048, 6144, 4096, 3072)
+    assert (predictor.hidden, predictor.context, predictor.vocab) == (1024, 16, 2048)
+
+
+def test_the_floor_is_bytes_for_one_row_and_arithmetic_for_many() -> None:
+    ceiling = Ceiling(bytes_per_s=4e12, flops_per_s=800e12)
+    cases = Cases(CPU, torch.bfloat16)
+    floors = {}
+    for rows in (1, 4096):
+        case = cases._product("linear", "x", rows, 2048, 4096)
+        floors[rows] = ceiling.floor_us(case)
+        assert case.flops == 2 * rows * 2048 * 4096
+    weights_us = 1e6 * 2 * 2048 * 4096 / 4e12
+    assert floors[1] == pytest.approx(weights_us, rel=0.01)
+    assert floors[4096] == pytest.approx(1e6 * 2 * 4096 * 2048 * 4096 / 800e12)
+
+
+def test_weights_come_from_memory_and_not_from_a_cache() -> None:
+    case = Cases(CPU, torch.float32)._product("linear", "x", 1, 1024, 3072)
+    first, second = case.make(), case.make()
+    assert first.args[0] is second.args[0]  # what a kernel before has just written may be in a cache
+    assert first.args[1].data_ptr() != second.args[1].data_ptr()
+    timed = measure(case, CPU, Ceiling(1e10, 1e11))
+    assert timed.picked == "reference" and timed.kernel_us is None and timed.speed_up is None
+    assert timed.reference_us > 0 and any("mm" in name or "linear" in name for name in timed.launches)
+
+
+def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "kernels.json"
+    options = ["--ops", "rms_norm,sample", "--rows", "1,2", "--size", "0.6b", "--device", "cpu", "--out", str(out)]
+    assert main(["bench", "kernels", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "rms_norm: reference, there are no kernels for cpu" in shown and "The reference only" in shown
+    times = json.loads(out.read_text())["times"]
+    assert {(t["op"], t["where"], t["rows"]) for t in times} == {
+        (op, where, rows)
+        for rows in (1, 2)
+        for op, where in (
+            ("rms_norm", "talker 0.6b norm"), ("rms_norm", "predictor norm"),
+            ("sample", "talker 0.6b code"), ("sample", "predictor code"),
+        )
+    }  # fmt: skip
+    assert all(t["reference_us"] > 0 and t["share_of_floor"] > 0 for t in times)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ops", "linear,lineal"], "there is no op 'lineal'; there are"),
+        (["--size", "7b"], "there is no size '7b'; there are 0.6b, 1.7b"),
+        (["--rows", "1,x"], "--rows takes whole numbers"),
+        (["--rows", "0"], "--rows takes numbers of at least 1"),
+    ],
+    ids=lambda v: None if isinstance(v, str) else " ".join(v),
+)
+def test_what_cannot_be_measured_is_told(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err

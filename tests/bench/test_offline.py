@@ -1,0 +1,178 @@
+"""`sonant bench offline` as a user runs it, and whether what it measures is the engine's own step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sonant
+from sonant import Engine, EngineConfig
+from sonant.bench.startup import Order, measure
+from sonant.bench.step_counts import _from_trace
+from sonant.bench.step_parts import FrameParts, size_of
+from sonant.bench.step_rig import StepRig
+from sonant.cli.main import main
+from sonant.errors import ConfigError
+
+Folders = Mapping[str, Path]
+Captured = pytest.CaptureFixture[str]
+FRAMES = 6
+
+
+@pytest.fixture
+def closed(tiny_checkpoints: Folders) -> Iterator[Engine]:
+    with sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=3)) as engine:
+        pass
+    yield engine
+    stats = engine.stats()
+    assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
+
+
+def test_all_figures_in_a_table_a_file_and_a_picture(
+    tiny_checkpoints: Folders, tmp_path: Path, capsys: Captured
+) -> None:
+    out, plot = tmp_path / "deep" / "report.json", tmp_path / "report.png"
+    options = ["--streams", "1,2", "--frames", str(FRAMES), "--device", "cpu", "--out", str(out), "--plot", str(plot)]
+    assert main(["bench", "offline", "--model", str(tiny_checkpoints["custom"]), *options]) == 0
+    shown = capsys.readouterr().out
+    for word in ("talker", "its sampling", "codec by 1", "gaps", "audio-s/s", "Saturated", "syncs", "floor"):
+        assert word in shown
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    data = json.loads(out.read_text())
+    assert (data["kind"], data["frames"]) == ("offline", FRAMES)
+    assert data["machine"]["packages"]["torch"] and data["machine"]["cpu_cores"] >= 1
+    assert [row["streams"] for row in data["levels"]] == [row["streams"] for row in data["breakdowns"]] == [1, 2]
+    assert data["saturated"]["requests"] == 4 and data["saturated"]["audio_s_per_s"] > 0
+    for row in data["breakdowns"]:
+        assert sum(p["ms"] for p in row["parts"]) == pytest.approx(row["step_ms"])
+        parts = {p["name"]: p for p in row["parts"]}
+        for name in ("talker", "predictor", "codec"):
+            assert parts[name]["ms"] > 0 and parts[name]["share_of_floor"] > 0
+        assert row["frame_counts"]["kernels"] > 1000 and row["frame_counts"]["syncs"] == 0
+        assert set(row["codec_ms"]) == {"1", "2", "4", "8", "16"}
+
+
+def test_the_parts_draw_what_the_step_draws(closed: Engine) -> None:
+    """Or their times would be of other work."""
+    with StepRig(closed, 3, FRAMES) as rig, torch.inference_mode():
+        rows = torch.tensor(rig.rows)
+        made = FrameParts(closed.model, rows, rig.runner.span_blocks, rig.positions)
+        first, rest = made.first, made._predict(rows)
+        records = rig.runner.frame(rig.rows)
+    assert torch.equal(torch.cat([first[:, None], rest], 1).int(), records[:, 1:])
+
+
+def test_a_rig_repeats_one_step_and_leaves_its_rows(closed: Engine) -> None:
+    with StepRig(closed, 3, FRAMES) as rig:
+        before = rig.positions
+        assert before > 3 * FRAMES
+        for _ in range(5):
+            rig.draw()
+        rig.voice(4)
+        rig.drain()
+        assert rig.positions == before
+
+
+def test_a_rig_is_refused_while_the_engine_runs_and_beyond_its_rows(tiny_checkpoints: Folders, closed: Engine) -> None:
+    with (
+        sonant.load(tiny_checkpoints["custom"], device="cpu") as running,
+        pytest.raises(ConfigError, match="close it first"),
+    ):
+        StepRig(running, 1, FRAMES)
+    with pytest.raises(ConfigError, match="4 rows were asked for, and the engine has 3"):
+        StepRig(closed, 4, FRAMES)
+
+
+def test_a_rig_without_room_says_so_and_gives_back_what_it_had(tiny_checkpoints: Folders) -> None:
+    config = EngineConfig(max_rows=3, kv_tokens=256)
+    with sonant.load(tiny_checkpoints["custom"], device="cpu", config=config) as engine:
+        pass
+    with pytest.raises(ConfigError, match="raise kv_tokens"), StepRig(engine, 3, FRAMES):
+        pass
+    stats = engine.stats()
+    assert (stats.free_rows, stats.free_blocks, stats.running, stats.waiting) == (stats.rows, stats.blocks, 0, 0)
+
+
+def test_more_positions_in_the_cache_raise_the_floor(closed: Engine) -> None:
+    moved = []
+    for count in (1, 3):
+        with StepRig(closed, count, FRAMES) as rig, torch.inference_mode():
+            made = FrameParts(closed.model, torch.tensor(rig.rows), rig.runner.span_blocks, rig.positions)
+            moved.append({part.name: part.bytes for part in made.parts()})
+            expected = 2 * rig.positions * 4 * closed.model.spec.kv_layers * 2 * 32  # float32, two heads of 32
+    assert moved[0]["talker"] < moved[1]["talker"] < 3 * moved[0]["talker"]  # the cache grows, the weights do not
+    talker = closed.model.modules.talker  # type: ignore[attr-defined]
+    assert moved[1]["talker"] == size_of(talker.model.layers, talker.codec_head) + expected
+    assert moved[0]["predictor"] == moved[1]["predictor"]
+
+
+def test_a_fresh_process_tells_where_its_start_went(tiny_checkpoints: Folders) -> None:
+    order = Order(str(tiny_checkpoints["custom"]), "cpu", "auto", "auto", 1)
+    found = measure(order)
+    for stages in (found.first, found.warm):
+        assert min(stages.imports, stages.weights, stages.engine, stages.first_request) > 0
+    assert found.warm.imports > found.warm.engine  # torch alone takes longer than a tiny engine
+
+
+def test_a_process_that_cannot_start_is_told_with_its_reason() -> None:
+    with pytest.raises(ConfigError, match="nowhere is not a folder"):
+        measure(Order("nowhere", "cpu", "auto", "auto", 1))
+
+
+def event(kind: str, name: str, at: float, length: float = 1.0) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": at, "dur": length}
+
+
+def test_a_trace_is_counted_by_what_ran_on_the_device_and_who_waited() -> None:
+    events = [
+        event("user_annotation", "sonant.counted", 10, 100),
+        event("gpu_user_annotation", "sonant.counted", 12, 100),
+        event("cuda_runtime", "cudaGraphLaunch", 11),
+        *(event("kernel", name, 20 + n) for n, name in enumerate(["_skinny", "_skinny", "_sample", "_skinny"])),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 30),
+        event("gpu_memset", "Memset (Device)", 31),
+        event("cuda_runtime", "cudaEventSynchronize", 40),
+        event("cuda_runtime", "cudaEventSynchronize", 41),
+        event("cuda_runtime", "cudaStreamSynchronize", 42),
+        event("cuda_runtime", "cudaDeviceSynchronize", 115),  # after the work: the measurement's own
+        event("kernel", "_late", 120),  # launched by the work, run after the host had gone on
+        {"ph": "M", "name": "process_name"},
+    ]
+    counts = _from_trace(events, runs=2)
+    assert (counts.kernels, counts.copies, counts.syncs, counts.waits) == (2.5, 1.0, 0.5, 1.0)
+    assert counts.names == {"_skinny": 1.5, "_sample": 0.5, "_late": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--streams", "1,x"], "--streams takes whole numbers"),
+        (["--streams", "0"], "--streams takes numbers of at least 1"),
+        (["--measure", "streams,dreams"], "nothing called 'dreams' is measured; there are streams, steps"),
+        (["--measure", "streams", "--plot", "x.png"], "--plot draws what streams and steps measure"),
+        (["--held-share", "100"], "--held-share is a percentage from 50"),
+        (["--held-frames", "1"], "must be at least 2"),
+    ],
+    ids=lambda v: None if isinstance(v, str) else " ".join(v),
+)
+def test_what_cannot_be_measured_is_told_before_anything_is_loaded(
+    options: list[str], message: str, capsys: Captured
+) -> None:
+    try:
+        code = main(["bench", "offline", "--model", "nowhere", "--device", "cpu", *options])
+    except SystemExit as e:
+        code = int(e.code or 0)
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "offline", "--model", "nowhere", "--device", "cpu", "--plot", "x.png"]) == 2
+    assert "pip install 'sonant[bench]'" in capsys.readouterr().err
