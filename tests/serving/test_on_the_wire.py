@@ -68,15 +68,13 @@ def first_byte_s(served: Served, form: str) -> float:
 def test_the_first_byte_leaves_when_the_engine_has_made_it(
     served: Served, streams: list[SpeechStream], form: str
 ) -> None:
-    """What holds a byte back holds every one back: the quicker quarter tells, whatever else the machine does."""
-    for _ in range(3):
+    for _ in range(3):  # other processes share the machine: in one round of three it must be left alone
         waited_s = sorted(wait_s(served, streams, form) for _ in range(20))
-        quarter_s, median_s = waited_s[5], statistics.median(waited_s)
-        told = [f"{1e3 * s:.2f}" for s in (quarter_s, median_s, waited_s[-1])]
-        print(f"{form}: a quarter, half and all within {told} ms")
-        if quarter_s < MOST_S:
+        median_s = statistics.median(waited_s)
+        print(f"{form}: median {1e3 * median_s:.2f} ms, most {1e3 * waited_s[-1]:.2f} ms")
+        if median_s < MOST_S:
             return
-    raise AssertionError(f"{form}: the first byte leaves after {1e3 * quarter_s:.1f} ms")
+    raise AssertionError(f"{form}: the first byte leaves after {1e3 * median_s:.1f} ms")
 
 
 def wait_s(served: Served, streams: list[SpeechStream], form: str) -> float:

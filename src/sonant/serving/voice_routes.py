@@ -63,6 +63,11 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
             raise Refused(404, "voice_not_found", str(e), param="voice_id") from None
         return {"id": voice_id, "deleted": True, "object": "audio.voice.deleted"}
 
+    _add_consents(router, service, store)
+    return router
+
+
+def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) -> None:
     @router.post("/voice_consents")
     async def add_consent(
         name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
@@ -91,8 +96,6 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
     async def delete_consent(consent_id: str) -> dict[str, Any]:
         await _found(store.consents.delete, consent_id)
         return {"id": consent_id, "deleted": True, "object": "audio.voice_consent.deleted"}
-
-    return router
 
 
 @contextmanager

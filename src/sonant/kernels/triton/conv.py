@@ -95,7 +95,7 @@ def causal_conv(
     flat = weight.permute(0, 2, 1)
     if tiles < _FEWEST_TILES or not flat.is_contiguous():
         y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual)
-        return y, y if snake is None else snake_beta(y, *snake) if len(bias) == columns else _by_channel(y, snake)
+        return y, y if snake is None else snake_beta(y.reshape(batch, -1, len(bias)), *snake).view(y.shape)
     x = x if x.stride(2) == 1 else x.contiguous()
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()
     raw = x.new_empty(batch, steps, columns) if keep or snake is None else x.new_empty(0)
@@ -110,8 +110,3 @@ def causal_conv(
         num_warps=8 if block_m * block_n >= 128 * 128 else 4, num_stages=3, **options(x),
     )  # fmt: skip
     return raw, active
-
-
-def _by_channel(y: Tensor, snake: Snake) -> Tensor:
-    """Of columns that are several samples of each channel."""
-    return snake_beta(y.view(len(y), -1, len(snake.alpha)), *snake).view(y.shape)

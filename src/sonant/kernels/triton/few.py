@@ -23,8 +23,16 @@ _DEPTH = 256  # of a tile, at most
 
 
 @triton.jit
-def _strip(weight, column, k, columns, depth, known):
+def _strip(weight, column, k, depth, known):
     return tl.load(weight + column.to(tl.int64)[:, None] * depth + k[None], mask=known[:, None], other=0.0)
+
+
+@triton.jit
+def _swiglu(gate, up):
+    """Rounded where the reference rounds."""
+    wide = gate.to(tl.float32)
+    silu = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return silu * up.to(tl.float32)
 
 
 @triton.jit
@@ -48,9 +56,9 @@ def _few(
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = part * BLOCK_K + tl.arange(0, BLOCK_K)
     present, known = row < rows, column < columns
-    own = _strip(weight, column, k, columns, depth, known)
+    own = _strip(weight, column, k, depth, known)
     if GATED:
-        up = _strip(weight + columns.to(tl.int64) * depth, column, k, columns, depth, known)
+        up = _strip(weight + columns.to(tl.int64) * depth, column, k, depth, known)
     if NORM:
         scale_of = tl.load(gain + k).to(tl.float32)
     wait(EARLY)
@@ -91,9 +99,7 @@ def _few(
             total *= scale
             other *= scale
         if GATED:
-            gate = total.to(dtype).to(tl.float32)
-            silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-            total = silu * other.to(dtype).to(tl.float32)
+            total = _swiglu(total.to(dtype), other.to(dtype))
         at = row[None] * columns + column[:, None]
         mask = present[None] & known[:, None]
         if ADD:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sonant.profiling.finding import Finding
 from sonant.profiling.kernels import Work
-from sonant.profiling.rules.making import by_kernel, finding, spans
+from sonant.profiling.rules.making import of_events
 from sonant.profiling.scene import Scene
 
 
@@ -14,15 +14,13 @@ def fills(scene: Scene) -> Iterator[Finding]:
     events = scene.steady(Work.FILL)
     if len(events):
         lost = scene.trace.device.duration[events]
-        yield finding(
+        yield of_events(
             scene,
             "fills",
             "memory is filled in every step",
-            lost_ns=float(lost.sum()),
-            count=len(events),
-            evidence=by_kernel(scene, events, lost),
-            marks=spans(scene, events),
-            fix="allocate once with torch.empty and write what is read; masks, not zeros, hide what was never written",
+            events,
+            lost,
+            "allocate once with torch.empty and write what is read; masks, not zeros, hide what was never written",
         )
 
 
@@ -32,14 +30,12 @@ def copies(scene: Scene) -> Iterator[Finding]:
         lost = scene.trace.device.duration[events]
         kinds = [(work, int(scene.works.among([work], events).sum())) for work in (Work.COPY, Work.CAST, Work.CAT)]
         told = ", ".join(f"{count / scene.count:.3g} × {work.value}" for work, count in kinds if count)
-        yield finding(
+        yield of_events(
             scene,
             "copies",
             f"tensors are copied, cast or joined in every step: {told}",
-            lost_ns=float(lost.sum()),
-            count=len(events),
-            evidence=by_kernel(scene, events, lost),
-            marks=spans(scene, events),
-            fix="write results where they are needed (out=, views of one buffer), keep one dtype and layout, "
+            events,
+            lost,
+            "write results where they are needed (out=, views of one buffer), keep one dtype and layout, "
             "prepare constants once",
         )

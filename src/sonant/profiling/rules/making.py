@@ -46,6 +46,20 @@ def finding(
     )
 
 
+def of_events(scene: Scene, rule: str, title: str, events: Ints, lost_ns: Ints, fix: str) -> Finding:
+    """A finding whose evidence is the device's events themselves, each with the time that it loses."""
+    return finding(
+        scene,
+        rule,
+        title,
+        lost_ns=float(lost_ns.sum()),
+        count=len(events),
+        evidence=by_kernel(scene, events, lost_ns),
+        marks=spans(scene, events),
+        fix=fix,
+    )
+
+
 def by_kernel(scene: Scene, events: Ints, lost_ns: Ints) -> list[Evidence]:
     """Kernels among `events`, the dearest first, with who launches them."""
     device = scene.trace.device

@@ -12,7 +12,7 @@ from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import Work
 from sonant.profiling.launches import SYNC, named
-from sonant.profiling.rules.making import alone_ns, by_kernel, finding, spans
+from sonant.profiling.rules.making import alone_ns, finding, of_events
 from sonant.profiling.scene import Scene
 
 PAGEABLE = re.compile(r"Memcpy .*Pageable")
@@ -24,15 +24,13 @@ def to_host(scene: Scene) -> Iterator[Finding]:
     events = events[~named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
     if len(events):
         lost = alone_ns(scene, events)
-        yield finding(
+        yield of_events(
             scene,
             "to_host",
             "results are copied to the host while the device does nothing else",
-            lost_ns=float(lost.sum()),
-            count=len(events),
-            evidence=by_kernel(scene, events, lost),
-            marks=spans(scene, events),
-            fix="gather what the host needs into one pinned buffer, copied on a stream of its own beside the next step",
+            events,
+            lost,
+            "gather what the host needs into one pinned buffer, copied on a stream of its own beside the next step",
         )
 
 
@@ -41,15 +39,13 @@ def pageable(scene: Scene) -> Iterator[Finding]:
     events = events[named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
     if len(events):
         lost = alone_ns(scene, events)
-        yield finding(
+        yield of_events(
             scene,
             "pageable",
             "copies from or to pageable memory: the driver stages them, and the host waits",
-            lost_ns=float(lost.sum()),
-            count=len(events),
-            evidence=by_kernel(scene, events, lost),
-            marks=spans(scene, events),
-            fix="pin the host's buffer once and copy with non_blocking=True; keep there what only the device reads",
+            events,
+            lost,
+            "pin the host's buffer once and copy with non_blocking=True; keep there what only the device reads",
         )
 
 
