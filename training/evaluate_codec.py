@@ -99,7 +99,7 @@ def choose(entries: list[Entry], count: int) -> list[Entry]:
 def judge_clip(
     samples: Tensor, made: Tensor, text: str, mos: Judge | None, transcribe: Callable[[Tensor], str] | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"mel": float(SpectralLoss()(made[None], samples[None])[0])}
+    row: dict[str, Any] = {"mel": float(SpectralLoss(made.device)(made[None], samples[None])[0])}
     for name, wave in (("original", samples), ("codec", made)):
         if mos is not None:
             row[f"mos_{name}"] = mos(wave)

@@ -289,7 +289,7 @@ def test_silence_weighs_no_more_than_speech() -> None:
     real = torch.cat([speech, torch.zeros(1, 24000)], 1)
     made = (real + 1e-5 * torch.randn(1, 48000)).requires_grad_()
     made.data[:, :24000] += 0.02 * torch.randn(1, 24000)
-    mel, stft = SpectralLoss()(made, real)
+    mel, stft = SpectralLoss(made.device)(made, real)
     (mel + stft).backward()
     assert made.grad is not None
     spoken, silent = made.grad.abs().split(24000, 1)

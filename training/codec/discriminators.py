@@ -90,11 +90,6 @@ class Discriminators(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, samples: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """[B, T] → the scores and the features of every discriminator."""
-        scores, features = zip(*(each(samples) for each in self.all), strict=True)
-        return list(scores), list(features)
-
 
 def _judge(x: Tensor, layers: nn.ModuleList, last: nn.Module) -> Judgement:
     features = []

@@ -53,7 +53,7 @@ def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> di
 
     Gradients stay on, though nobody wants them: then sonant runs the ops that the training ran.
     """
-    loss, pieces, mels = SpectralLoss().to(trainer.device), [], []
+    loss, pieces, mels = SpectralLoss(trainer.device), [], []
     gap = np.zeros(SAMPLE_RATE // 3, np.int16)
     with trainer.averaged_weights() as codec:
         codec.eval()

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from training.branches import Branches
 from training.clip import FRAME, SAMPLE_RATE
 from training.codec.config import CodecTraining
 from training.codec.data import Crops
@@ -46,7 +48,8 @@ class Trainer:
         self.config, self.device = config, device
         self.codec = Codec(config).to(device)
         self.discriminators = Discriminators().to(device)
-        self.spectral = SpectralLoss().to(device)
+        self.branches = Branches(device, len(self.discriminators.all))
+        self.spectral = SpectralLoss(device)
         self.trained = {n: p for n, p in self.codec.named_parameters() if p.requires_grad}
         self.averaged = {n: p.detach().clone() for n, p in self.trained.items()}
         self.step_number = 0
@@ -197,13 +200,18 @@ class Trainer:
 
         One pass for both sides: each takes the slopes that concern it.
         """
-        with self._autocast():
-            scores, features = self.discriminators(torch.cat([_windows(real, windows), _windows(made, windows)]))
-        real_scores, made_scores = zip(*(s.float().chunk(2) for s in scores), strict=True)
-        wanted = [[f.chunk(2)[0].detach() for f in of_one] for of_one in features]
-        got = [[f.chunk(2)[1] for f in of_one] for of_one in features]
-        judge = discriminator_loss(real_scores, made_scores)
-        return judge, generator_loss(made_scores), feature_loss(wanted, got)
+        both = torch.cat([_windows(real, windows), _windows(made, windows)])
+
+        def verdict(judge: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+            with self._autocast():
+                scores, features = judge(both)
+            real_scores, made_scores = scores.float().chunk(2)
+            own = discriminator_loss(real_scores, made_scores)
+            return own, generator_loss(made_scores), feature_loss(features)
+
+        verdicts = self.branches.run([partial(verdict, judge) for judge in self.discriminators.all])
+        own, adversarial, features = (torch.stack(each) for each in zip(*verdicts, strict=True))
+        return own.sum(), adversarial.sum(), features.mean()
 
     def _descend(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Follow the slopes that are there, and forget them."""
