@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# All stages that need the GPU, one after the other, for a machine that is lent by the minute:
+# All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
 #
-#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 2.5 12 8
+#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 3 13 7.5
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus,
-# codec and talker. Checkpoints in training/checkpoints are gone on from. Each stage leaves something whole, so a run
-# that is cut off is not lost.
+# codec and talker. The codec starts on the first minute's corpus; once its codes are final, the talker learns them while
+# the decoder goes on. Checkpoints in training/checkpoints are gone on from. Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 6 ]; then
     sed -n '2,9s/^# \{0,1\}//p' "$0"
@@ -13,20 +13,41 @@ if [ $# -ne 6 ]; then
 fi
 teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6
 cd "$(dirname "$0")/.."
-export PYTHONPATH=src:. PYTHONUNBUFFERED=1
+export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$work" "$out"
 
+share_gpu() { # processes then run side by side on the GPU instead of by turns
+    command -v nvidia-cuda-mps-control > /dev/null || return 0
+    nvidia-cuda-mps-control -d || return 0
+    timeout 60 python3 -c "import torch; torch.ones(1, device='cuda').sum().item()" || echo quit | nvidia-cuda-mps-control
+}
 resume() { # the flag that goes on from a checkpoint in the repository, if there is one
     if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1"; fi
 }
+talk() { # talker on the codes of the codec checkpoint $1, below $2
+    python3 -m training.codec.export --checkpoint "$1" --out "$2/speech_tokenizer"
+    python3 -m training.encode --corpus "$work/corpus" --codec "$2/speech_tokenizer" --out "$2/codes"
+    # shellcheck disable=SC2046
+    python3 -m training.talker.train --codes "$2/codes" --codec "$2/speech_tokenizer" --state "$work/talker-state" \
+        --out "$2/talker" --compile --no-listen "${@:3}" $(resume talker)
+}
+rehearse() { # fills the compiler's cache, and finds out early what is broken
+    compgen -G "training/checkpoints/codec/*.safetensors" > /dev/null || return 0
+    talk training/checkpoints/codec "$work/rehearsal" --minutes 4 --steps 3
+    rm -rf "$work/talker-state"
+}
 
-[ -d "$work/corpus" ] ||
-    python3 -m training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes"
+share_gpu
+python3 -m training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
+    --kokoro-processes 3 --workers 10 > "$out/corpus.log" 2>&1 &
+corpus=$!
+sleep 60
 # shellcheck disable=SC2046
 python3 -m training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
-    --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec)
-python3 -m training.codec.export --checkpoint "$out/codec" --out "$work/speech_tokenizer"
-python3 -m training.encode --corpus "$work/corpus" --codec "$work/speech_tokenizer" --out "$out/codes"
-# shellcheck disable=SC2046
-python3 -m training.talker.train --codes "$out/codes" --codec "$work/speech_tokenizer" --state "$work/talker" \
-    --out "$out/talker" --minutes "$talker_minutes" --total-minutes "$talker_minutes" --no-listen $(resume talker)
+    --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec) > "$out/codec.log" 2>&1 &
+codec=$!
+rehearse > "$out/rehearsal.log" 2>&1 || echo "the rehearsal failed: see $out/rehearsal.log"
+wait "$corpus"
+while [ ! -d "$out/codec/frozen" ] && kill -0 "$codec"; do sleep 1; done
+talk "$out/codec/frozen" "$out" --minutes "$talker_minutes" --total-minutes "$talker_minutes" > "$out/talker.log" 2>&1
+wait "$codec"

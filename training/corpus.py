@@ -3,7 +3,8 @@
     python -m training.corpus --teachers /tmp/teachers --out /tmp/corpus --minutes 4
 
 Kokoro reads the sentences from the front, each in the voice that `carry` drew for it; hibari reads them from the
-back. Both stop at the time limit or when they have read enough, and whatever is there is a whole corpus.
+back. Both stop at the time limit or when they have read enough. Whatever shards are there are a whole corpus, at any
+time: a trainer may start on the first ones.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def kokoro_clips(
                 return
 
 
-def read_with_kokoro(options: argparse.Namespace, rows: list[Row], deadline: float, most_s: float, told: Any) -> None:
+def read_with_kokoro(
+    options: argparse.Namespace, rows: list[Row], name: str, deadline: float, most_s: float, told: Any
+) -> None:
+    """One process. Several share a GPU well: alone, Kokoro leaves most of it idle."""
     torch.backends.cuda.matmul.allow_tf32 = True
     teacher = KokoroTeacher(options.teachers, torch.device(options.device))
     writers: dict[str, ShardWriter] = {}
@@ -94,7 +98,7 @@ def read_with_kokoro(options: argparse.Namespace, rows: list[Row], deadline: flo
         clip = tidy(wave, labels_of(label_ids(ids, vocabulary), durations, UNIT, len(wave)))
         if clip is not None:
             voice = row["voice"]
-            writer = writers.setdefault(voice, ShardWriter(options.out, f"kokoro-{voice}"))
+            writer = writers.setdefault(voice, ShardWriter(options.out, f"{name}-{voice}"))
             writer.add(clip, row["text"], voice, row["split"])
 
     # One thread: writers are not shared, and the device has its next batch while this one is trimmed.
@@ -105,14 +109,14 @@ def read_with_kokoro(options: argparse.Namespace, rows: list[Row], deadline: flo
             seconds = sum(w.seconds for w in list(writers.values()))
             if time.time() - last > REPORT_S:
                 last = time.time()
-                print(f"kokoro {seconds / 3600:.2f} h, {seconds / (last - began):.0f} × real time", flush=True)
+                print(f"{name} {seconds / 3600:.2f} h, {seconds / (last - began):.0f} × real time", flush=True)
             if seconds > most_s:
                 break
         for each in pending:
             each.result()
     for writer in writers.values():
         writer.flush()
-    told.put(("kokoro", sum(w.seconds for w in writers.values())))
+    told.put((name, sum(w.seconds for w in writers.values())))
 
 
 def main() -> None:
@@ -125,6 +129,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only the first so many sentences of the split")
     parser.add_argument("--only", choices=["hibari", "kokoro"])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="hibari processes")
+    parser.add_argument("--kokoro-processes", type=int, default=1, help="that share the GPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     config = settings.read(options.config, CorpusSettings)
@@ -143,7 +148,11 @@ def main() -> None:
             workers.append(context.Process(target=hibari_worker, args=arguments))
             workers[-1].start()
     if options.only != "hibari":
-        read_with_kokoro(options, rows, deadline, config.kokoro_hours * 3600, told)
+        count = options.kokoro_processes
+        for k in range(count):
+            kokoro = (options, rows[k::count], f"kokoro-{k}", deadline, config.kokoro_hours * 3600 / count, told)
+            workers.append(context.Process(target=read_with_kokoro, args=kokoro))
+            workers[-1].start()
     wait_for(workers, told, began)
     entries = read_index(options.out)
     hours = {speaker: round(h, 2) for speaker, h in hours_by_speaker(entries).items()}
@@ -163,7 +172,7 @@ def wait_for(workers: list[Any], told: Any, began: float) -> None:
             last = time.time()
             print(f"after {last - began:.0f} s: {sum(seconds.values()) / 3600:.2f} h", flush=True)
     if failed := [w.name for w in workers if w.exitcode]:
-        raise RuntimeError(f"{len(failed)} hibari processes failed")
+        raise RuntimeError(f"{len(failed)} processes failed")
 
 
 if __name__ == "__main__":

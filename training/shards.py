@@ -30,7 +30,7 @@ class Entry:
 class ShardWriter:
     """Collects clips and writes a shard whenever it holds `limit_s` seconds."""
 
-    def __init__(self, folder: Path, name: str, limit_s: float = 3600) -> None:
+    def __init__(self, folder: Path, name: str, limit_s: float = 300) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.name, self.limit = folder, name, int(limit_s * SAMPLE_RATE)
         self.written = 0

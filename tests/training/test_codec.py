@@ -241,12 +241,29 @@ def test_a_piece_of_training_leaves_curves_and_samples(
     assert [e.speaker for e in held] == ["anna", "bert"]
     assert not set(held) & set(training.entries)
     trainer = Trainer(config, CPU)
-    run(trainer, Crops(training, CPU), Curves(tmp_path, ("mel",)), deadline=float("inf"), most_steps=4)
+    run(trainer, Crops(training, CPU), Curves(tmp_path, ("mel",)), tmp_path, deadline=float("inf"), most_steps=4)
+    assert not (tmp_path / "frozen").exists()
     assert len((tmp_path / "curves.jsonl").read_text().splitlines()) == 2
     figures = listen(trainer, corpus, held, tmp_path / "samples.wav")
     assert np.isfinite(figures["held_out_mel"])
     heard = sum(e.samples for e in held) * 2 + 4 * 8000
     assert (tmp_path / "samples.wav").stat().st_size == 44 + 2 * heard
+
+
+def test_when_the_codes_are_final_others_get_them(
+    config: CodecTraining, corpus: Corpus, crops: Crops, tmp_path: Path
+) -> None:
+    schedule = replace(config.schedule, frozen_from=0.0, quantize_after=2, total_minutes=1e9)
+    trainer = Trainer(replace(config, schedule=schedule), CPU)
+    run(trainer, crops, Curves(tmp_path, ("mel",)), tmp_path, deadline=float("inf"), most_steps=1)
+    run(trainer, crops, Curves(tmp_path, ("mel",)), tmp_path, deadline=float("inf"), most_steps=5)
+    other = Trainer(config, CPU)
+    checkpoint.load(other, tmp_path / "frozen")
+    assert other.step_number == 1  # not written again at the end
+    clip = torch.from_numpy(corpus.clip(corpus.entries[0])).float()[None] / 32768
+    with trainer.averaged_weights() as codec, other.averaged_weights() as early:
+        latents, known = codec.encoder(clip), early.encoder(clip)
+    torch.testing.assert_close(latents, known, rtol=2e-2, atol=2e-2)  # kept in half precision
 
 
 @pytest.mark.parametrize(("rows", "channels"), [(3, 24), (700, 8)])

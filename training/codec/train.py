@@ -3,13 +3,15 @@
     python -m training.codec.train --corpus /tmp/corpus --state /tmp/codec --out runs/codec --minutes 9
 
 `--state` is for the same machine and resumes exactly; `--out` gets what goes home: a compact checkpoint, the loss
-curves and samples of clips that were kept out of training (original, then reconstruction).
+curves and samples of clips that were kept out of training (original, then reconstruction). When encoder and codebooks
+stop learning, `frozen` there gets a checkpoint: its codes are final, so a talker can learn them beside the rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import time
 import wave
 from dataclasses import replace
@@ -33,6 +35,7 @@ from training.shards import Corpus, Entry
 LOG_STEPS = 50
 SAVING_S = 12.0  # kept back from the time limit to save
 HELD_OUT = 1  # clips of each speaker
+FROZEN = "frozen"
 DRAWN = ("mel", "stft", "commitment", "semantic", "judge", "adversarial", "features")
 log = logging.getLogger("codec")
 
@@ -80,7 +83,17 @@ def _in_use(trainer: Trainer) -> float:
     return torch.stack(shares).mean().item()
 
 
-def train(trainer: Trainer, crops: Crops, curves: Curves, deadline: float, most_steps: int | None) -> None:
+def save_frozen(trainer: Trainer, out: Path) -> None:
+    """Whole or not there at all: others wait for it."""
+    part = out / f"{FROZEN}.part"
+    checkpoint.save(trainer, part, compact=True)
+    if (out / FROZEN).exists():
+        shutil.rmtree(out / FROZEN)
+    part.rename(out / FROZEN)
+
+
+def train(trainer: Trainer, crops: Crops, curves: Curves, out: Path, deadline: float, most_steps: int | None) -> None:
+    frozen = trainer.frozen
     began, first = time.time(), trainer.step_number
     minutes_before, total = trainer.minutes, trainer.config.schedule.total_minutes
     sums: dict[str, Tensor] = {}
@@ -97,6 +110,10 @@ def train(trainer: Trainer, crops: Crops, curves: Curves, deadline: float, most_
         for name, value in losses.items():
             sums[name] = sums.get(name, 0.0) + value
             counts[name] = counts.get(name, 0) + 1
+        if trainer.frozen and not frozen:
+            frozen = True
+            save_frozen(trainer, out)
+            log.info("step %d: codes are final from here on", trainer.step_number)
         if trainer.step_number % LOG_STEPS == 0:
             row = {name: round((v / counts[name]).item(), 4) for name, v in sums.items()}
             if not np.isfinite(row["mel"]):
@@ -134,6 +151,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
     device = torch.device(options.device)
+    torch.set_float32_matmul_precision("high")
     own_stream(device)
     config = settings.read(options.config, CodecTraining)
     if options.total_minutes:
@@ -155,7 +173,7 @@ def main() -> None:
     log.info("%d clips, %.1f h", len(training.entries), len(corpus.samples) / SAMPLE_RATE / 3600)
 
     curves = Curves(options.out, DRAWN)
-    train(trainer, crops, curves, deadline, options.steps)
+    train(trainer, crops, curves, options.out, deadline, options.steps)
     checkpoint.save(trainer, options.state, compact=False)
     checkpoint.save(trainer, options.out, compact=True)
     figures = listen(trainer, corpus, held, options.out / "samples.wav")
