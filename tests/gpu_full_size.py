@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import sonant
+from sonant import EngineConfig
 from sonant.bench import offline
 from sonant.bench.listener import TEXT
 from sonant.bench.offline_table import table
@@ -59,7 +60,8 @@ def main() -> None:
         )
         print(f"wrote the checkpoint in {time.perf_counter() - start:.1f} s", flush=True)
     start = time.perf_counter()
-    engine = sonant.load(args.folder)
+    rows = max(int(n) for n in args.streams.split(","))
+    engine = sonant.load(args.folder, config=EngineConfig(max_rows=rows, warm_rows=rows))
     torch.cuda.synchronize()
     report["load_s"] = time.perf_counter() - start
     report["weights_gb"] = torch.cuda.memory_allocated() / 1e9

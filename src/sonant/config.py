@@ -30,6 +30,9 @@ class EngineConfig:
     chunk_frames: tuple[int, ...] = option((1, 2, 4, 8, 16), "how many frames the codec may take at once")
     codec_frames: int = option(1024, "frames through the codec in one step")
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
+    warm_rows: int = option(
+        8, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. max_rows: all"
+    )
     max_text_chars: int = option(20_000, "characters of one text")
     segment_chars: int = option(300, "longer texts are split at sentence ends")
     budget_frames: int = option(50, "runaway guard: a text of n tokens may take this many frames …")

@@ -177,7 +177,7 @@ def test_uninitialised_memory_is_never_heard(make_engine: MakeEngine) -> None:
     dirty = make_engine(max_rows=3)
     runner = dirty._loop.runner
     runner.kv.fill_(float("nan"))
-    for name in ("input", "trailing", "codec_state"):
+    for name in ("input", "trailing", "codec_tails", "codec_ring"):
         runner.rows.fields[name].fill_(float("nan"))
     runner.rows.fields["codes"].fill_(2**30)
     runner.rows.fields["seen"].fill_(True)

@@ -7,7 +7,6 @@ lets pass and the compiler does not is found here, not on the GPU.
 from __future__ import annotations
 
 import sys
-from itertools import product
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from sonant.bench.tune_cases import conv_cases, product_cases
 from sonant.kernels.reference import Bans, Place, Snake
 from sonant.kernels.triton import conv, depthwise, early, norm, paged, qk_rope, sample, skinny, snake, swiglu, uniforms
 
@@ -49,7 +49,7 @@ def all_kernels(dtype: torch.dtype) -> None:
 
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
     swiglu.swiglu(values(2, 1, 6144))
-    for rows, depth in product((1, 8, 32), (1024, 6144)):
+    for rows, depth in ((1, 1024), (1, 6144), (8, 1024), (64, 6144)):
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
         skinny.linear(x, weight)
         skinny.linear_add(x, weight, values(rows, 1, 256))
@@ -62,8 +62,10 @@ def all_kernels(dtype: torch.dtype) -> None:
         weight = values(columns, taps, inputs).permute(0, 2, 1)
         past = values(32, taps - 1, inputs)
         residual = values(32, 640, columns)
-        conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
-        conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
+        if taps > 1:
+            conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
+        else:
+            conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
     turns = values(2, 1, 1, 128), values(2, 1, 1, 128)
@@ -81,11 +83,20 @@ def all_kernels(dtype: torch.dtype) -> None:
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 
+def tuned_kernels() -> None:
+    """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
+    for cases, every in ((product_cases(), 60), (conv_cases(), 70)):
+        tried = {case.compiled_as(tile): (case.least(), tile) for case in cases for tile in case.candidates()}
+        for case, tile in list(tried.values())[::every]:
+            case.run(case.make(torch.device("cpu")), tile)
+
+
 def main() -> None:
     JITFunction.run = compile_instead  # type: ignore[method-assign]
     early._can = lambda device: True  # type: ignore[assignment]
     for dtype in (torch.bfloat16, torch.float32):
         all_kernels(dtype)
+    tuned_kernels()
     sys.stdout.write(" ".join(sorted(set(compiled))))
 
 

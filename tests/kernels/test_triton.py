@@ -9,6 +9,7 @@ import torch
 
 from sonant.kernels import dispatch, reference
 from sonant.kernels.reference import Place, Snake
+from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +41,7 @@ def test_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 17, 32, 33])
+@pytest.mark.parametrize("rows", [1, 2, 17, 33, 64, 65])
 @pytest.mark.parametrize(("columns", "depth"), [(48, 64), (33, 320), (256, 96), (5, 3072)])
 def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torch.dtype) -> None:
     if rows > 1 and dtype is torch.bfloat16 and DEVICE == "cpu":
@@ -115,7 +116,7 @@ def test_causal_conv(
     """Also a transposed convolution, whose columns are several samples of each channel."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
-    monkeypatch.setattr("sonant.kernels.triton.conv._FEWEST_TILES", 0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the reference's, on a GPU
     columns, steps = channels * samples, 37
     x = random(3, steps + 4, inputs, dtype=dtype)[:, 2:-2]
     weight = (random(columns, taps, inputs, dtype=dtype, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
@@ -132,6 +133,75 @@ def test_causal_conv(
         close(got[1], expected[1], dtype, roundings=2)
         if extras.get("keep", True):
             close(got[0], expected[0], dtype, roundings=2)
+
+
+@pytest.mark.parametrize("past", [True, False])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(16, 32, 16, stages=2, wide=True),
+        Tile(32, 16, 16, stages=2, splits=3),
+        Tile(16, 32, 8 * 4, stages=2, splits=2, group=2, wide=True),
+        Tile(64, 16, 16, stages=2, splits=5, group=1),
+    ],
+    ids=str,
+)
+def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing divides anything: rows, columns, inputs, and turns among parts."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    inputs, channels, samples, taps, dilation = 24, 21, 3, 3, 5
+    x = random(3, 29, inputs)
+    weight = (random(channels * samples, taps, inputs, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
+    bias, alpha, beta = (random(channels, seed=s) for s in (2, 3, 4))
+    before = random(3, (taps - 1) * dilation, inputs, seed=5) if past else None
+    arguments = (x, weight, bias, before, dilation)
+    options = {"snake": Snake(alpha, beta), "residual": random(3, 29, channels * samples, seed=6)}
+    expected = reference.causal_conv(*arguments, **options)
+    for _ in range(2):  # the second finds what the first left in its counters
+        got = kernel("causal_conv")(*arguments, **options, tile=tile)
+        for one, other in zip(got, expected, strict=True):
+            close(one, other, torch.float32, roundings=2)
+
+
+@pytest.mark.parametrize("rows", [3, 17, 40, 64])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(0, 16, 32, stages=2),
+        Tile(0, 32, 64, stages=2, splits=3),
+        Tile(0, 16, 64, stages=2, splits=1, fold=4),
+        Tile(0, 32, 32, stages=2, splits=2, fold=2),
+        LIBRARY,
+    ],
+    ids=str,
+)
+def test_a_product_is_the_same_in_every_tile(tile: Tile, rows: int) -> None:
+    depth, columns = 192, 37
+    x, gain = random(rows, 1, depth), random(depth, seed=1)
+    weight = random(2 * columns, depth, seed=2) / depth**0.5
+    half = weight[:columns].contiguous()
+    for op, values in {
+        "linear": (x, half),
+        "linear_add": (x, half, random(rows, 1, columns, seed=3)),
+        "norm_linear": (x, gain, 1e-6, half),
+        "norm_gated": (x, gain, 1e-6, weight),
+    }.items():
+        expected = getattr(reference, op)(*values)
+        for _ in range(2):
+            given = [v.clone() if v is values[-1] and op == "linear_add" else v for v in values]
+            close(kernel(op)(*given, tile=tile), expected, torch.float32, roundings=3)
+
+
+def test_a_tile_that_does_not_divide_the_depth_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not divide"):
+        kernel("linear")(random(8, 1, 96), random(16, 96), tile=Tile(0, 16, 64))
+
+
+def test_snake_of_large_angles_stays_bounded() -> None:
+    x = torch.tensor([[[1e3], [-1e5], [1e9], [-3e30]]], device=DEVICE)
+    none = torch.zeros(1, device=DEVICE)
+    moved = kernel("snake_beta")(x, none, none) - x
+    assert moved.isfinite().all() and float(moved.abs()[0, 0]) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

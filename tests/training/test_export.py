@@ -63,7 +63,7 @@ def engine(voice: Path) -> Iterator[Engine]:
 
 def test_the_folder_is_complete_and_nothing_else(voice: Path) -> None:
     assert set(sizes(voice)) == {
-        "LICENSE.txt", "config.json", "generation_config.json", "merges.txt", "model.safetensors",
+        "LICENSE.txt", "config.json", "generation_config.json", "merges.txt", "model.safetensors", "lexicon.zz",
         "preprocessor_config.json", "sonant.json", "speech_tokenizer/config.json", "tokenizer_config.json",
         "speech_tokenizer/configuration.json", "speech_tokenizer/model.safetensors",
         "speech_tokenizer/preprocessor_config.json", "vocab.json",

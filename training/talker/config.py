@@ -52,6 +52,7 @@ class Batch:
     predictor_share: float
     auto_language: float
     lower_case: float
+    spelt: float
     held_out: int
     seed: int
 

@@ -13,10 +13,11 @@ import torch
 
 from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
 from sonant.models.qwen3_tts.presets import small_files
+from training import lexicon
 from training.talker.config import TalkerTraining
 from training.talker.vocabulary import write_character_tokenizer
 
-FRONT_END = "english"
+FRONT_END, LEXICON = "english", "lexicon.zz"
 _TOGETHER = "speech_tokenizer"
 
 
@@ -31,6 +32,7 @@ def write_folder(
     (folder / _TOGETHER).mkdir(parents=True, exist_ok=True)
     for source in codec.glob("*.json"):
         shutil.copyfile(source, folder / _TOGETHER / source.name)
+    shutil.copyfile(lexicon.FILE, folder / LEXICON)
     text_ids = write_character_tokenizer(folder)
     used = max(text_ids.values()) + 1
     voice = config.voice
@@ -43,6 +45,7 @@ def write_folder(
             "name": voice.name,
             "license": voice.license,
             "text_front_end": FRONT_END,
+            "lexicon": LEXICON,
             "frames_per_token": voice.frames_per_token,
         },
     }

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sonant.audio.lexicon import Lexicon
 from sonant.errors import BadText
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.load import FRONT_ENDS
@@ -23,7 +25,7 @@ from sonant.models.qwen3_tts.prompt import PromptBuilder
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
 from sonant.types import SpeechRequest
 from training.talker.config import Batch
-from training.talker.folder import FRONT_END
+from training.talker.folder import FRONT_END, LEXICON
 
 Shorts = NDArray[np.int16]
 _CHUNK = 1000
@@ -53,8 +55,14 @@ class Utterances:
         return self.prompt_length + self.frame_length
 
 
-def builder_of(folder: Path) -> PromptBuilder:
-    return PromptBuilder(Qwen3TTSConfig.read(folder), TextTokenizer(folder), FRONT_ENDS[FRONT_END])
+def builder_of(folder: Path, spelt: float = 0.0) -> PromptBuilder:
+    """The engine's, but for a share of words that are `spelt` though the lexicon knows them: it will not know all."""
+    lexicon, normalize = Lexicon.read(folder / LEXICON), FRONT_ENDS[FRONT_END]
+
+    def front_end(text: str) -> str:
+        return lexicon.pronounce(normalize(text), lambda word: chance(text, word) < spelt)
+
+    return PromptBuilder(Qwen3TTSConfig.read(folder), TextTokenizer(folder), front_end)
 
 
 def chance(text: str, salt: str) -> float:
@@ -68,8 +76,8 @@ def request_of(line: Line, batch: Batch) -> SpeechRequest:
     return SpeechRequest(text=text, voice=line.speaker, language=language)
 
 
-def _lay_out(folder: Path, requests: list[SpeechRequest]) -> list[tuple[Shorts, Shorts] | None]:
-    builder = builder_of(folder)
+def _lay_out(folder: Path, spelt: float, requests: list[SpeechRequest]) -> list[tuple[Shorts, Shorts] | None]:
+    builder = builder_of(folder, spelt)
     laid: list[tuple[Shorts, Shorts] | None] = []
     for request in requests:
         try:
@@ -89,9 +97,9 @@ def gather(folder: Path, lines: Iterable[Line], batch: Batch, workers: int) -> U
     if workers > 1 and len(chunks) > 1:
         # forked, since nothing here has touched the GPU yet and importing torch anew takes longer than the work
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-            laid = [pair for part in pool.map(_lay_out, [folder] * len(chunks), requests) for pair in part]
+            laid = [pair for part in pool.map(partial(_lay_out, folder, batch.spelt), requests) for pair in part]
     else:
-        laid = [pair for part in requests for pair in _lay_out(folder, part)]
+        laid = [pair for part in requests for pair in _lay_out(folder, batch.spelt, part)]
     kept = [
         (*pair, line.frames)
         for pair, line in zip(laid, lines, strict=True)

@@ -11,6 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from sonant.audio.lexicon import alphabet
 from sonant.models.qwen3_tts.vocabulary import byte_characters, write_tokenizer
 
 _CHAINS = (
@@ -20,7 +21,9 @@ _CHAINS = (
 
 
 def character_bpe() -> tuple[dict[str, int], list[str]]:
-    vocab = {char: byte for byte, char in enumerate(byte_characters())}
+    """Bytes, the roles, and one token for each sound of the lexicon."""
+    characters = byte_characters()
+    vocab = {char: byte for byte, char in enumerate(characters)}
     merges = []
     for chain in _CHAINS:
         before = chain[0][0]
@@ -28,6 +31,13 @@ def character_bpe() -> tuple[dict[str, int], list[str]]:
             vocab[word] = len(vocab)
             merges.append(f"{before} {word[-1]}" if word.startswith(before) else f"{word[0]} {before}")
             before = word
+    for symbol in alphabet():
+        before, *rest = (characters[byte] for byte in symbol.encode())
+        for char in rest:
+            if before + char not in vocab:
+                vocab[before + char] = len(vocab)
+                merges.append(f"{before} {char}")
+            before += char
     return vocab, merges
 
 

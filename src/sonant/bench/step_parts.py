@@ -103,14 +103,17 @@ class FrameParts:
 
 
 def codec_bytes(model: SpeechModel, rows: int, frames: int) -> int:
-    """What a chunk of `frames` frames must move at least: weights, each row's state in and out, and the sound."""
+    """What a chunk of `frames` frames must move at least: weights, the sound, and of each row the tails in and out, the
+    ring in and its new positions out."""
     if not isinstance(model, Qwen3TTS):
         raise ConfigError(f"the codec of a {type(model).__name__} is not known; measure its streams only")
     decoder = model.modules.decoder
-    state = model.rows["codec_state"]
+    tails, ring = model.rows["codec_tails"], model.rows["codec_ring"][:, :, 0]
+    slots = ring.shape[2]
+    state = 2 * tails.shape[1] + ring.numel() // slots * (slots + frames)
     sound = frames * model.spec.samples_per_frame * _FLOAT_BYTES
     weights = size_of(decoder) - size_of(decoder.quantizer)
-    return weights + rows * (2 * state.shape[1] * state.element_size() + sound)
+    return weights + rows * (state * tails.element_size() + sound)
 
 
 def size_of(*modules: nn.Module) -> int:

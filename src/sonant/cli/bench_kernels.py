@@ -13,11 +13,14 @@ from sonant.errors import ConfigError
 from sonant.load import pick_device, pick_dtype
 
 if TYPE_CHECKING:
+    import torch
+
     from sonant.bench.kernels import KernelTime
 
 EXAMPLES = """
 sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
+sonant bench kernels --tune
 """
 SIZES = ("0.6b", "1.7b")
 
@@ -37,7 +40,18 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and values (default: auto)")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures there as JSON (default: nowhere)")
+    parser.add_argument(
+        "--tune", action="store_true", help="find the best tile of each kernel on this GPU at the 1.7b model's shapes"
+    )
+    parser.add_argument(
+        "--tune-seconds", metavar="S", type=whole_number(1), default=120, help="when to stop tuning (default: 120)"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write all figures there as JSON (default: nowhere; with --tune where kernels look for them)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     ops = args.ops.split(",") if args.ops else list(OPS)
     if unknown := [op for op in ops if op not in OPS]:
         raise ConfigError(f"there is no op {unknown[0]!r}; there are {', '.join(OPS)}")
+    if args.tune:
+        return _tune(device, ops, args.tune_seconds, args.out)
     sizes = args.size.split(",")
     if unknown := [size for size in sizes if size not in SIZES]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(SIZES)}")
@@ -63,6 +79,37 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
     return 0
+
+
+def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) -> int:
+    import torch
+
+    from sonant.bench import tune
+    from sonant.bench.device_clock import copy_bandwidth, product_rate
+    from sonant.bench.kernels import Ceiling
+    from sonant.bench.tune_cases import Tunable, conv_cases, product_cases
+    from sonant.kernels import tuning
+
+    if device.type != "cuda":
+        raise ConfigError(f"--tune needs a GPU, and {device} is none")
+    torch.cuda.set_device(device)
+    gpu = torch.cuda.get_device_name(device)
+    every: list[Tunable] = [*product_cases(), *conv_cases()]
+    cases = [case for case in every if case.op in ops]
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
+    results = tune.run(cases, device, ceiling, seconds, _say)
+    print(tune.table(results))
+    path = out or tuning.user_path(gpu)
+    known = {} if out else dict(tuning.read(path))
+    figures = {r.key: [round(us, 2) for us in (r.best_us, r.library_us, r.floor_us)] for r in results}
+    facts = {"machine": machine_facts(("triton",)), "best_library_floor_us": figures}
+    tuning.write(path, gpu, known | {r.key: r.tile for r in results}, facts)
+    print(f"{len(results)} of {len(cases)} shapes tuned → {path}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _rows(text: str) -> list[int]:

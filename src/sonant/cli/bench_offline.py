@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(streams: list[int]) -> EngineConfig:
-    return EngineConfig(max_rows=max(streams))
+    return EngineConfig(max_rows=max(streams), warm_rows=max(streams))
 
 
 def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
-    config = EngineConfig(max_rows=args.concurrency)
+    config = EngineConfig(max_rows=args.concurrency, warm_rows=args.concurrency)
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
     with sonant.load(folder, device=args.device, config=config, **types) as engine:
         traces = capture(

@@ -112,6 +112,11 @@ class Engine:
         return TextFeed(speech, whole, stream, self.config, self._request)
 
     @property
+    def warm_share(self) -> float:
+        """Of the CUDA graphs that are captured. Below 1 the engine answers all the same, large batches less quickly."""
+        return self._loop.runner.captures.share
+
+    @property
     def telemetry(self) -> Telemetry:
         return self._loop.runner.telemetry
 

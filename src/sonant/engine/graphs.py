@@ -1,19 +1,22 @@
 """CUDA graphs of the model's steps, one for each batch size: a replay costs the host one launch.
 
 A step takes row indices and nothing else, so a graph needs one static input. Smaller batches are padded with the
-scratch row. All graphs share one memory pool; their outputs stay referenced and so are never overlaid. On the CPU,
-and for batches past the largest bucket, the same steps run as they are.
+scratch row, larger ones replayed in pieces: rows do not depend on each other. All graphs share one memory pool, so what
+one leaves there the next may overwrite: results are copied to memory of their own. On the CPU, and for batches of too
+many pieces, the same steps run as they are.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,12 +26,34 @@ logger = logging.getLogger(__name__)
 
 Run = Callable[[Tensor], Tensor]
 
+_CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
+_MOST_PIECES = 8  # a step that runs as it is costs the host about as much as so many replays cost the device
+
 
 @dataclass(frozen=True)
 class Captured:
     graph: torch.cuda.CUDAGraph
-    rows: Tensor
+    rows: Tensor  # or whatever the step is given
     out: Tensor
+
+    def replay(self, values: npt.NDArray[Any]) -> Tensor:
+        """Of these values, sent without waiting. The result holds until the next replay."""
+        self.rows.copy_(to_device(values, self.rows.device))
+        self.graph.replay()
+        return self.out
+
+
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> Captured:
+    start = time.perf_counter()
+    graph = torch.cuda.CUDAGraph()
+    with _CAPTURING:
+        out = torch.empty_like(run(given))  # that run compiles kernels and picks algorithms, which a capture may not
+        torch.cuda.synchronize(given.device)
+        # other threads may be encoding a voice: what they do must not spoil the capture
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            out.copy_(run(given))
+    logger.debug("captured %s in %.2f s", name, time.perf_counter() - start)
+    return Captured(graph, given, out)
 
 
 class GraphedStep:
@@ -37,30 +62,41 @@ class GraphedStep:
     def __init__(self, name: str, run: Run, device: torch.device, scratch_row: int) -> None:
         self.name, self.run, self.device, self.scratch_row = name, run, device, scratch_row
         self.captured: dict[int, Captured] = {}
+        self.replays = True
 
     def capture(self, buckets: Iterable[int], pool: Any) -> None:
         """Smallest first. The steps run for real while they are captured, on the scratch row only."""
         for bucket in buckets:
-            start = time.perf_counter()
             rows = torch.full((bucket,), self.scratch_row, device=self.device)
-            self.run(rows)  # compiles kernels and picks library algorithms, which a capture may not
-            torch.cuda.synchronize(self.device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                out = self.run(rows)
-            self.captured[bucket] = Captured(graph, rows, out)
-            logger.debug("captured %s for %d rows in %.2f s", self.name, bucket, time.perf_counter() - start)
+            self.captured[bucket] = capture_graph(f"{self.name} for {bucket} rows", self.run, rows, pool)
+
+    def pieces(self, count: int) -> list[int]:
+        """The buckets that take `count` rows between them; none: the step runs as it is."""
+        if not self.captured or not self.replays:
+            return []
+        largest, pieces = max(self.captured), []
+        while count > 0:
+            pieces.append(min((b for b in self.captured if b >= count), default=largest))
+            count -= pieces[-1]
+        return pieces if len(pieces) <= _MOST_PIECES else []
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
-        bucket = next((b for b in self.captured if b >= len(rows)), None)
-        if bucket is None:
+        pieces = self.pieces(len(rows))
+        if not pieces:
             return self.run(to_device(np.array(rows), self.device))
+        if len(pieces) == 1:
+            return self._replay(pieces[0], rows)
+        outs = []
+        for bucket in pieces:
+            outs.append(self._replay(bucket, rows[:bucket]).clone())  # the next piece may be of the same graph
+            rows = rows[bucket:]
+        return torch.cat(outs)
+
+    def _replay(self, bucket: int, rows: Sequence[int]) -> Tensor:
         step = self.captured[bucket]
         padded = np.full(bucket, self.scratch_row)
         padded[: len(rows)] = rows
-        step.rows.copy_(to_device(padded, self.device))
-        step.graph.replay()
-        return step.out[: len(rows)]
+        return step.replay(padded)[: len(rows)]
 
 
 def buckets_up_to(largest: int) -> list[int]:

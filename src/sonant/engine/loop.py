@@ -2,7 +2,7 @@
 
 Other threads only leave requests and aborts here. With `steps_ahead` 1 a step is launched before the last one's
 result is read, so the device never waits for the host. A row and its blocks are freed only when no launched step
-uses them any more.
+uses them any more. Graphs that the engine did not wait for at its start are captured here, one between two steps.
 """
 
 from __future__ import annotations
@@ -96,10 +96,22 @@ class StepLoop:
                 for request, _, end in plan.prefill:
                     assert request.allocation is not None
                     self.pool.publish(request.allocation, end)
-            while len(flying) > (self.config.steps_ahead if plan else 0):
+            capturing = self._may_capture()
+            while len(flying) > (self.config.steps_ahead if plan and not capturing else 0):
                 self._collect(flying.pop(0))
-            if not plan and not self._wait_for_messages():
+            if capturing:
+                self.runner.capture_next()
+            elif not plan and not self._wait_for_messages():
                 return
+
+    def _may_capture(self) -> bool:
+        """Whether a graph is still to be captured, and every listener has sound in hand for as long as that takes."""
+        captures, now_s = self.runner.captures, time.monotonic()
+        if not captures.pending or captures.held or self._stop or self._inbox:
+            return False
+        requests = [*self.scheduler.waiting, *self.scheduler.running]
+        live = [r for r in requests if r.speech.live and not r.abort_requested]
+        return all(self.scheduler.slack_s(r, now_s) > captures.expected_s for r in live)
 
     def _take_messages(self) -> None:
         with self._wake:

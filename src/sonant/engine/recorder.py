@@ -15,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sonant.engine.engine import Engine
-from sonant.engine.graphs import Captured, GraphedStep
 from sonant.engine.runner import Step
 from sonant.engine.scheduler import Plan
 from sonant.errors import ConfigError, EngineClosed, EngineError, Overloaded
@@ -59,7 +58,6 @@ class _Session:
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])
         self.profiler = profile(activities=activities, with_stack=stacks, record_shapes=stacks, profile_memory=stacks)
         self.take_messages, self.launch = self.loop._take_messages, self.runner.launch
-        self.put_aside: dict[GraphedStep, dict[int, Captured]] = {}
         self.seen, self.running, self.give_up = 0, False, False
         self.failure: Exception | None = None
         self.done = threading.Event()
@@ -101,9 +99,8 @@ class _Session:
         self.running = True
         self.profiler.start()
         self.runner.launch = self._launch  # type: ignore[method-assign]
-        if not self.graphs:
-            for step in (self.runner.frame, *self.runner.codec.values()):
-                self.put_aside[step], step.captured = step.captured, {}
+        self.runner.captures.held = True
+        self.runner.replay_graphs(self.graphs)
 
     def _launch(self, plan: Plan) -> Step:
         self.seen += 1
@@ -126,13 +123,12 @@ class _Session:
         self.running = False
         for place, name in ((self.loop, "_take_messages"), (self.runner, "launch")):
             place.__dict__.pop(name, None)
-        while self.put_aside:
-            step, captured = self.put_aside.popitem()
-            step.captured = captured
+        self.runner.captures.held = False
+        self.runner.replay_graphs(True)
 
     def _label(self, plan: Plan) -> str:
         rows = len(plan.draw)
-        bucket = next((size for size in self.runner.frame.captured if size >= rows), rows) if rows else 0
+        bucket = sum(self.runner.frame.pieces(rows)) or rows
         prefill = sum(end - start for _, start, end in plan.prefill) + len(plan.preroll)
         codec = sum(len(group) for group in plan.voice.values())
         return f"sonant.step rows={rows} bucket={bucket} prefill={prefill} codec={codec}"

@@ -32,7 +32,8 @@ class Rows:
         self.slab = torch.zeros(count + 1, width, dtype=torch.int32, device=device)
         self.tables = self.slab[:, :blocks_per_row]
         self.fields: dict[str, Tensor] = {
-            f.name: torch.empty(count + 1, *f.shape, dtype=f.dtype, device=device) for f in spec.state
+            f.name: torch.empty(*f.shape[: f.row_dim], count + 1, *f.shape[f.row_dim :], dtype=f.dtype, device=device)
+            for f in spec.state
         }
         for name, (columns, f) in self.layout.items():
             view = self.slab[:, columns].view(f.dtype)

@@ -6,6 +6,7 @@ each drawing row, then sound for the rows that are due, which may be of the fram
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 
 from sonant.config import EngineConfig
+from sonant.engine.captures import Captures, Wanted
+from sonant.engine.graphed_prefill import PREFILL_SHAPES, GraphedPrefill
 from sonant.engine.graphs import GraphedStep, buckets_up_to
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot, take_sound
@@ -24,6 +27,8 @@ from sonant.engine.scheduler import Plan
 from sonant.engine.telemetry import Telemetry
 from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel
 from sonant.types import AudioChunk, FinishReason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,26 +61,59 @@ class Runner:
             model.bind(Memory(self.rows.fields, self.kv, self.rows.tables))
         self.span_blocks = self.rows.tables.shape[1]
         scratch = self.rows.scratch
+        self.prefill = GraphedPrefill(model, device)
         self.frame = GraphedStep("frame", self._run_frame, device, scratch)
         self.codec = {
             n: GraphedStep(f"codec {n}", partial(model.codec, frames=n), device, scratch) for n in config.chunk_frames
         }
-        if device.type == "cuda":
-            self._capture()
+        self.captures = self._captures()
+        self._capture_first()
 
     def on_stream(self) -> AbstractContextManager[object]:
         """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
         return nullcontext() if self.device.type != "cuda" else torch.cuda.stream(torch.cuda.Stream(self.device))
 
-    @torch.inference_mode()
-    def _capture(self) -> None:
-        assert self.config.max_batch is not None
-        torch.cuda.synchronize(self.device)  # the weights came on another stream
-        pool = torch.cuda.graph_pool_handle()
-        self.frame.capture(buckets_up_to(self.config.max_batch), pool)
+    def _captures(self) -> Captures:
+        if self.device.type != "cuda":
+            return Captures((), None)
+        return Captures(self._graphs(), torch.cuda.graph_pool_handle())
+
+    def _graphs(self) -> list[Wanted]:
+        largest = self.config.max_batch
+        assert largest is not None
+        shapes = [shape for shape in PREFILL_SHAPES if shape[0] == 1 or largest > 1]
+        wanted = [Wanted(self.prefill, shape, min(shape[0], largest)) for shape in shapes]
+        wanted += [Wanted(self.frame, size, size) for size in buckets_up_to(largest)]
         for frames, step in self.codec.items():
-            step.capture(buckets_up_to(min(self.config.max_batch, self.config.codec_frames // frames)), pool)
-        torch.cuda.synchronize(self.device)
+            most = min(largest, self.config.codec_frames // frames)
+            wanted += [Wanted(step, size, size) for size in buckets_up_to(most)]
+        return wanted
+
+    @torch.inference_mode()
+    def _capture_first(self) -> None:
+        """What must be there before the engine answers."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the weights came on another stream
+        self.captures.capture_up_to(self.config.warm_rows)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def capture_next(self) -> None:
+        """One more graph, while no step is in flight. Without memory for it, steps stay with the graphs there are."""
+        self.span_blocks = self.rows.tables.shape[1]  # a graph must do for every length
+        try:
+            self.captures.capture_next()
+        except RuntimeError:
+            left = len(self.captures.pending)
+            logger.warning("%d graphs are not captured; large batches run in pieces", left, exc_info=True)
+            self.captures.give_up()
+
+    def replay_graphs(self, replay: bool) -> None:
+        """False: every step runs as it is, so that its operators can be seen."""
+        self.prefill.replays = self.frame.replays = replay
+        for step in self.codec.values():
+            step.replays = replay
 
     def _run_frame(self, rows: torch.Tensor) -> torch.Tensor:
         return self.model.frame(rows, self.span_blocks)
@@ -86,8 +124,8 @@ class Runner:
         self.ring.hold_back()
         self.rows.apply()
         items = {r: PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill}
-        if items:
-            self.model.prefill(list(items.values()))
+        if left := self.prefill(list(items.values())):
+            self.model.prefill(left)
         for request in plan.preroll:
             item = items.get(request) or PrefillItem(request.row, request.prompt, 0, request.prefill_length)
             request.preroll = self.model.preroll(item, request.preroll, self.config.chunk_frames[-1])

@@ -60,31 +60,26 @@ class PagedContext:
         return ops.paged_attention(q, self.cache[layer], self.tables, self.positions, self.span_blocks)
 
 
-class WindowContext:
-    """The last `window - 1` positions of each row, oldest first, carried from call to call.
+class RingContext:
+    """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.
 
-    `past` [B, layers, 2, window - 1, H, D] is read; `following()` gives the same for the next call.
-    Slots that lie before a row's first position are masked and must be finite.
+    Only what is new is written, before it is read. A ring therefore has room for all that one call brings beside the
+    `window - 1` positions that its first query still sees. Slots that were never written are masked and must be finite.
     """
 
-    def __init__(self, past: Tensor, positions: Tensor) -> None:
-        self.past = past
-        held = past.shape[3]
-        fresh = positions.shape[1]
-        index = torch.arange(held + fresh, device=past.device)
-        key_position = positions[:, :1] - held + index
-        age = positions[..., None] - key_position[:, None]
-        self.visible = ((age >= 0) & (age <= held) & (key_position[:, None] >= 0))[:, None]
-        self.next: list[Tensor] = []
+    def __init__(self, ring: Tensor, rows: Tensor, positions: Tensor, window: int) -> None:
+        self.layers, self.rows = ring.unbind(), rows
+        slots = ring.shape[3]
+        assert positions.shape[1] <= slots - window + 1, "a call brings more than its ring has room for"
+        self.slots = (rows[:, None] * slots + positions % slots).flatten()
+        last = positions[:, -1:]
+        held = last - (last - torch.arange(slots, device=ring.device)) % slots  # the position in each slot
+        age = positions[..., None] - held[:, None]
+        self.visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
 
-    def place(self, layer: int) -> None:
-        return None
+    def place(self, layer: int) -> Place:
+        return Place(self.layers[layer], self.slots)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = self.past.shape[3]
-        k, v = (torch.cat([self.past[:, layer, i], new], 1) for i, new in enumerate((k, v)))
-        self.next.append(torch.stack([k[:, -held:], v[:, -held:]], 1))
-        return ops.dense_attention(q, k, v, self.visible)
-
-    def following(self) -> Tensor:
-        return torch.stack(self.next, 1)
+        keys, values = self.layers[layer]
+        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.visible)

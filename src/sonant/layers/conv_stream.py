@@ -129,11 +129,11 @@ class SnakeBeta(nn.Module):
         return ops.snake_beta(x, self.alpha, self.beta)
 
 
-def assign_slots(module: nn.Module, first: int) -> list[tuple[int, int]]:
-    """Number the stateful layers of `module` from `first` on; their state shapes in slot order."""
+def assign_slots(module: nn.Module) -> list[tuple[int, int]]:
+    """Number the stateful layers of `module`; their state shapes in slot order."""
     shapes: list[tuple[int, int]] = []
     for layer in module.modules():
         if isinstance(layer, CausalConv1d | DepthwiseConv1d | CausalConvTranspose1d) and layer.state_shape[0] > 0:
-            layer.slot = first + len(shapes)
+            layer.slot = len(shapes)
             shapes.append(layer.state_shape)
     return shapes

@@ -25,11 +25,12 @@ RUNNING, STOPPED, CAPPED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of per-row state: [rows, *shape]."""
+    """One tensor of per-row state: [rows, *shape], or with the rows at another place among its dimensions."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    row_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Prompt:
 class Memory:
     """The device memory that the engine owns and the model computes in. Row `-1` is scratch, as is block 0."""
 
-    rows: Mapping[str, Tensor]  # by field name, [rows + 1, *shape]
+    rows: Mapping[str, Tensor]  # by field name, [rows + 1, *shape] or as the field's `row_dim` says
     kv: Tensor  # [layers, 2, blocks, block_tokens, heads, dim]
     tables: Tensor  # [rows + 1, blocks a row] int32
 
@@ -105,6 +106,18 @@ class SpeechModel(Protocol):
         ...
 
     def prefill(self, items: Sequence[PrefillItem]) -> None: ...
+
+    def line_positions(self, item: PrefillItem) -> int:
+        """How many positions a line must have for an item that is its prompt's `last`."""
+        ...
+
+    def pack_lines(self, items: Sequence[PrefillItem], count: int, positions: int) -> Ints:
+        """Such items as `count` lines of `positions` positions, the spare ones for the scratch row."""
+        ...
+
+    def prefill_lines(self, lines: Tensor, positions: int) -> None:
+        """`prefill` of packed lines. Takes nothing else of the host, so that it can be a graph."""
+        ...
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """Bring the row's codec up to its voice, from frame `start`; the next start, or -1 when it is there."""

@@ -1,6 +1,6 @@
 """What is slow the first time, done before anybody waits for it: libraries, encoders, one utterance.
 
-Kernels are compiled and graphs captured when the engine is loaded; this is the rest of the way to a listener.
+Kernels are compiled and the first graphs captured when the engine is loaded; this is the rest of the way to a listener.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 An implicit matrix product over [taps · inputs]: row t of the output gathers rows t, t - dilation, … of the input, from
 the layer's state where they lie before this piece. With `channels` below the number of columns, a column stands for
 one of several samples of one channel: a transposed convolution.
+
+The codec's channels are three times a power of two and tiles are powers of two, so a wide tile is one and a half of
+them: two products over the same inputs. Where there are few tiles, several programs split the depth of one; whichever
+comes last adds up what they left, in their order.
 """
 
 from __future__ import annotations
@@ -13,67 +17,121 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.reference import Snake
+from sonant.kernels.triton.conv_tile import tile_for
 from sonant.kernels.triton.early import begin, options, wait
+from sonant.kernels.triton.parts import arrivals, arrive_last, room, sum_of_parts
 from sonant.kernels.triton.snake import snake as snake_of
-from sonant.kernels.triton.snake import snake_beta
-
-_FEWEST_TILES = 96  # below that most of a GPU would idle, and the library splits the depth
+from sonant.kernels.triton.snake import snake_beta, snake_factors
+from sonant.kernels.tuning import Tile
 
 
 @triton.jit
+def _finish(
+    total, row, column, bias, residual, alpha, beta, raw, active, rows, columns, channels,
+    ADD: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr, SAMPLED: tl.constexpr,
+):  # fmt: skip
+    """Bias, residual and SnakeBeta, each rounded where the reference rounds it."""
+    dtype = active.dtype.element_ty
+    known = column < columns
+    channel = column % channels if SAMPLED else column
+    total = (total + tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None]).to(dtype)
+    at = row.to(tl.int64)[:, None] * columns + column[None]
+    mask = (row < rows)[:, None] & known[None]
+    if ADD:
+        total = (total.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(dtype)
+    if KEEP:
+        tl.store(raw + at, total, mask=mask)
+    if SNAKE:
+        half_waves, factor = snake_factors(
+            tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0)
+        )
+        tl.store(active + at, snake_of(total.to(tl.float32), half_waves[None], factor[None]).to(dtype), mask=mask)
+
+
+@triton.jit
+def _weights(weight, column, at, columns, depth, inside, EVEN: tl.constexpr):
+    """[K, N]. Columns past the end are the last one again: what comes of them is not stored."""
+    start = weight + tl.minimum(column, columns - 1).to(tl.int64) * depth
+    if EVEN:
+        return tl.load(start[None] + at[:, None])
+    return tl.load(start[None] + at[:, None], mask=inside[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows", "steps", "channels", "history", "dilation", "tiles_m", "tiles_n"])
 def _conv(
-    x, past, weight, bias, residual, alpha, beta, raw, active,
-    rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride, tiles_n,
+    x, past, weight, bias, residual, alpha, beta, raw, active, partial, arrived,
+    rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride, tiles_m, tiles_n,
     PAST: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr, TAPS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SAMPLED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
-    tile = tl.program_id(0)
-    m = (tile // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    present, known = m < rows, column < columns
-    batch, step = (m // steps).to(tl.int64), m % steps
+    tile, part = tl.program_id(0), tl.program_id(1)
+    # GROUP tiles of rows share the weights they read before the next columns' turn comes
+    group = tile // (GROUP * tiles_n)
+    height = tl.minimum(tiles_m - group * GROUP, GROUP)
+    within = tile % (GROUP * tiles_n)
+    row = (group * GROUP + within % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    half: tl.constexpr = BLOCK_N // 2
+    width: tl.constexpr = BLOCK_N + half if WIDE else BLOCK_N
+    column = (within // height) * width + tl.arange(0, BLOCK_N)
+    further = (within // height) * width + BLOCK_N + tl.arange(0, half)
+
+    there = tl.minimum(row, rows - 1)  # rows past the end are the last one again: what comes of them is not stored
+    batch, step = (there // steps).to(tl.int64), there % steps
+    fresh_from = x + batch * batch_stride + (step - history) * step_stride
+    past_from = past + batch * past_stride + step * inputs
+    lane = tl.arange(0, BLOCK_K)
     chunks = tl.cdiv(inputs, BLOCK_K)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    more = tl.zeros([BLOCK_M, half], tl.float32)
     wait(EARLY)
-    for turn in range(TAPS * chunks):
-        tap = turn // chunks
-        k = (turn % chunks) * BLOCK_K + tl.arange(0, BLOCK_K)
-        source = step + tap * dilation - history
-        fresh = source >= 0
+    for turn in range(part * TAPS * chunks // PARTS, (part + 1) * TAPS * chunks // PARTS):
+        tap = turn % TAPS  # taps of one depth follow each other: they read nearly the same rows
+        k = (turn // TAPS) * BLOCK_K + lane
+        shift = tap * dilation
+        fresh = step + shift >= history
+        start = fresh_from + shift * step_stride
+        inside = k < inputs
         if PAST:
-            before = past + batch * past_stride + (source + history) * inputs
-            start = tl.where(fresh, x + batch * batch_stride + source * step_stride, before)
-            there = present
+            start = tl.where(fresh, start, past_from + shift * inputs)
+            if EVEN:
+                value = tl.load(start[:, None] + k[None])
+            else:
+                value = tl.load(start[:, None] + k[None], mask=inside[None], other=0.0)
         else:
-            start = x + batch * batch_stride + source * step_stride
-            there = present & fresh
-        value = tl.load(start[:, None] + k[None], mask=there[:, None] & (k < inputs)[None], other=0.0)
-        at = column.to(tl.int64)[None] * (TAPS * inputs) + (tap * inputs + k)[:, None]
-        part = tl.load(weight + at, mask=(k < inputs)[:, None] & known[None], other=0.0)
-        total = tl.dot(value, part, total, input_precision=PRECISION)
-    dtype = active.dtype.element_ty
-    channel = column % channels
-    total = (total + tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None]).to(dtype).to(tl.float32)
-    at = m.to(tl.int64)[:, None] * columns + column[None]
-    mask = present[:, None] & known[None]
-    if ADD:
-        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    if KEEP:
-        tl.store(raw + at, total.to(dtype), mask=mask)
-    if SNAKE:
-        a = tl.exp(tl.load(alpha + channel, mask=known, other=0.0).to(tl.float32))[None]
-        b = tl.exp(tl.load(beta + channel, mask=known, other=0.0).to(tl.float32))[None]
-        tl.store(active + at, snake_of(total.to(dtype).to(tl.float32), a, b).to(dtype), mask=mask)
+            value = tl.load(start[:, None] + k[None], mask=fresh[:, None] & inside[None], other=0.0)
+        at = tap * inputs + k
+        own = _weights(weight, column, at, columns, TAPS * inputs, inside, EVEN)
+        total = tl.dot(value, own, total, input_precision=PRECISION)
+        if WIDE:
+            own = _weights(weight, further, at, columns, TAPS * inputs, inside, EVEN)
+            more = tl.dot(value, own, more, input_precision=PRECISION)
 
-
-def _tile(rows: int, columns: int, inputs: int) -> tuple[int, int, int]:
-    narrow = max(16, triton.next_power_of_2(columns))
-    block_n = narrow if narrow <= 128 else 128 if columns % 128 == 0 else 64
-    block_m = 128 if rows * columns >= 128 * block_n * 132 else 64
-    block_k = 64 if inputs % 64 == 0 else max(16, min(32, triton.next_power_of_2(inputs)))
-    return block_m, block_n, block_k
+    last = True
+    if PARTS > 1:
+        cells: tl.constexpr = BLOCK_M * width
+        line = tl.arange(0, BLOCK_M)[:, None] * width
+        slot = partial + tile.to(tl.int64) * PARTS * cells
+        cell, next_cell = line + tl.arange(0, BLOCK_N)[None], line + BLOCK_N + tl.arange(0, half)[None]
+        tl.store(slot + part * cells + cell, total)
+        if WIDE:
+            tl.store(slot + part * cells + next_cell, more)
+        last = arrive_last(arrived + tile, PARTS)
+        if last:
+            total = sum_of_parts(slot, cell, PARTS, cells)
+            if WIDE:
+                more = sum_of_parts(slot, next_cell, PARTS, cells)
+    if last:
+        _finish(
+            total, row, column, bias, residual, alpha, beta, raw, active, rows, columns, channels,
+            ADD, KEEP, SNAKE, SAMPLED,
+        )  # fmt: skip
+        if WIDE:
+            _finish(
+                more, row, further, bias, residual, alpha, beta, raw, active, rows, columns, channels,
+                ADD, KEEP, SNAKE, SAMPLED,
+            )  # fmt: skip
 
 
 def causal_conv(
@@ -86,27 +144,33 @@ def causal_conv(
     residual: Tensor | None = None,
     snake: Snake | None = None,
     keep: bool = True,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """`tile` is what a tuner tries; None: the best known."""
     batch, steps, inputs = x.shape
     columns, _, taps = weight.shape
-    block_m, block_n, block_k = _tile(batch * steps, columns, inputs)
-    tiles_n = triton.cdiv(columns, block_n)
-    tiles = triton.cdiv(batch * steps, block_m) * tiles_n
+    tile = tile or tile_for(x, columns, taps)
     flat = weight.permute(0, 2, 1)
-    if tiles < _FEWEST_TILES or not flat.is_contiguous():
+    if tile.library or not flat.is_contiguous():
         y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual)
         return y, y if snake is None else snake_beta(y.reshape(batch, -1, len(bias)), *snake).view(y.shape)
     x = x if x.stride(2) == 1 else x.contiguous()
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()
     raw = x.new_empty(batch, steps, columns) if keep or snake is None else x.new_empty(0)
     active = raw if snake is None else x.new_empty(batch, steps, columns)
-    _conv[(tiles,)](
+    tiles_m, tiles_n = triton.cdiv(batch * steps, tile.m), triton.cdiv(columns, tile.width)
+    tiles = tiles_m * tiles_n
+    _conv[(tiles, tile.splits)](
         x, x if past is None else past, flat, bias, x if residual is None else residual.contiguous(),
-        *(snake or (bias, bias)), raw, active, batch * steps, steps, inputs, columns, len(bias),
-        (taps - 1) * dilation, dilation, x.stride(0), x.stride(1), 0 if past is None else past.stride(0), tiles_n,
+        *(snake or (bias, bias)), raw, active,
+        room(x, tiles, tile.splits, tile.m * tile.width), arrivals(x.device, weight.data_ptr(), tiles, tile.splits),
+        batch * steps, steps, inputs, columns, len(bias),
+        (taps - 1) * dilation, dilation, x.stride(0), x.stride(1), 0 if past is None else past.stride(0),
+        tiles_m, tiles_n,
         PAST=past is not None, ADD=residual is not None, KEEP=raw.numel() > 0, SNAKE=snake is not None, TAPS=taps,
-        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=8 if block_m * block_n >= 128 * 128 else 4, num_stages=3, **options(x),
+        SAMPLED=columns > len(bias), PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
+        EVEN=inputs % tile.k == 0, WIDE=tile.wide,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group, PARTS=tile.splits,
+        num_warps=tile.warps, num_stages=tile.stages, **options(x),
     )  # fmt: skip
     return raw, active

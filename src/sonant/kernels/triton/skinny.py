@@ -2,8 +2,9 @@
 
 One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
 before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
-each program anew, since the row is in its registers anyway. More rows go to tensor cores (few.py), and from there on
-the library's products win. Where nothing fits, the reference runs.
+each program anew, since the row is in its registers anyway. More rows go to tensor cores (few.py), and from there on,
+or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile` is what a
+tuner tries with more than one row; None: the best known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sonant.kernels import reference
 from sonant.kernels.triton import few, norm
 from sonant.kernels.triton.early import begin, options, wait
 from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.tuning import Tile
 
 _DEEPEST = 8192
 _VECTORS = 64  # elements of the weights in each thread's hands
@@ -59,9 +61,9 @@ def _skinny(
 
 def _product(
     x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
-    residual: Tensor | None = None,
+    residual: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """None: too many rows, or an unusual layout."""
+    """None: too many rows, an unusual layout, or a shape in which the library is faster."""
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     rows = x.numel() // depth
@@ -72,11 +74,12 @@ def _product(
     residual = None if residual is None else residual.contiguous()
     if rows == 1 and depth <= _DEEPEST:
         _one_row(flat, weight, wanted, gain, eps, gated, residual)
-    elif few.fits(rows, depth):
-        few.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual)
-    else:
-        return None
-    return out
+        return out
+    if few.fits(rows, depth) and few.product(
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+    ):
+        return out
+    return None
 
 
 def _one_row(
@@ -93,24 +96,24 @@ def _one_row(
     )  # fmt: skip
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    out = _product(x, weight)
+def linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, tile=tile)
     return reference.linear(x, weight) if out is None else out
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    out = _product(x, weight, residual=residual)
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, residual=residual, tile=tile)
     if out is not None:
         return out
     # into the residual itself: otherwise the library copies it first
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps)
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
     return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
     return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out

@@ -1,21 +1,22 @@
 """The 12 Hz codec's decoder: frames of 16 codes in, 1920 samples a frame out, strictly causal.
 
-It runs on a whole utterance (`state=None`) or in pieces of any size with exact row state: convolution tails,
-transposed-convolution overhang and the last `sliding_window - 1` keys and values. `unpack` and `pack` turn a
-row's state into the list that the layers use and back into one flat vector, so that the engine moves a row's
-state with one gather and one scatter.
+It runs on a whole utterance (`state=None`) or in pieces with exact row state: the tails of convolutions' inputs and the
+last `sliding_window` keys and values. The tails are small: `unpack` and `pack` turn a row's into the list that the
+layers use and back into one flat vector, so that they move with one gather and one scatter. Keys and values are large
+and stay where they are, in a ring of which a piece writes only its own positions.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonant.layers.attention import Context, FullContext, WindowContext
+from sonant.layers.attention import Context, FullContext, RingContext
 from sonant.layers.conv_stream import (
     CausalConv1d,
     CausalConvTranspose1d,
@@ -30,6 +31,16 @@ from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.stack import stack_shape
 
 _DILATIONS = (1, 3, 9)
+_SLOT_MULTIPLE = 8  # of a ring: what attention's masks are aligned to
+
+
+@dataclass(frozen=True)
+class CodecState:
+    """What came before, for each row of a batch. Zeros are the state before any input."""
+
+    tails: StreamState  # [B, …] for each stateful convolution; replaced by what the next piece needs
+    ring: Tensor  # see `ring_shape`, with the rows as its third dimension; written in place
+    rows: Tensor  # [B]: where in the ring
 
 
 class _Codebook(nn.Module):
@@ -174,9 +185,8 @@ class CodecDecoder(nn.Module):
             ]
         )
         self.samples_per_frame = math.prod(config.upsample_rates) * math.prod(config.upsampling_ratios)
-        window = (config.num_hidden_layers, 2, config.sliding_window - 1, config.num_key_value_heads, config.head_dim)
-        self.state_shapes: list[tuple[int, ...]] = [window, *assign_slots(self, first=1)]
-        self.state_size = sum(math.prod(s) for s in self.state_shapes)
+        self.tail_shapes = assign_slots(self)
+        self.tails_size = sum(math.prod(s) for s in self.tail_shapes)
         self.register_buffer("code_table", None, persistent=False)
 
     def prepare(self) -> None:
@@ -188,28 +198,34 @@ class CodecDecoder(nn.Module):
         with torch.no_grad():
             self.code_table = self.quantizer.table()
 
+    def ring_shape(self, most_frames: int) -> tuple[int, ...]:
+        """[layers, 2, slots, heads, dim] of one row's keys and values, for pieces of up to `most_frames` frames."""
+        c = self.config
+        slots = -(-(c.sliding_window - 1 + most_frames) // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
+        return (c.num_hidden_layers, 2, slots, c.num_key_value_heads, c.head_dim)
+
     def unpack(self, flat: Tensor) -> StreamState:
-        """Views of flat [B, state_size], one for each stateful layer; zeros are the state before any input."""
-        pieces = flat.split([math.prod(s) for s in self.state_shapes], dim=1)
-        return [p.view(-1, *s) for p, s in zip(pieces, self.state_shapes, strict=True)]
+        """Views of flat [B, tails_size], one for each stateful convolution."""
+        pieces = flat.split([math.prod(s) for s in self.tail_shapes], dim=1)
+        return [p.view(-1, *s) for p, s in zip(pieces, self.tail_shapes, strict=True)]
 
-    def pack(self, state: StreamState) -> Tensor:
-        return torch.cat([s.flatten(1) for s in state], dim=1)
+    def pack(self, tails: StreamState) -> Tensor:
+        return torch.cat([t.flatten(1) for t in tails], dim=1)
 
-    def forward(self, codes: Tensor, first: Tensor, state: StreamState | None = None) -> Tensor:
+    def forward(self, codes: Tensor, first: Tensor, state: CodecState | None = None) -> Tensor:
         """codes [B, F, codebooks]; first [B]: index of each row's first frame → samples [B, F · 1920]."""
         table = self.quantizer.table() if self.code_table is None else self.code_table
         offsets = torch.arange(codes.shape[-1], device=codes.device) * self.config.codebook_size
         x = F.embedding(codes.long() + offsets, table).sum(2)
-        x, _ = self.pre_conv(x, state)
+        tails = None if state is None else state.tails
+        x, _ = self.pre_conv(x, tails)
         positions = first[:, None] + torch.arange(codes.shape[1], device=codes.device)
-        context: FullContext | WindowContext
-        context = FullContext(self.config.sliding_window) if state is None else WindowContext(state[0], positions)
+        context: Context = FullContext(self.config.sliding_window)
+        if state is not None:
+            context = RingContext(state.ring, state.rows, positions, self.config.sliding_window)
         x = self.pre_transformer(x, positions, context)
-        if state is not None and isinstance(context, WindowContext):
-            state[0] = context.following()
-        x = self.upsampled(x, state)
-        return self.waveform(x, state).clamp(-1, 1)
+        x = self.upsampled(x, tails)
+        return self.waveform(x, tails).clamp(-1, 1)
 
     def upsampled(self, x: Tensor, state: StreamState | None) -> Tensor:
         for stage in self.upsample.children():

@@ -26,6 +26,7 @@ class Limits:
 
     trailing_tokens: int
     ring_frames: int
+    chunk_frames: int  # the most that the codec is given at once
     budget_frames: int
     budget_frames_per_token: float
 
@@ -45,6 +46,7 @@ def staged_fields() -> tuple[Field, ...]:
 
 def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:
     talker, dtype = config.talker, modules.talker.codec_head.weight.dtype
+    decoder, codec_dtype = modules.decoder, modules.decoder.pre_conv.conv.weight.dtype
     counters = ("position", "frame", "codec_position", "codec_frame")
     return (
         *(Field(name, (), torch.int64) for name in counters),
@@ -53,7 +55,8 @@ def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tu
         Field("trailing", (limits.trailing_tokens, talker.hidden_size), dtype),
         Field("seen", (talker.vocab_size,), torch.bool),
         Field("codes", (limits.ring_frames, talker.num_code_groups), torch.int32),
-        Field("codec_state", (modules.decoder.state_size,), modules.decoder.pre_conv.conv.weight.dtype),
+        Field("codec_tails", (decoder.tails_size,), codec_dtype),
+        Field("codec_ring", decoder.ring_shape(limits.chunk_frames), codec_dtype, row_dim=2),
     )
 
 

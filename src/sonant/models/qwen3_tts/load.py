@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 
+from sonant.audio.lexicon import Lexicon
 from sonant.audio.normalize import normalize_english
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
@@ -34,6 +35,7 @@ class Manifest:
     name: str | None = None
     license: str | None = None
     text_front_end: str | None = None
+    lexicon: str | None = None  # a file beside it: how words sound, for what the front end made
     # The runaway guard for a voice whose tokens are shorter than the published ones: characters, say.
     frames_per_token: float | None = None
 
@@ -46,7 +48,7 @@ class Manifest:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(raw) - known):
             raise CheckpointError(f"{path}: unknown key {unknown[0]!r}; it may hold {', '.join(sorted(known))}")
-        for key in ("name", "license", "text_front_end"):
+        for key in ("name", "license", "text_front_end", "lexicon"):
             if not isinstance(raw.get(key), str | None):
                 raise CheckpointError(f"{path}: {key} must be a string, not {raw[key]!r}")
         frames = raw.get("frames_per_token", 1)
@@ -57,18 +59,32 @@ class Manifest:
             raise CheckpointError(
                 f"{path}: no text_front_end {manifest.text_front_end!r}; this Sonant has {', '.join(FRONT_ENDS)}"
             )
+        if manifest.lexicon is not None and (
+            manifest.text_front_end is None or Path(manifest.lexicon).name != manifest.lexicon
+        ):
+            raise CheckpointError(f"{path}: lexicon must name a file beside it and needs a text_front_end")
         return manifest
+
+
+def front_end_of(folder: Path, manifest: Manifest) -> FrontEnd | None:
+    if manifest.text_front_end is None:
+        return None
+    normalize = FRONT_ENDS[manifest.text_front_end]
+    if manifest.lexicon is None:
+        return normalize
+    lexicon = Lexicon.read(folder / manifest.lexicon)
+    return lambda text: lexicon.pronounce(normalize(text))
 
 
 def load(
     folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> Qwen3TTS:
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
-    front_end = FRONT_ENDS[manifest.text_front_end] if manifest.text_front_end else None
-    builder = PromptBuilder(config, TextTokenizer(folder), front_end)
+    builder = PromptBuilder(config, TextTokenizer(folder), front_end_of(folder, manifest))
     limits = Limits(
         trailing_tokens=_TRAILING_TOKENS,
         ring_frames=2 * options.chunk_frames[-1],
+        chunk_frames=options.chunk_frames[-1],
         budget_frames=options.budget_frames,
         budget_frames_per_token=min(options.budget_frames_per_token, manifest.frames_per_token or float("inf")),
     )

@@ -18,11 +18,13 @@ from sonant.errors import BadText, Unsupported
 from sonant.kernels import ops
 from sonant.kernels.reference import Bans
 from sonant.layers.attention import PagedContext
-from sonant.models.base import CAPPED, RUNNING, STOPPED, Memory, ModelSpec, PrefillItem, Prompt, to_device
+from sonant.models.base import CAPPED, RUNNING, STOPPED, Ints, Memory, ModelSpec, PrefillItem, Prompt, to_device
 from sonant.models.qwen3_tts.checkpoint import Modules
+from sonant.models.qwen3_tts.codec import CodecState
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.fields import Limits, draw_values, sampling_values, staged_fields, state_fields
 from sonant.models.qwen3_tts.predictor import Draw
+from sonant.models.qwen3_tts.prefill_lines import Lines, LineShape, positions_needed
 from sonant.models.qwen3_tts.prompt import Layout, PromptBuilder
 from sonant.types import Samples, SpeechRequest, Voice
 
@@ -59,7 +61,8 @@ class Qwen3TTS:
         with torch.inference_mode():
             pad = torch.tensor([config.tts_pad_token_id], device=self.device)
             self.pad_text = modules.talker.embed_text(pad)[0]
-        self.prerolls: OrderedDict[str, Tensor] = OrderedDict()  # codec state by voice; only the step thread
+        # codec tails and ring by voice; only the step thread
+        self.prerolls: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
     # Off the step thread
 
@@ -90,7 +93,7 @@ class Qwen3TTS:
 
     def bind(self, memory: Memory) -> None:
         self.rows, self.kv, self.tables = memory.rows, memory.kv, memory.tables
-        self.block_tokens = memory.kv.shape[3]
+        self.block_tokens, self.scratch_row = memory.kv.shape[3], len(memory.tables) - 1
         for name in ("position", "frame", "codec_position", "codec_frame"):
             self.rows[name].zero_()
         self.rows["status"].fill_(STOPPED)  # frozen: the scratch row for ever, the others until prefill readies them
@@ -105,9 +108,7 @@ class Qwen3TTS:
         codes = np.zeros((len(pad), self.spec.codebooks), np.int32)
         layout = Layout(pad, codes, None, 0, pad[:1], None, "", has_frames=True, spoken_tokens=1)
         prompt = Prompt(length=len(pad), keys=layout.keys(), staged={}, max_frames=1, payload=layout)
-        scratch = len(self.rows["status"]) - 1
-        self.prefill([PrefillItem(scratch, prompt, 0, len(pad) - 1)])
-        self.rows["status"].fill_(STOPPED)
+        self.prefill([PrefillItem(self.scratch_row, prompt, 0, len(pad) - 1)])
 
     @torch.inference_mode()
     def prefill(self, items: Sequence[PrefillItem]) -> None:
@@ -151,30 +152,56 @@ class Qwen3TTS:
     def _make_ready(self, items: Sequence[PrefillItem]) -> None:
         rows = to_device(np.array([i.row for i in items]), self.device)
         lengths = to_device(np.array([i.prompt.length for i in items]), self.device)
-        r = self.rows
-        r["input"][rows] = self._embed(items, [i.prompt.length - 1 for i in items], 1)[:, 0]
-        r["position"][rows] = lengths - 1
-        r["status"].index_fill_(0, rows, RUNNING)
-        r["seen"].index_fill_(0, rows, False)
-        for name in ("frame", "codec_position", "codec_frame"):
-            r[name].index_fill_(0, rows, 0)
+        self._start_rows(rows, lengths, self._embed(items, [i.prompt.length - 1 for i in items], 1)[:, 0])
         for item in items:
             trailing = item.prompt.payload.trailing
             if len(trailing):
-                r["trailing"][item.row, : len(trailing)] = self.modules.talker.embed_text(
+                self.rows["trailing"][item.row, : len(trailing)] = self.modules.talker.embed_text(
                     to_device(trailing, self.device)
                 )
+
+    def _start_rows(self, rows: Tensor, lengths: Tensor, inputs: Tensor) -> None:
+        r = self.rows
+        r["input"][rows] = inputs
+        r["position"][rows] = lengths - 1
+        r["status"][rows] = torch.where(rows == self.scratch_row, STOPPED, RUNNING).int()
+        r["seen"].index_fill_(0, rows, False)
+        for name in ("frame", "codec_position", "codec_frame"):
+            r[name].index_fill_(0, rows, 0)
+        r["codec_tails"].index_fill_(0, rows, 0)
+        r["codec_ring"].index_fill_(2, rows, 0)
+
+    def line_positions(self, item: PrefillItem) -> int:
+        return positions_needed(item)
+
+    def pack_lines(self, items: Sequence[PrefillItem], count: int, positions: int) -> Ints:
+        return self._line_shape(positions).pack(items, count, self.scratch_row)
+
+    @torch.inference_mode()
+    def prefill_lines(self, lines: Tensor, positions: int) -> None:
+        talker, line = self.modules.talker, Lines(lines, self._line_shape(positions))
+        x = talker.embed_position(line.text, line.codes, with_groups=True)
+        x = torch.where(line.speaks, x + line.speaker.to(x.dtype), x)
+        at = line.at[:, :-1].where(line.real, 0)
+        context = self._context(line.rows, at, line.real, self.tables.shape[1])
+        talker.model(x[:, :-1].contiguous(), at, context)
+        self._start_rows(line.rows, line.lengths, x[:, -1])
+        trailing = talker.embed_text(line.trailing.clamp(min=0))  # what is past a row's own text is never read
+        self.rows["trailing"][:, :positions].index_copy_(0, line.rows, trailing)
+
+    def _line_shape(self, positions: int) -> LineShape:
+        return LineShape(positions, self.spec.codebooks, self.config.talker.hidden_size)
 
     @torch.inference_mode()
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         layout: Layout = item.prompt.payload
         if layout.preroll is None:
             return -1
-        state, position = self.rows["codec_state"], self.rows["codec_position"]
+        tails, ring, position = (self.rows[name] for name in ("codec_tails", "codec_ring", "codec_position"))
         known = self.prerolls.get(layout.voice_key)
         if known is not None:
             self.prerolls.move_to_end(layout.voice_key)
-            state[item.row] = known
+            tails[item.row], ring[:, :, item.row] = known
             position[item.row] = len(layout.preroll)
             return -1
         rows = to_device(np.array([item.row]), self.device)
@@ -182,7 +209,7 @@ class Qwen3TTS:
         self._decode(rows, to_device(piece, self.device)[None])
         if start + len(piece) < len(layout.preroll):
             return start + len(piece)
-        self.prerolls[layout.voice_key] = state[item.row].clone()
+        self.prerolls[layout.voice_key] = tails[item.row].clone(), ring[:, :, item.row].clone()
         if len(self.prerolls) > _CACHED_PREROLLS:
             self.prerolls.popitem(last=False)
         return -1
@@ -238,10 +265,9 @@ class Qwen3TTS:
     def _decode(self, rows: Tensor, codes: Tensor) -> Tensor:
         decoder, r = self.modules.decoder, self.rows
         first = r["codec_position"][rows]
-        # a fresh row's state is whatever its last owner left: start from silence instead
-        state = decoder.unpack(r["codec_state"][rows].masked_fill((first == 0)[:, None], 0))
+        state = CodecState(decoder.unpack(r["codec_tails"][rows]), r["codec_ring"], rows)
         samples = decoder(codes, first, state)
-        r["codec_state"][rows] = decoder.pack(state)
+        r["codec_tails"][rows] = decoder.pack(state.tails)
         r["codec_position"][rows] = first + codes.shape[1]
         return samples
 

@@ -1,0 +1,61 @@
+"""The graphs that an engine is to have and has not captured yet, smallest batch first.
+
+An engine answers when its small batches are captured. The others follow one at a time, between steps, when the step
+loop finds that no listener would notice; how long one will take is told by the last one of its kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_MARGIN = 2.0  # the next one is larger, and may find a kernel that is yet to be compiled
+
+
+class Capturable(Protocol):
+    name: str
+
+    def capture(self, buckets: Iterable[Any], pool: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    step: Capturable
+    bucket: Any
+    rows: int  # of a batch that it serves
+
+
+class Captures:
+    def __init__(self, wanted: Iterable[Wanted], pool: Any) -> None:
+        self.pending = deque(sorted(wanted, key=lambda w: w.rows))
+        self.total, self.done = len(self.pending), 0
+        self.held = False  # while somebody measures
+        self._pool, self._last_s = pool, dict[str, float]()
+
+    @property
+    def share(self) -> float:
+        """Of the graphs that are there: 1 is all."""
+        return self.done / self.total if self.total else 1.0
+
+    @property
+    def expected_s(self) -> float:
+        """How long the next one takes; without any of its kind to go by, for ever."""
+        return _MARGIN * self._last_s.get(self.pending[0].step.name, float("inf"))
+
+    def capture_up_to(self, rows: int) -> None:
+        while self.pending and self.pending[0].rows <= rows:
+            self.capture_next()
+
+    def capture_next(self) -> None:
+        wanted, began_s = self.pending[0], time.perf_counter()
+        wanted.step.capture([wanted.bucket], self._pool)
+        self._last_s[wanted.step.name] = time.perf_counter() - began_s
+        self.pending.popleft()
+        self.done += 1
+
+    def give_up(self) -> None:
+        """Stay with what there is."""
+        self.pending.clear()

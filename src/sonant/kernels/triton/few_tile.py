@@ -1,0 +1,89 @@
+"""Which tile a product with few rows runs in: the measured one, or a rule; and the candidates that a tuner measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from sonant.kernels.tuning import Tile, find
+
+ROWS = 64  # above it the library's products win
+_LEAST_BLOCK = 16  # rows of a tile, however few there are
+_DEPTH = 256  # of a tile, by the rule
+_PROCESSORS = 132  # of an H100 or H200
+_SHARED_BYTES = 227 << 10
+_MOST_SPLITS = 24
+# columns and depth of tiles, by rows
+_TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
+    {
+        16: ((16, 512), (16, 1024), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256), (128, 128)),
+        32: ((16, 512), (32, 128), (32, 512), (64, 128), (64, 256), (128, 64), (128, 128)),
+        64: ((32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128)),
+    }
+)
+
+
+def shape_key(depth: int, columns: int, gated: bool, norm: bool, item_bytes: int) -> str:
+    return f"{depth}x{columns}{'x2' if gated else ''}{' norm' if norm else ''} {8 * item_bytes}"
+
+
+def tile_for(x: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
+    rows, depth = x.shape
+    item = x.dtype.itemsize
+    found = find("few", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
+    return found or rule(rows, depth, columns, gated, item)
+
+
+def block_depth(depth: int, most: int = _DEPTH) -> int:
+    """The largest power of two that divides the depth, up to a tile's."""
+    return min(most, depth & -depth)
+
+
+def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:
+    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: as few parts as
+    fill the GPU. Four bytes have no tensor cores, and a deep tile of them would be thousands of instructions."""
+    if rows <= 16 and item_bytes < 4:
+        k = block_depth(depth)
+        return Tile(0, 64, k, warps=4, stages=2, splits=depth // k)
+    n, most = (64, 128) if item_bytes < 4 else (32, 32)
+    k = block_depth(depth, most)
+    tiles = depth // k
+    wanted = -(-2 * _PROCESSORS // -(-columns // n))
+    splits = next((s for s in range(1, tiles + 1) if tiles % s == 0 and s >= min(wanted, _MOST_SPLITS)), tiles)
+    return Tile(0, n, k, warps=4, stages=2 if gated else 3, splits=splits)
+
+
+def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
+    """Those worth a measurement; the rule's own comes first."""
+    yield rule(rows, depth, columns, gated, item_bytes)
+    block_m, planes = max(_LEAST_BLOCK, 1 << (rows - 1).bit_length()), 2 if gated else 1
+    for n, k in ((n, block_depth(depth, most)) for n, most in _TRIED[block_m]):
+        for splits in _splits(-(-columns // n), depth // k):
+            wide = planes * n * k * item_bytes > 1 << 15
+            for warps, fold in ((8 if wide else 4, 1), (4, 4), (8, 8)):
+                tile = Tile(0, n, k, warps, 3 if k > 64 else 4, splits, fold=fold)
+                if _sensible(tile, depth, block_m, planes, item_bytes):
+                    yield tile
+
+
+def _splits(strips: int, tiles: int) -> list[int]:
+    """Divisors of the depth's tiles that give each processor about one program or two."""
+    divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
+    divisors = [s for s in divisors if 0.7 * _PROCESSORS <= strips * s <= 4 * _PROCESSORS]
+    nearest = {min(divisors, key=lambda s: abs(strips * s - full * _PROCESSORS)) for full in (1, 2) if divisors}
+    return sorted(nearest)
+
+
+def _sensible(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int) -> bool:
+    threads = 32 * tile.warps
+    held = planes * tile.n * tile.k * item_bytes // threads  # bytes of the first tile in each thread's registers
+    sums = planes * tile.n * block_m * tile.fold // threads
+    stages = tile.stages if depth // (tile.k * tile.splits) > 1 else 1
+    shared = (stages * tile.k * (planes * tile.n + block_m)) * item_bytes
+    if not 64 <= held <= 256 or sums > 64 or shared > _SHARED_BYTES:
+        return False
+    if tile.fold > 1:
+        return tile.n <= 32 and tile.k // tile.fold >= 64 and block_m <= 32
+    return tile.n >= 32

@@ -1,0 +1,113 @@
+"""The tuner takes the fastest candidate that computes the right thing, be it the library, and stops in time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sonant.bench import tune
+from sonant.bench.kernel_cases import Call
+from sonant.bench.kernels import Ceiling
+from sonant.cli.main import main
+from sonant.kernels.tuning import LIBRARY, Tile
+
+pytest.importorskip("triton")
+from sonant.bench.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
+
+CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
+SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
+
+
+@dataclass(frozen=True)
+class Fake:
+    op: str = "linear"
+    key: str = "few shape 16"
+    where: str = "nowhere"
+    bytes: int = 1 << 20
+    streamed_bytes: int = 1 << 30
+    flops: int = 0
+
+    def candidates(self) -> list[Tile]:
+        return [SLOW, FAST, WRONG, ABSENT]
+
+    def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
+        return (tile,)
+
+    def least(self) -> Fake:
+        return self
+
+    def make(self, device: torch.device) -> Call:
+        return Call((torch.ones(4),), {})
+
+    def with_other_weights(self, call: Call) -> Call:
+        return call
+
+    def run(self, call: Call, tile: Tile) -> Tensor:
+        return call.args[0] * (2 if tile == WRONG else 1)
+
+    def expected(self, call: Call) -> Tensor:
+        return call.args[0]
+
+
+def tuned(monkeypatch: pytest.MonkeyPatch, library_us: float) -> tune.Tuned:
+    times = {SLOW: 9.0, FAST: 5.0, WRONG: 1.0, ABSENT: 1.0, LIBRARY: library_us}
+    monkeypatch.setattr(tune, "call_us", lambda case, calls, tile, floor_us, limit_us=0.0: times[tile])
+    return tune.tune_one(Fake(), CPU, CEILING, compiled={(SLOW,), (FAST,), (WRONG,)})
+
+
+def test_the_fastest_right_candidate_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tuned(monkeypatch, library_us=7.0)
+    assert (result.tile, result.best_us, result.rule_us, result.library_us) == (FAST, 5.0, 9.0, 7.0)
+    assert result.tried == 2 and len(result.failed) == 1 and "relative error" in result.failed[0]
+    assert "WRONG" in tune.table([result])
+
+
+def test_the_library_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tuned(monkeypatch, library_us=4.0)
+    assert result.tile == LIBRARY and "library" in tune.table([result]).splitlines()[-2]
+
+
+def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    assert tune.tune([Fake(), Fake()], CPU, CEILING, set(), time.monotonic() - 1, said.append) == []
+    assert "2 of 2 shapes keep their rule" in said[-1]
+
+
+def test_without_a_gpu_there_is_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--tune", "--device", "cpu"]) != 0
+    assert "needs a GPU" in capsys.readouterr().err
+
+
+def test_the_shapes_are_the_models() -> None:
+    products, convolutions = list(product_cases()), list(conv_cases())
+    assert {(c.depth, c.columns) for c in products if c.gated} == {(2048, 6144), (1024, 3072)}
+    frame = [c for c in convolutions if c.frames == 1]
+    assert [(c.inputs, c.columns, c.taps) for c in frame][:4] == [
+        (1024, 1536, 7), (1536, 8 * 768, 2), (768, 768, 7), (768, 768, 1),
+    ]  # fmt: skip
+    assert [c.steps for c in frame] == [4, 4, 32, 32, 32, 160, 160, 160, 640, 640, 640, 1920, 1920, 1920]
+
+
+def test_every_candidate_fits_its_shape() -> None:
+    for case in (*product_cases(), *conv_cases()):
+        tiles = case.candidates()
+        assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
+        for tile in tiles:
+            if isinstance(case, ProductCase):
+                assert case.depth % (tile.k * tile.splits) == 0
+            elif isinstance(case, ConvCase):
+                assert tile.splits <= case.taps * -(-case.inputs // tile.k)
+
+
+@pytest.mark.parametrize("case", [next(product_cases()), *list(conv_cases())[-4:]], ids=lambda case: case.where)
+def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase) -> None:
+    """On a CPU the library's path is all that runs."""
+    call = case.with_other_weights(case.make(CPU))
+    with torch.inference_mode():
+        got, expected = (tile_or.float() for tile_or in (case.run(call, LIBRARY), case.expected(call)))
+    assert float((got - expected).norm() / expected.norm()) < 2e-2

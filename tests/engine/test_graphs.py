@@ -1,0 +1,180 @@
+"""An engine whose steps are all replays, padded and in pieces, says what one says that runs them as they are.
+
+There are no CUDA graphs on the CPU: a replay here runs the step again, from the same static inputs to the same outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clips import reference_clip
+from engine.conftest import MakeEngine
+from engine.test_batching import request, same
+from sonant import Engine
+from sonant.engine import graphed_prefill, graphs
+from sonant.engine.captures import Captures
+from sonant.engine.graphs import Captured, GraphedStep, Run
+from sonant.engine.runner import Runner
+from sonant.models.base import STOPPED, PrefillItem
+
+
+@dataclass(frozen=True)
+class Replay:
+    run: Run
+    given: Tensor
+    out: Tensor
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        self.out.copy_(self.run(self.given))
+
+
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> Captured:
+    out = run(given).clone()
+    graph: Any = Replay(run, given, out)
+    return Captured(graph, given, out)
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (graphs, graphed_prefill):
+        monkeypatch.setattr(module, "capture_graph", capture_graph)
+
+
+@pytest.fixture
+def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """As `make_engine`, with all graphs captured up to four rows."""
+
+    def make(*args: Any, **options: Any) -> Engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "_captures", lambda self: Captures(self._graphs(), None))
+            engine = make_engine(*args, **{"warm_rows": 4, "max_rows": 4, **options})
+        assert engine.warm_share > 0
+        return engine
+
+    return make
+
+
+def eager_prefills(engine: Engine) -> list[PrefillItem]:
+    """Filled with the pieces that go past the graphs from now on."""
+    seen: list[PrefillItem] = []
+    prefill = engine.model.prefill
+
+    def watched(items: Iterable[PrefillItem]) -> None:
+        seen.extend(items)
+        prefill(list(items))
+
+    engine.model.prefill = watched  # type: ignore[method-assign]
+    return seen
+
+
+def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> None:
+    plain, engine = make_engine(max_rows=8), replaying(max_rows=8, block_tokens=4)
+    expected = [plain.speak(**request(n)) for n in range(8)]
+    eager = eager_prefills(engine)
+    for _ in range(2):  # the second time with the first one's prefixes in the cache
+        streams = [engine.stream(**request(n)) for n in range(8)]
+        for speech, stream in zip(expected, streams, strict=True):
+            same(speech, stream.result())
+    assert eager == []
+
+
+def test_all_graphs_come_first_where_all_rows_are_to_be_warm(replaying: MakeEngine) -> None:
+    for rows in (1, 2, 3):
+        assert replaying(max_rows=rows, warm_rows=rows).warm_share == 1
+
+
+def test_a_designed_voice(make_engine: MakeEngine, replaying: MakeEngine) -> None:
+    said: dict[str, Any] = {"text": "hello the world", "instruct": "hello user", "seed": 3, "max_frames": 6}
+    same(make_engine("design").speak(**said), replaying("design").speak(**said))
+
+
+@pytest.mark.parametrize("text", [None, "speech and the user"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_cloned_voice(make_engine: MakeEngine, replaying: MakeEngine, text: str | None, streaming: bool) -> None:
+    plain, engine = make_engine("base"), replaying("base")
+    voice = plain.clone(reference_clip(), text)
+    said: dict[str, Any] = {"text": "hello the world", "voice": voice, "streaming_text": streaming, "seed": 3}
+    eager = eager_prefills(engine)
+    same(plain.speak(**said, max_frames=6), engine.speak(**said, max_frames=6))
+    assert eager == []
+
+
+def test_of_a_prompt_in_pieces_the_last_one_is_replayed(make_engine: MakeEngine, replaying: MakeEngine) -> None:
+    said: dict[str, Any] = {"text": "on and on and on the world speech hello again", "seed": 3, "max_frames": 6}
+    engine = replaying(prefill_tokens=5)
+    eager = eager_prefills(engine)
+    same(make_engine().speak(**said), engine.speak(**said))
+    assert eager and not any(item.last for item in eager)
+
+
+def test_a_prompt_longer_than_every_graph_is_prefilled_all_the_same(
+    make_engine: MakeEngine, replaying: MakeEngine
+) -> None:
+    said: dict[str, Any] = {"text": "hello " * 150, "seed": 3, "max_frames": 3, "streaming_text": False}
+    plain, engine = (make(segment_chars=2000) for make in (make_engine, replaying))
+    eager = eager_prefills(engine)
+    same(plain.speak(**said), engine.speak(**said))
+    assert [item.last for item in eager] == [True]
+
+
+def test_uninitialised_memory_is_not_heard_through_padding(make_engine: MakeEngine, replaying: MakeEngine) -> None:
+    expected = [make_engine().speak(**request(n)) for n in range(3)]
+    engine = replaying()
+    engine._loop.runner.kv.fill_(float("nan"))
+    streams = [engine.stream(**request(n)) for n in range(3)]
+    for speech, stream in zip(expected, streams, strict=True):
+        same(speech, stream.result())
+
+
+def test_padding_never_moves_on(replaying: MakeEngine) -> None:
+    engine = replaying()
+    engine.speak(**request(3))
+    fields = engine._loop.runner.rows.fields
+    assert [int(fields[name][-1]) for name in ("status", "position", "frame")] == [STOPPED, 0, 0]
+
+
+def square(batches: list[int]) -> Callable[[Tensor], Tensor]:
+    def run(rows: Tensor) -> Tensor:
+        batches.append(len(rows))
+        return (rows * rows)[:, None]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ((), 5, [5]),
+        ((1, 2, 4, 8), 3, [4]),
+        ((1, 2, 4, 8), 8, [8]),
+        ((1, 2, 4, 8), 19, [8, 8, 4]),
+        ((8, 16, 24, 32), 40, [32, 8]),
+        ((8, 16), 40, [16, 16, 8]),
+        ((1, 2, 4, 8), 80, [80]),  # too many pieces: as it is
+    ],
+)
+def test_a_batch_past_the_largest_graph_is_replayed_in_pieces(
+    sizes: tuple[int, ...], count: int, expected: list[int]
+) -> None:
+    batches: list[int] = []
+    step = GraphedStep("square", square(batches), torch.device("cpu"), scratch_row=99)
+    step.capture(sizes, None)
+    batches.clear()
+    assert step(list(range(count))).tolist() == [[n * n] for n in range(count)]
+    assert batches == expected
+
+
+def test_a_step_that_is_looked_at_is_not_replayed() -> None:
+    batches: list[int] = []
+    step = GraphedStep("square", square(batches), torch.device("cpu"), scratch_row=99)
+    step.capture([4], None)
+    step.replays = False
+    assert step([1, 2]).tolist() == [[1], [4]]
+    assert batches == [4, 2]

@@ -1,0 +1,53 @@
+"""Real captures: what the fakes of test_graphs.py cannot show."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from sonant.engine.graphs import Captured, capture_graph
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_replay_leaves_the_results_of_other_graphs_alone() -> None:
+    """The pool's memory is shared: a graph captured later gets its results where an earlier one works."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def works(given: Tensor) -> Tensor:
+        return (given.expand(1 << 20) * 3).cumsum(0)[-1:]
+
+    def results(given: Tensor) -> Tensor:
+        return given.expand(1 << 20) + 1
+
+    first = capture_graph("works", works, torch.full((1,), 2.0, device="cuda"), pool)
+    second = capture_graph("results", results, torch.full((1,), 4.0, device="cuda"), pool)
+    second.graph.replay()
+    first.graph.replay()
+    assert second.out.eq(5.0).all()
+    assert first.out.item() == pytest.approx(6 * 2**20, rel=1e-3)
+
+
+def test_two_threads_may_capture_at_once() -> None:
+    captured: list[Captured] = []
+
+    def capture() -> None:
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for n in range(8):
+                given = torch.full((1024,), float(n), device="cuda")
+                captured.append(capture_graph("twice", lambda x: x * 2, given, pool))
+
+    threads = [threading.Thread(target=capture) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(captured) == 16
+    for each in captured:
+        each.graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(each.out, each.rows * 2)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from training.lexicon import collect, read_alone, read_in_sentences, without_rules
+
+from sonant.audio.lexicon import Lexicon
+from training import lexicon
+
+
+def row(text: str, phonemes: str, voice: str = "af_heart") -> dict[str, str]:
+    return {"text": text, "phonemes": phonemes, "voice": voice}
+
+
+def test_words_are_kept_as_they_are_mostly_read() -> None:
+    rows = [
+        row("I read it.", "ˌI ɹˈid ɪt."),
+        row("You read it!", "ju ɹˈɛd ɪt!"),
+        row("They read.", "ðA ɹˈid."),
+        row("We read", "wiː ɹɛd", "bf_emma"),  # not American
+        row("Kuo-lao read", "kjˈuO lˈW ɹˈɛd"),  # does not pair
+        row("Xq read", "Q ɹˈɛd"),  # Q is no American sound
+    ]
+    assert collect(read_in_sentences(rows)) == {
+        "i": "ˌI", "read": "ɹˈid", "it": "ɪt", "you": "ju", "they": "ðA",
+    }  # fmt: skip
+
+
+def test_only_unknown_words_are_read_alone() -> None:
+    asked: list[str] = []
+
+    def reader(word: str) -> str:
+        asked.append(word)
+        return "kˈæt"
+
+    assert list(read_alone(["Cat", "dog", "x", "naïve"], {"dog": "dˈɔɡ"}, reader)) == [("cat", "kˈæt")]
+    assert asked == ["Cat"]
+
+
+def test_what_a_rule_finds_is_not_kept() -> None:
+    sounds = {"cat": "kˈæt", "cat's": "kˈæts", "dog": "dˈɔɡ", "dog's": "dˈɔɡs"}
+    assert without_rules(sounds) == {"cat": "kˈæt", "dog": "dˈɔɡ", "dog's": "dˈɔɡs"}
+
+
+def test_the_lexicon_knows_common_words() -> None:
+    words = Lexicon.read(lexicon.FILE)
+    assert len(words.sounds) > 80_000
+    for word in [
+        "the",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "you",
+        "that",
+        "it",
+        "water",
+        "people",
+        "photosynthesis",
+        "Wednesday's",
+        "colonel",
+    ]:
+        assert words.find(word.lower()), word
