@@ -43,20 +43,5 @@ def test_what_a_rule_finds_is_not_kept() -> None:
 def test_the_lexicon_knows_common_words() -> None:
     words = Lexicon.read(lexicon.FILE)
     assert len(words.sounds) > 80_000
-    for word in [
-        "the",
-        "of",
-        "and",
-        "to",
-        "in",
-        "is",
-        "you",
-        "that",
-        "it",
-        "water",
-        "people",
-        "photosynthesis",
-        "Wednesday's",
-        "colonel",
-    ]:
-        assert words.find(word.lower()), word
+    for word in ("the", "of", "and", "you", "water", "people", "photosynthesis", "wednesday's", "colonel"):
+        assert words.find(word), word
