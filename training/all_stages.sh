@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
 #
-#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 3 13 7.5
+#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 12.5 7.5
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus,
-# codec and talker. The codec starts on the first minute's corpus; once its codes are final, the talker learns them while
-# the decoder goes on. Checkpoints in training/checkpoints are gone on from. Each stage leaves something whole.
+# codec and talker. The codec starts on the corpus of the first 2.5 minutes, which has hours of every voice; once its codes
+# are final, the talker learns them while the decoder goes on. Checkpoints in training/checkpoints are gone on from. Each
+# stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 6 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6
@@ -39,9 +40,9 @@ rehearse() { # fills the compiler's cache, and finds out early what is broken
 
 share_gpu
 python3 -m training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
-    --kokoro-processes 3 --workers 10 > "$out/corpus.log" 2>&1 &
+    --kokoro-processes 4 --workers 10 > "$out/corpus.log" 2>&1 &
 corpus=$!
-sleep 60
+sleep 150
 # shellcheck disable=SC2046
 python3 -m training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
     --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec) > "$out/codec.log" 2>&1 &

@@ -16,9 +16,9 @@ class Crops:
         self.labels = torch.from_numpy(corpus.labels).to(device)
         self.starts = torch.tensor([e.start for e in corpus.entries], device=device)
         self.lengths = torch.tensor([e.samples for e in corpus.entries], device=device)
-        # Between equal voices and equal hours: a rare voice is heard more often than its share.
+        # Every voice as often as the others, however much there is of it.
         hours = hours_by_speaker(corpus.entries)
-        weights = torch.tensor([e.samples / hours[e.speaker] ** 0.5 for e in corpus.entries], dtype=torch.float64)
+        weights = torch.tensor([e.samples / hours[e.speaker] for e in corpus.entries], dtype=torch.float64)
         self.cumulative = (weights.cumsum(0) / weights.sum()).to(device)
 
     def draw(self, rows: int, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Noise:
+    frames: float
     codes: float
     given: float
     inputs: float

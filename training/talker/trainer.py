@@ -125,7 +125,9 @@ class Trainer:
         stack, predict = (self.stack, self.predict) if noisy else (self.talker.model, self._plain_predict)
         noise = self.config.noise
         self.dropping = noisy and noise.branches > 0
-        codes = self._noised(batch.codes, noise.codes) if noisy else batch.codes
+        codes = batch.codes
+        if noisy:
+            codes = self._noised(self._noised(codes, noise.frames, whole=True), noise.codes)
         given = batch.frames[:, 1:]
         given = self._noised(given, noise.given) if noisy else given
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -137,12 +139,13 @@ class Trainer:
             start = self.talker.model.codec_embedding(batch.frames[:, 0])
             return self.talker.codec_head(hidden), predict(hidden[batch.chosen], start, given)
 
-    def _noised(self, codes: Tensor, share: float) -> Tensor:
-        """Replace up to `share` of each row's codes; special ids, which have no other codes beside them, stay."""
+    def _noised(self, codes: Tensor, share: float, *, whole: bool = False) -> Tensor:
+        """Replace up to `share` of each row's codes, or whole frames; special ids, which have no other codes beside
+        them, stay."""
         if not share:
             return codes
         rows = torch.rand((len(codes), *[1] * (codes.ndim - 1)), device=self.device) * share
-        drawn = torch.rand(codes.shape, device=self.device)
+        drawn = torch.rand((*codes.shape[:-1], 1) if whole else codes.shape, device=self.device)
         replaced = (drawn < rows) & (codes[..., 1:2] >= 0)
         return torch.where(replaced, torch.randint(self.book, codes.shape, device=self.device), codes)
 
