@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
 #
-#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 12.5 7.5
+#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 2.6 12.5 8
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus,
 # codec and talker. The codec starts on the corpus of the first 2.5 minutes, which has hours of every voice; once its codes
-# are final, the talker learns them while the decoder goes on. Checkpoints in training/checkpoints are gone on from. Each
-# stage leaves something whole.
+# are final, the talker learns them while the decoder goes on. Checkpoints in training/checkpoints are gone on from, and
+# then the codec's encoder stays as it is there. Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 6 ]; then
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6
@@ -23,7 +23,7 @@ share_gpu() { # processes then run side by side on the GPU instead of by turns
     timeout 60 python3 -c "import torch; torch.ones(1, device='cuda').sum().item()" || echo quit | nvidia-cuda-mps-control
 }
 resume() { # the flag that goes on from a checkpoint in the repository, if there is one
-    if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1"; fi
+    if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1 ${2:-}"; fi
 }
 talk() { # talker on the codes of the codec checkpoint $1, below $2
     python3 -m training.codec.export --checkpoint "$1" --out "$2/speech_tokenizer"
@@ -45,7 +45,7 @@ corpus=$!
 sleep 150
 # shellcheck disable=SC2046
 python3 -m training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
-    --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec) > "$out/codec.log" 2>&1 &
+    --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec --frozen) > "$out/codec.log" 2>&1 &
 codec=$!
 rehearse > "$out/rehearsal.log" 2>&1 || echo "the rehearsal failed: see $out/rehearsal.log"
 wait "$corpus"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from sonant.bundled import bundled_voice
 from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
@@ -15,23 +16,26 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     device: str = "auto",
     dtype: str = "auto",
     codec_dtype: str = "auto",
     config: EngineConfig | None = None,
 ) -> Engine:
-    """Load a published checkpoint folder and start an engine on it.
+    """Load a published checkpoint folder and start an engine on it. Without one: the built-in voice.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
     """
+    folder = bundled_voice() if path is None else Path(path)
+    if folder is None:
+        raise ConfigError("this build of sonant has no voice of its own: give the folder of a Qwen3-TTS checkpoint")
     target = pick_device(device)
     config = config or EngineConfig()
     if target.type == "cuda" and pick_dtype(codec_dtype, target) == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # asked for float32: its convolutions would round to ten bits
-    model = load_model(Path(path), config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
+    model = load_model(folder, config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
     return Engine(model, config, target)
 
 

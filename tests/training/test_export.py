@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from training.export import compact_codec, export, published_tensors, sizes
+from training.ship import ship
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
 from training.talker.trainer import Trainer
@@ -19,6 +20,7 @@ from training.talker.trainer import Trainer
 import sonant
 import tiny_voice
 from sonant import Engine
+from sonant.bundled import verify
 from sonant.errors import BadText, CheckpointError
 from sonant.models.registry import check_model
 from sonant.types import Sampling
@@ -160,3 +162,20 @@ def test_a_folder_without_sonant_json_gets_its_text_untouched(voice: Path, tmp_p
     with sonant.load(plain, device="cpu") as engine:
         ids = engine.model.builder.layout(sonant.SpeechRequest(text="$5", voice="anna")).text.tolist()
     assert [ord("$"), ord("5")] == [i for i in ids if i in (ord("$"), ord("5"))]
+
+
+def test_what_is_shipped_is_checked(voice: Path, tmp_path: Path) -> None:
+    place = tmp_path / "package"
+    (place / "old").mkdir(parents=True)
+    assert ship(voice, place) == sum(sizes(voice).values())
+    assert not (place / "old").exists()
+    (place / "vocab.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"vocab\.json is damaged"):
+        verify(place)
+
+
+def test_a_voice_that_is_too_large_is_not_shipped(voice: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.ship.MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="over"):
+        ship(voice, tmp_path / "package")
+    assert not (tmp_path / "package").exists()

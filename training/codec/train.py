@@ -144,6 +144,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="of the clock, loading and saving included")
     parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
+    parser.add_argument(
+        "--frozen", action="store_true", help="encoder and codebooks stay as the checkpoint has them, from the start"
+    )
     parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -156,6 +159,8 @@ def main() -> None:
     config = settings.read(options.config, CodecTraining)
     if options.total_minutes:
         config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
+    if options.frozen:
+        config = replace(config, schedule=replace(config.schedule, frozen_from=0.0))
     trainer = Trainer(config, device)
     source = options.resume or (options.state if any(options.state.glob("state-*.safetensors")) else None)
     if source is not None:

@@ -1,18 +1,19 @@
-"""Which model a command uses: the one it was given, the one the user set up, or the default."""
+"""Which model a command uses: the one it was given, the one the user set up, or the built-in voice."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from sonant.bundled import bundled_voice
 from sonant.errors import ConfigError
 
 VARIABLE = "SONANT_MODEL"
 
 
 def model_folder(given: str | None) -> Path:
-    """`--model`, else SONANT_MODEL, else the default; an error if there is none."""
-    folder = given_folder(given) or default_model()
+    """`--model`, else SONANT_MODEL, else the built-in voice; an error if there is none."""
+    folder = given_folder(given) or bundled_voice()
     if folder is None:
         raise ConfigError(
             "no model was given: use --model DIR (or set SONANT_MODEL) with the folder of a published "
@@ -25,8 +26,3 @@ def model_folder(given: str | None) -> Path:
 def given_folder(given: str | None) -> Path | None:
     name = given or os.environ.get(VARIABLE)
     return Path(name) if name else None
-
-
-def default_model() -> Path | None:
-    """The built-in voice. None ships yet; when one does, this is where it is found."""
-    return None
