@@ -5,22 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sonant.cli.machine import look
+from sonant.cli.machine import look, version_of
 
 
 def machine_facts(packages: Sequence[str] = (), *, secret: str | None = None) -> dict[str, Any]:
     """With the versions of `packages` too; `secret` is left out of the command."""
     facts = asdict(look())
     facts.pop("kernels")
-    facts["packages"] |= {name: _version(name) for name in packages}
+    facts["packages"] |= {name: version_of(name) for name in packages}
     return facts | {"command": [a for a in sys.argv[1:] if not (secret and secret in a)]}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -56,7 +56,7 @@ def look() -> Machine:
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: _version(name) for name in PACKAGES},
+        packages={name: version_of(name) for name in PACKAGES},
         torch_cuda=torch.version.cuda,
         driver=_driver(),
         no_gpu_reason=_no_gpu_reason(),
@@ -123,7 +123,7 @@ def _memory() -> tuple[int | None, int | None]:
     return sizes.get("MemAvailable"), sizes.get("MemTotal")
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:

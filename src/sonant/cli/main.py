@@ -7,9 +7,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from sonant.cli import bench, doctor, profile, random_model, say, serve, voices
+from sonant.cli.machine import version_of
 from sonant.errors import SonantError
 
 EXIT_ERROR = 2  # what argparse uses too
@@ -38,7 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"sonant {version('sonant')}")
+    parser.add_argument(
+        "--version", action="version", version=f"sonant {version_of('sonant') or 'as it lies here, not installed'}"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (say, serve, voices, bench, profile, doctor, random_model):
         command.add_parser(commands)
