@@ -6,8 +6,8 @@ from sonant.audio.lexicon import Lexicon
 from training import lexicon
 
 
-def row(text: str, phonemes: str, voice: str = "af_heart") -> dict[str, str]:
-    return {"text": text, "phonemes": phonemes, "voice": voice}
+def row(text: str, phonemes: str, voice: str = "af_heart", split: str = "train") -> dict[str, str]:
+    return {"text": text, "phonemes": phonemes, "voice": voice, "split": split}
 
 
 def test_words_are_kept_as_they_are_mostly_read() -> None:
@@ -17,6 +17,7 @@ def test_words_are_kept_as_they_are_mostly_read() -> None:
         row("They read.", "ðA ɹˈid."),
         row("We read", "wiː ɹɛd", "bf_emma"),  # not American
         row("Kuo-lao read", "kjˈuO lˈW ɹˈɛd"),  # does not pair
+        row("Nobody", "nˈObədi", split="eval"),  # kept out of training
         row("Xq read", "Q ɹˈɛd"),  # Q is no American sound
     ]
     assert collect(read_in_sentences(rows)) == {
