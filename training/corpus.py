@@ -127,6 +127,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--split", choices=["train", "eval", "random"], default="train")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of the split")
+    parser.add_argument(
+        "--first", type=int, default=0, help="sentence to begin with, where an earlier corpus has those before it"
+    )
     parser.add_argument("--only", choices=["hibari", "kokoro"])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="hibari processes")
     parser.add_argument("--kokoro-processes", type=int, default=1, help="that share the GPU")
@@ -136,6 +139,7 @@ def main() -> None:
     began = time.time()
     deadline = began + 60 * options.minutes
     rows = read_sentences(options.teachers / "sentences.jsonl", options.split, options.limit)
+    rows = rows[options.first :] + rows[: options.first]
 
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
