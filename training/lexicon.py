@@ -1,6 +1,7 @@
 """Asks the teachers' reader how words sound, and keeps the answers: the lexicon that the voice carries.
 
-    python -m training.lexicon --sentences carry/voice1/sentences.jsonl.gz --words /usr/share/dict/american-english-large
+    python -m training.lexicon --sentences carry/voice1/sentences.jsonl.gz \\
+        --words /usr/share/dict/american-english-large
 
 A word is kept as it is mostly read in the corpus' sentences (`training.carry` read them); words of the list that no
 sentence has are read alone. What a rule finds as well ("'s") and what needs other sounds is left out.
@@ -27,7 +28,7 @@ _MARKS = ".,;:!?-"
 
 
 def read_in_sentences(rows: Iterable[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """(word, sounds) as the American voices said them in training. A sentence whose words and sounds do not pair is left out."""
+    """(word, sounds) as the American voices said them in training; sentences whose words do not pair are left out."""
     for row in rows:
         if not row["voice"].startswith("a") or row["split"] != "train":
             continue
