@@ -90,8 +90,8 @@ def serve_once(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
         yield start
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0, *, every_s: float = 0.005) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
+        time.sleep(every_s)

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serving.conftest import Serve, Served, wait_for
-from serving.test_session import CONFIG, events, session, sound
+from serving.session_client import CONFIG, events, session, sound
 
 TEXT, BINARY, CLOSE, PING, CONTINUED, FIN = 0x1, 0x2, 0x8, 0x9, 0x0, 0x80
 

@@ -2,8 +2,9 @@
 
 The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
 made one or two at a time for a listener, who has sound in hand, and a few at a time for a file; either way sound
-leaves in order, with its seams smoothed. Every prompt is laid out before its part gets here, so that going on from
-part to part costs the step thread nothing.
+leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
+would fill the memory: it is begun when they have read on. Every prompt is laid out before its part gets here, so that
+going on from part to part costs the step thread nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 
 from sonant.audio.join import Joiner
 from sonant.engine.request import Request, Sink
+from sonant.engine.stream import Mailbox
+from sonant.errors import EngineClosed
 from sonant.types import AudioChunk, FinishReason, Samples
 
 OFFLINE_PARTS_AT_ONCE = 4
@@ -50,7 +53,8 @@ class _Clock:
 class LongText:
     """Submits the parts in turn and joins their sound into `sink`.
 
-    Sound and ends of parts come on the step thread; parts, the end of the text and aborts from any other.
+    Sound and ends of parts come on the step thread; parts, the end of the text, aborts and the word that there is room
+    again from any other. The sink's lock is taken inside this one's, never the other way round.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class LongText:
     ) -> None:
         self.sink, self.sample_rate, self.submit = sink, sample_rate, submit
         self.at_once, self.live = at_once, live
+        self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
         self.no_codes = np.zeros((0, codebooks), np.int32)
         self.joiner = Joiner(sample_rate)
         self.lock = threading.RLock()
@@ -143,6 +148,14 @@ class LongText:
                 self.abort()
                 self.sink.fail(error)
 
+    def _go_on(self) -> None:
+        """The listener has read on. On their thread, when the engine may be gone."""
+        with self.lock:
+            try:
+                self._submit_what_may()
+            except EngineClosed as e:
+                self.on_fail(e)
+
     def _next_part(self) -> None:
         last = self.closed and self.playing == self.parts - 1
         self._play(None, self.joiner.end() if last else self.joiner.seam())
@@ -161,20 +174,25 @@ class LongText:
         while self.queue and self._unfinished() < self.at_once:
             if self.live and self._unfinished() and not self.given_samples:
                 return
+            if self.listener is not None and not self.listener.has_room(self._go_on):
+                return
             request = self.queue.popleft()
             self._set_clock(request)
             self.active.append(request)
             self.submit(request)
 
     def _set_clock(self, request: Request) -> None:
-        """Tell a later part what its listener has in hand. One who has heard all of it waits anew."""
+        """Tell a later part what its listener has in hand: at least what is unread. One who has nothing waits anew."""
+        unread_s = 0.0
         if self.live and self.clock is not None and self.clock.request.first_audio_s is not None:
+            now_s = time.monotonic()
             request.first_audio_s = self.clock.request.first_audio_s
             request.heard_s = self._heard_s(self.clock)
-            if self._unfinished() or request.heard_s > time.monotonic() - request.first_audio_s:
+            if self._unfinished() or request.heard_s > now_s - request.first_audio_s:
                 return
-            request.first_audio_s, request.heard_s = None, 0.0
-        self.clock = _Clock(request, self.given_samples)
+            unread_s = 0.0 if self.listener is None else self.listener.unread_s
+            request.first_audio_s, request.heard_s = (now_s, unread_s) if unread_s else (None, 0.0)
+        self.clock = _Clock(request, self.given_samples - round(unread_s * self.sample_rate))
 
     def _heard_s(self, clock: _Clock) -> float:
         return (self.given_samples - clock.given_samples) / self.sample_rate

@@ -1,7 +1,8 @@
 """What a caller holds while speech is being made: iterate over it, in a thread or in an event loop.
 
-Sound is handed over by the step thread, which never waits for a slow reader: chunks queue here. Dropping the
-stream, or leaving its `with`, aborts what is left.
+Sound is handed over by the step thread, which never waits for a slow reader: chunks queue here. What is bounded is
+how much queues: the next part of a long text is not begun while much of it is unread. Dropping the stream, or leaving
+its `with`, aborts what is left.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy as np
 from sonant.errors import Aborted
 from sonant.types import AudioChunk, FinishReason, Speech
 
+MAX_UNREAD_S = 60.0
+
 
 class Mailbox:
     """The engine's end of a stream: a queue that wakes threads and event loops alike."""
@@ -27,6 +30,9 @@ class Mailbox:
         self._changed = threading.Condition()
         self._chunks: deque[AudioChunk] = deque()
         self._wakers: list[Callable[[], None]] = []
+        self._go_on: Callable[[], None] | None = None  # what waits for the reader
+        self._unread_s = 0.0
+        self.max_unread_s = MAX_UNREAD_S
         self.reason: FinishReason | None = None
         self.error: Exception | None = None
         self.started_s = time.monotonic()
@@ -38,17 +44,31 @@ class Mailbox:
             if self.first_audio_s is None:
                 self.first_audio_s = time.monotonic()
             self._chunks.append(chunk)
+            self._unread_s += _seconds(chunk)
             self._wake()
 
     def finish(self, reason: FinishReason) -> None:
         with self._changed:
-            self.reason, self.ended_s = reason, time.monotonic()
+            self.reason, self.ended_s, self._go_on = reason, time.monotonic(), None
             self._wake()
 
     def fail(self, error: Exception) -> None:
         with self._changed:
-            self.error, self.ended_s = error, time.monotonic()
+            self.error, self.ended_s, self._go_on = error, time.monotonic(), None
             self._wake()
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds of sound that nobody has taken yet."""
+        return self._unread_s
+
+    def has_room(self, go_on: Callable[[], None]) -> bool:
+        """Whether more sound may be begun; if not, `go_on` is called once, by the reader, as soon as it may."""
+        with self._changed:
+            if self._unread_s <= self.max_unread_s:
+                return True
+            self._go_on = go_on
+            return False
 
     @property
     def ended(self) -> bool:
@@ -59,30 +79,51 @@ class Mailbox:
         with self._changed:
             if not self._changed.wait_for(lambda: self._chunks or self.ended, timeout_s):
                 raise TimeoutError(f"no sound within {timeout_s} s")
-            return self._pop()
+            taken = self._pop()
+        return _handed_over(*taken)
 
     async def atake(self) -> AudioChunk | None:
         while True:
             loop = asyncio.get_running_loop()
             ready = asyncio.Event()
+            taken = None
             with self._changed:
                 if self._chunks or self.ended:
-                    return self._pop()
-                self._wakers.append(lambda loop=loop, ready=ready: _set_soon(loop, ready))  # type: ignore[misc]
+                    taken = self._pop()
+                else:
+                    self._wakers.append(lambda loop=loop, ready=ready: _set_soon(loop, ready))  # type: ignore[misc]
+            if taken is not None:
+                return _handed_over(*taken)
             await ready.wait()
 
-    def _pop(self) -> AudioChunk | None:
-        if self._chunks:
-            return self._chunks.popleft()
-        if self.error is not None:
-            raise self.error
-        return None
+    def _pop(self) -> tuple[AudioChunk | None, Callable[[], None] | None]:
+        """The next chunk, and what to call after the lock is left."""
+        if not self._chunks:
+            if self.error is not None:
+                raise self.error
+            return None, None
+        chunk = self._chunks.popleft()
+        self._unread_s = self._unread_s - _seconds(chunk) if self._chunks else 0.0
+        go_on = None
+        if self._unread_s <= self.max_unread_s:
+            go_on, self._go_on = self._go_on, None
+        return chunk, go_on
 
     def _wake(self) -> None:
         self._changed.notify_all()
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
             wake()
+
+
+def _handed_over(chunk: AudioChunk | None, go_on: Callable[[], None] | None) -> AudioChunk | None:
+    if go_on is not None:
+        go_on()
+    return chunk
+
+
+def _seconds(chunk: AudioChunk) -> float:
+    return len(chunk.samples) / chunk.sample_rate
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
@@ -117,6 +158,18 @@ class SpeechStream:
         """Seconds from submission to the end; None before it."""
         ended = self._mailbox.ended_s
         return None if ended is None else ended - self._mailbox.started_s
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds of sound that were made and not yet read."""
+        return self._mailbox.unread_s
+
+    def limit_unread(self, max_unread_s: float) -> None:
+        """Begin no part of a long text while more sound than that is unread; `MAX_UNREAD_S` unless told.
+
+        Only for a listener (`live`). A file is made whether it is read or not.
+        """
+        self._mailbox.max_unread_s = max_unread_s
 
     def abort(self) -> None:
         """Stop making sound, at once; what was made can still be read. Harmless when it has ended."""

@@ -1,8 +1,8 @@
 """Who may start now. Saying no early is kinder than a silence that a listener gives up on.
 
-A request is refused when its client asks too often or has too many streams, when the queue is full (the engine says
-so), or when the first sound would come too late: the queue ahead of it, times how long a request has lately held a
-row, over the rows.
+A request is refused when its client asks too often or has too many streams, when the queue is full, or when the first
+sound would come too late: the queue ahead of it, times how long a request has lately held a row, over the rows. All
+this is asked on the event loop, before anything costs a thread: of two hundred who come at once most are sent away.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sonant.engine.engine import EngineStats
+from sonant.errors import Overloaded
 from sonant.serving.options import ServeOptions
 from sonant.serving.problems import Refused
 from sonant.serving.rate import RateLimit
@@ -33,9 +34,11 @@ class Admission:
             return 0.0
         return (stats.waiting - stats.free_rows + 1) * self.mean_request_s / stats.rows
 
-    def check(self, client: str, stats: EngineStats, requests: int = 1) -> None:
-        """Raises `Refused` with 429 unless the client may ask now, and would hear something soon."""
+    def check(self, client: str, stats: EngineStats, max_waiting: int, requests: int = 1) -> None:
+        """Raises `Refused` or `Overloaded`, both 429, unless the client may ask now, and would hear something soon."""
         self.rate.take(client, time.monotonic(), requests)
+        if stats.waiting >= max_waiting:  # the engine looks again: others may be on their way to it
+            raise Overloaded(f"{stats.waiting} requests are waiting already; try again later")
         wait_s = self.predicted_wait_s(stats)
         if wait_s > self.options.max_first_audio_s:
             message = f"the first sound would come in about {wait_s:.0f} s; the server is full, try again later"

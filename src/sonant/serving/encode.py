@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -266,6 +267,11 @@ class Sink:
         return taken
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 @contextmanager
 def _on_one_cpu() -> Iterator[None]:
     """For the call that sets up PyAV's framing: it makes a filter graph with a thread for every CPU that the caller
@@ -276,7 +282,7 @@ def _on_one_cpu() -> Iterator[None]:
     """
     allowed = None
     with suppress(AttributeError, OSError):
-        here = ctypes.CDLL(None).sched_getcpu()
+        here = _libc().sched_getcpu()
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {here})
         allowed = before

@@ -44,6 +44,22 @@ class BodyTooLarge(Refused):
         super().__init__(413, "body_too_large", f"the body is larger than the {limit:,} bytes that are allowed")
 
 
+class NamedSend:
+    """Puts the request's id on its answer. No closure: one that names itself lives until the garbage is collected."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope, self.receive, self.send, self.request_id = scope, receive, send, request_id
+        self.accepted = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "websocket.close" and not self.accepted:  # the router knows no such socket
+            return await answer(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        self.accepted = self.accepted or message["type"] == "websocket.accept"
+        return await self.send(message)
+
+
 class Guard:
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self.app, self.options = app, options
@@ -56,18 +72,7 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         key = self._key(scope, headers)
         scope.setdefault("state", {}).update(request_id=request_id, client=self._client(scope, key))
-
-        accepted = False
-
-        async def named_send(message: Message) -> None:
-            nonlocal accepted
-            if message["type"] == "websocket.close" and not accepted:  # the router knows no such socket
-                return await answer(Refused(404, "not_found", "Not Found"))(scope, receive, named_send)
-            if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            accepted = accepted or message["type"] == "websocket.accept"
-            return await send(message)
-
+        named_send = NamedSend(scope, receive, send, request_id)
         refusal = self._refusal(scope, headers, key)
         if refusal is None:
             return await self.app(scope, self._counted(receive), named_send)

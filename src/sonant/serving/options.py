@@ -49,6 +49,11 @@ class ServeOptions:
         30.0, "seconds in which a request must have come, and one more for every 16 KiB of it", flag="receive"
     )
     unread_s: float = option(60.0, "seconds a client may leave all that it is sent unread", flag="unread")
+    max_unread_sound_s: float = option(
+        60.0,
+        "seconds of finished sound that may wait for a client; the rest of a long text is spoken when it has read on",
+        flag="max-unread-sound",
+    )
     drain_s: float = option(30.0, "seconds that requests may go on after SIGTERM", flag="drain")
     debug_profile: Literal["off", "on"] = option(
         "off", "whether POST /debug/profile records steps, which slows all requests down meanwhile"
@@ -66,6 +71,7 @@ class ServeOptions:
             "ws_max_sessions",
             "receive_s",
             "unread_s",
+            "max_unread_sound_s",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")

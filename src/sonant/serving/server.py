@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sonant.serving.connection import connection_type
-from sonant.serving.idle_memory import IdleMemory
+from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 from sonant.serving.socket_connection import SocketConnection
@@ -73,6 +73,7 @@ def _bare(value: object) -> object:
 
 
 def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
+    share_arenas()
     config = uvicorn.Config(
         app,
         host=options.host,

@@ -56,7 +56,7 @@ class SpeechService:
         """
         try:
             engine = self.host.engine
-            self.admission.check(client, engine.stats(), requests)
+            self.admission.check(client, engine.stats(), engine.config.max_waiting, requests)
             if place:
                 held.enter_context(self.admission.place(client))
                 held.callback(self._ended, time.monotonic())
@@ -90,8 +90,9 @@ class SpeechService:
             stream = await run_in_threadpool(engine.submit, request)
         except Overloaded as e:
             self.rejected(e)
-            raise
+            raise e.with_traceback(None) from None  # it holds the thread's future, which holds it: garbage to collect
         held.callback(stream.abort)
+        stream.limit_unread(self.options.max_unread_sound_s)
         # now, while the first frame is being made; and not at all for those who were turned away
         return stream, await self.sound_path(engine, body, body.response_format, streaming=not whole)
 

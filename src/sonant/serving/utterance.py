@@ -134,6 +134,7 @@ class UtteranceSpeaker:
             self.service.rejected(e)
             raise
         held.callback(feed.stream.abort)
+        feed.stream.limit_unread(self.service.options.max_unread_sound_s)
         return feed
 
     async def _add(self, engine: Engine, feed: TextFeed, text: str) -> None:

@@ -1,0 +1,76 @@
+"""A client that stops reading a long text: the server stops speaking it, and goes on where it was when it is read."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from serving.conftest import Serve, Served, wait_for
+from serving.test_connection import request, to_the_end
+
+PARTS, FRAMES, MAX_UNREAD_S = 10, 25, 4.0
+TEXT = " ".join(f"Sentence number {n:02} is about the world." for n in range(PARTS))
+BODY = {"input": TEXT, "voice": "alloy", "seed": 5, "max_frames": FRAMES, "response_format": "pcm"}
+SAMPLES = PARTS * FRAMES * 1920
+
+
+def start(serve: Serve) -> Served:
+    return serve("endless", engine={"segment_chars": 40}, max_unread_sound_s=MAX_UNREAD_S)
+
+
+@contextmanager
+def stopped_reader(served: Served) -> Iterator[socket.socket]:
+    """Asked for more than all buffers on the way hold, and read nothing of it."""
+    steps = -1
+
+    def still() -> bool:
+        nonlocal steps
+        before, steps = steps, served.host.engine.stats().steps
+        return before == steps > 2 * FRAMES and not served.host.engine.stats().running
+
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(served.address)
+        sock.sendall(request({**BODY, "sample_rate": 48000}).replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        wait_for(lambda: served.server.service.work.running == 1)
+        wait_for(still, 20, every_s=0.1)
+        assert steps < 0.8 * PARTS * FRAMES, "all of it was spoken"
+        yield sock
+
+
+def samples_of(said: bytes) -> int:
+    """Of a chunked body, which must have ended."""
+    _, _, rest = said.partition(b"\r\n\r\n")
+    count = 0
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if not int(size, 16):
+            return count // 2
+        count += int(size, 16)
+        rest = rest[int(size, 16) + 2 :]
+
+
+def test_it_is_spoken_no_further_and_goes_on_when_it_is_read_even_in_a_drain(serve: Serve) -> None:
+    served = start(serve)
+    with stopped_reader(served) as sock:
+        assert served.post(**{**BODY, "input": "hello"}).status_code == 200
+        served.server.handle_exit(signal.SIGTERM, None)
+        wait_for(lambda: not served.host.ready)
+        assert samples_of(to_the_end(sock)) == 2 * SAMPLES
+    wait_for(lambda: served.server.should_exit)
+
+
+def test_hanging_up_while_held_back_leaves_nothing(serve: Serve) -> None:
+    served = start(serve)
+    with stopped_reader(served):
+        pass
+    wait_for(lambda: served.server.service.work.running == 0, 2)
+    assert not served.server.service.admission.active
+    wait_for(lambda: served.host.engine.stats().running == 0, 2)  # an abort takes a step
+    steps = served.host.engine.stats().steps
+    time.sleep(0.2)
+    assert served.host.engine.stats().steps == steps
