@@ -16,8 +16,21 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sonant.bench.tune_cases import conv_cases, product_cases
-from sonant.kernels.reference import Bans, Place, Snake
-from sonant.kernels.triton import conv, depthwise, early, norm, paged, qk_rope, sample, skinny, snake, swiglu, uniforms
+from sonant.kernels.reference import Bans, Heads, Place, Snake
+from sonant.kernels.triton import (
+    conv,
+    depthwise,
+    early,
+    norm,
+    paged,
+    qk_rope,
+    sample,
+    short,
+    skinny,
+    snake,
+    swiglu,
+    uniforms,
+)  # fmt: skip
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -74,7 +87,12 @@ def all_kernels(dtype: torch.dtype) -> None:
             qk_rope.qk_rope(values(2, 1, 32 * 128), *weights, *turns, 16, 8, 1e-6, place)
     tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
     paged.paged_attention(values(2, 1, 16, 128), cache, tables, positions, 4)
-    paged.paged_attention(values(2, 1, 16, 128), cache, tables[:, :1], positions, 1)
+    for steps in (1, 2):
+        of = Heads(values(128), values(128), values(1, steps, 1, 128), values(1, steps, 1, 128), 16, 8, 1e-6)
+        for first in (0, 14):
+            short.short_attention(values(2, steps, 32 * 128), of, values(2, 2, 16, 8, 128), first)
+        if steps == 1:
+            paged.paged_step(values(2, 1, 32 * 128), of, cache, tables, positions.int(), 4)
     draw = {"greedy": torch.zeros(2, dtype=torch.bool), "temperature": torch.ones(2), "top_p": torch.ones(2)}
     draw["top_k"] = torch.ones(2, dtype=torch.int32)
     flags = torch.zeros(2, dtype=torch.bool)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sonant.kernels import dispatch, reference
-from sonant.kernels.reference import Place, Snake
+from sonant.kernels.reference import Heads, Place, Snake
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
@@ -237,6 +237,58 @@ def test_paged_attention(heads: int, kv_heads: int, dim: int, block: int, querie
     close(kernel("paged_attention")(q, cache, tables, positions, width), expected, dtype)
 
 
+def heads_of(heads: int, kv_heads: int, dim: int, rotations: tuple[int, int], norm: bool, dtype: torch.dtype) -> Heads:
+    weights = (random(dim, dtype=dtype, seed=11), random(dim, dtype=dtype, seed=12)) if norm else (None, None)
+    cos, sin = (random(*rotations, 1, dim, dtype=dtype, seed=seed) for seed in (13, 14))
+    return Heads(*weights, cos, sin, heads, kv_heads, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
+def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: bool, dtype: torch.dtype) -> None:
+    """From an empty cache on, and with memory that is NaN wherever nothing was written."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    lengths = [0, 1, 2 * block, 70]
+    width = -(-(max(lengths) + 1) // block)
+    order = torch.randperm(4 * width, generator=torch.Generator().manual_seed(5)) + 1
+    tables = order.view(4, width).int().to(DEVICE)
+    cache = torch.full((2, 4 * width + 1, block, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
+    for row, length in enumerate(lengths):
+        index = torch.arange(length, device=DEVICE)
+        slots = tables[row].long()[index // block] * block + index % block
+        k, v = random(2, length, kv_heads, dim, dtype=dtype, seed=row)
+        reference.paged_write(cache, k, v, slots)
+    other = cache.clone()
+    qkv = random(4, 1, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=9)
+    of = heads_of(heads, kv_heads, dim, (4, 1), norm, dtype)
+    positions = torch.tensor([[length, -1] for length in lengths], device=DEVICE).int()[:, :1]  # a column of more
+    expected = reference.paged_step(qkv, of, cache, tables, positions, width)
+    close(kernel("paged_step")(qkv, of, other, tables, positions, width), expected, dtype, roundings=2)
+    assert torch.equal(cache.isnan(), other.isnan())
+    close(other.nan_to_num(), cache.nan_to_num(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "positions"), [(4, 2, 32, 5), (16, 8, 128, 16), (4, 4, 16, 12), (6, 2, 16, 8)]
+)
+def test_short_attention(heads: int, kv_heads: int, dim: int, positions: int, norm: bool, dtype: torch.dtype) -> None:
+    """From a frame's opening pair to its last position, with memory that is NaN wherever nothing was written."""
+    for first, steps in ((0, 2), (2, 1), (3, 2), (positions - 1, 1)):
+        caches = [torch.full((2, 2, positions, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE) for _ in "ab"]
+        for cache in caches:
+            cache[:, :, :first] = random(2, 2, first, kv_heads, dim, dtype=dtype, seed=20)
+        qkv = random(2, steps, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=first)
+        of = heads_of(heads, kv_heads, dim, (2 if first == 2 else 1, steps), norm, dtype)
+        expected = reference.short_attention(qkv, of, caches[0], first)
+        close(kernel("short_attention")(qkv, of, caches[1], first), expected, dtype, roundings=2)
+        assert torch.equal(caches[0].isnan(), caches[1].isnan())
+        close(caches[1].nan_to_num(), caches[0].nan_to_num(), dtype)
+
+
 def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
     g = torch.Generator().manual_seed(seed)
     options = {
@@ -252,18 +304,22 @@ def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("vocab", [40, 2048, 3072])
 @pytest.mark.parametrize("penalized", [False, True])
 def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
-    rows = 24
+    rows, indexed = 24, dtype is torch.float32
     g = torch.Generator().manual_seed(vocab)
     logits = 3 * random(rows, vocab, seed=vocab, dtype=dtype)
-    uniform = torch.rand(rows, generator=g).to(DEVICE)
-    options = draws(vocab, rows, vocab)
+    uniform = torch.rand(rows, 2, generator=g).to(DEVICE)[:, 1]
+    options = {
+        name: torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
+        for name, value in draws(vocab, rows, vocab).items()
+    }  # columns of tables, as an engine keeps them
     if penalized:
         options["bans"] = reference.Bans(
-            seen=(torch.rand(rows, vocab, generator=g) < 0.3).to(DEVICE),
-            penalty=(1 + torch.rand(rows, generator=g)).to(DEVICE),
+            seen=(torch.rand(rows + 5, vocab, generator=g) < 0.3).to(DEVICE)[: None if indexed else rows],
+            penalty=(1 + torch.rand(rows, 2, generator=g)).to(DEVICE)[:, 1],
             banned=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
             stop_id=vocab // 2,
             ban_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
+            rows=torch.randperm(rows + 5, generator=g)[:rows].to(DEVICE) if indexed else None,
         )
     expected = reference.sample(logits, uniform, **options)
     got = kernel("sample")(logits, uniform, **options)
@@ -283,6 +339,6 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
 
 def test_uniforms() -> None:
     g = torch.Generator().manual_seed(1)
-    seed = torch.randint(-(2**31), 2**31, (9, 2), generator=g).int().to(DEVICE)
-    frame = torch.randint(0, 10_000, (9,), generator=g).to(DEVICE)
+    seed = torch.randint(-(2**31), 2**31, (9, 3), generator=g).int().to(DEVICE)[:, 1:]
+    frame = torch.randint(0, 10_000, (9, 2), generator=g).to(DEVICE)[:, 1]
     assert (kernel("uniforms")(seed, frame, 16) == reference.uniforms(seed, frame, 16)).all()

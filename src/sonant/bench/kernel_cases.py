@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonant.kernels.reference import Bans, Place, Snake
+from sonant.kernels.reference import Bans, Heads, Place, Snake
 from sonant.models.qwen3_tts.presets import SAMPLES_PER_FRAME, Size, codec_config, model_config
 
 _CONTEXT = 300  # positions of a row in the talker's cache: a sentence and twenty seconds
@@ -83,7 +83,10 @@ class Cases:
         for stack in stacks(sizes):
             for count in (*rows, *([prefill] if prefill and stack.name != "predictor" else [])):
                 yield from self._products(stack, count)
-                yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
+                if stack.name == "predictor":
+                    yield self._frame_attention(stack, count)
+                else:
+                    yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
             for count in rows:
                 yield self._sample(stack, count)
         for count in rows:
@@ -151,6 +154,27 @@ class Cases:
         yield Case("paged_attention", f"{s.name} {span} positions", rows, attend, read, read + queries, flops)
         moved = self.item * rows * (2 * s.qkv + 2 * s.head_dim)
         yield Case("qk_rope", f"{s.name} heads", rows, turn, 0, moved)
+        if not prefill:
+            heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
+
+            def step() -> Call:
+                return Call((qkv, heads, cache(), tables, positions, blocks), {})
+
+            moved += read + queries // 2
+            yield Case("paged_step", f"{s.name} {span} positions", rows, step, read, moved, flops)
+
+    def _frame_attention(self, s: Stack, rows: int) -> Case:
+        """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
+        at = s.context // 2
+        qkv, gain = self._normal(rows, 1, s.qkv), self._normal(s.head_dim)
+        cos, sin = (self._normal(1, 1, 1, s.head_dim) for _ in range(2))
+        heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
+        cache = self._normal(2, rows, s.context, s.kv_heads, s.head_dim)
+        seen = 2 * self.item * rows * at * s.kv_heads * s.head_dim
+        moved = seen + self.item * rows * (2 * s.qkv + s.heads * s.head_dim)
+        flops = 4 * rows * (at + 1) * s.heads * s.head_dim
+        make = partial(Call, (qkv, heads, cache, at), {})
+        return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
 
     def _sample(self, s: Stack, rows: int) -> Case:
         logits, uniform = self._normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)

@@ -1,13 +1,13 @@
 """Rows: the device memory of running requests. A request owns one row from admission to its last sample.
 
 What the host decides (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a
-step travel in one copy and land with one kernel. What the steps compute lies in tensors of its own that the host
-never touches. The last row is scratch for padding.
+step travel in one copy and land with one kernel. What the steps compute the host never touches: numbers lie in the same
+slab, behind the host's columns (see models/columns.py), the rest in tensors of its own. The last row is scratch for
+padding.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.base import Field, ModelSpec, to_device
+from sonant.models.base import ModelSpec, to_device
+from sonant.models.columns import LINES, Columns, counted
 
 
 class Rows:
@@ -23,21 +24,17 @@ class Rows:
         self.device = device
         self.scratch = count
         self.free = list(range(count - 1, -1, -1))
-        self.layout: dict[str, tuple[slice, Field]] = {}
-        width = blocks_per_row
-        for f in spec.staged:
-            size = math.prod(f.shape)
-            self.layout[f.name] = slice(width, width + size), f
-            width += size
-        self.slab = torch.zeros(count + 1, width, dtype=torch.int32, device=device)
+        self.columns = Columns(spec.staged, blocks_per_row)
+        counters = counted(spec.state)
+        counts = Columns(counters, self.columns.end)
+        self.slab = torch.zeros(count + 1, counts.end, dtype=torch.int32, device=device)
         self.tables = self.slab[:, :blocks_per_row]
         self.fields: dict[str, Tensor] = {
             f.name: torch.empty(*f.shape[: f.row_dim], count + 1, *f.shape[f.row_dim :], dtype=f.dtype, device=device)
             for f in spec.state
+            if f not in counters
         }
-        for name, (columns, f) in self.layout.items():
-            view = self.slab[:, columns].view(f.dtype)
-            self.fields[name] = view.unflatten(1, f.shape) if f.shape else view[:, 0]
+        self.fields |= {**self.columns.views(self.slab), **counts.views(self.slab), LINES: self.slab}
         self.staged: dict[int, np.ndarray[Any, np.dtype[np.int32]]] = {}
 
     def take(self) -> int:
@@ -48,9 +45,9 @@ class Rows:
 
     def stage(self, row: int, values: Mapping[str, Any], blocks: list[int]) -> None:
         """Set what the host decides of a row; `apply` sends it."""
-        line = np.zeros(self.slab.shape[1], np.int32)
+        line = np.zeros(self.columns.end, np.int32)
         line[: len(blocks)] = blocks
-        for name, (columns, f) in self.layout.items():
+        for name, (columns, f) in self.columns.places.items():
             dtype = np.float32 if f.dtype == torch.float32 else np.int32
             line[columns] = np.asarray(values[name], dtype).reshape(-1).view(np.int32)
         self.staged[row] = line
@@ -60,5 +57,6 @@ class Rows:
         if not self.staged:
             return
         rows = to_device(np.array(list(self.staged)), self.device)
-        self.slab.index_copy_(0, rows, to_device(np.stack(list(self.staged.values())), self.device))
+        lines = to_device(np.stack(list(self.staged.values())), self.device)
+        self.slab[:, : self.columns.end].index_copy_(0, rows, lines)
         self.staged.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Bans, Place, Snake
+from sonant.kernels.reference import Bans, Heads, Place, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -74,6 +74,14 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
     return pick("paged_attention", q)(q, cache, tables, positions, span_blocks)
+
+
+def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    return pick("paged_step", qkv)(qkv, heads, cache, tables, positions, span_blocks)
+
+
+def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
+    return pick("short_attention", qkv)(qkv, heads, cache, first)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

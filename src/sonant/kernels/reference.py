@@ -106,6 +106,18 @@ class Place(NamedTuple):
     slots: Tensor
 
 
+class Heads(NamedTuple):
+    """What makes queries and keys of a fused projection: the gains of their norms, if any, rotations and counts."""
+
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    cos: Tensor  # [B or 1, T, 1, D]
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    eps: float
+
+
 def qk_rope(
     qkv: Tensor,
     q_weight: Tensor | None,
@@ -172,6 +184,32 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     return out.transpose(1, 2)
 
 
+def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    """`qk_rope` and `paged_attention` of one position a row, whose key and value go where `tables` say.
+
+    qkv [B, 1, (heads + 2 · kv_heads) · D], the rest as above → [B, 1, Hq, D]
+    """
+    block_tokens = cache.shape[2]
+    blocks = tables.gather(1, positions.long() // block_tokens).long()
+    slots = blocks * block_tokens + positions % block_tokens
+    q, _, _ = qk_rope(qkv, *heads, Place(cache, slots.flatten()))
+    return paged_attention(q, cache, tables, positions, span_blocks)
+
+
+def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
+    """The same for rows that are all at positions `first`…, in a cache of few positions [2, B, positions, Hkv, D].
+
+    qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]; keys and values are added to the cache.
+    """
+    q, k, v = qk_rope(qkv, *heads)
+    end = first + q.shape[1]
+    index = torch.arange(end, device=q.device)
+    cache[0].index_copy_(1, index[first:], k)
+    cache[1].index_copy_(1, index[first:], v)
+    visible = index <= index[first:, None] if 0 < first < end - 1 else None
+    return dense_attention(q, cache[0, :, :end], cache[1, :, :end], visible)
+
+
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
 
@@ -217,17 +255,19 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
 class Bans(NamedTuple):
     """What keeps ids from being drawn."""
 
-    seen: Tensor  # [B, V] bool: drawn before, so `penalty` [B] applies
+    seen: Tensor  # [N, V] bool: drawn before, so `penalty` [B] applies
     penalty: Tensor
     banned: Tensor  # [V] bool: never drawn
     stop_id: int  # not drawn where `ban_stop` [B] bool
     ban_stop: Tensor
+    rows: Tensor | None = None  # [B]: whose line of `seen` is meant; None: line b is row b's
 
 
 def penalize(logits: Tensor, bans: Bans) -> Tensor:
     """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans."""
     factor = bans.penalty[:, None]
-    logits = torch.where(bans.seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    seen = bans.seen if bans.rows is None else bans.seen[bans.rows]
+    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
     stop = torch.arange(logits.shape[-1], device=logits.device) == bans.stop_id
     return logits.masked_fill(bans.banned | (stop & bans.ban_stop[:, None]), float("-inf"))
 
@@ -244,7 +284,7 @@ def sample(
 ) -> Tensor:
     """Draw one id for each row: penalty and bans if given, temperature, top-k, top-p, then one uniform number.
 
-    logits [B, V]; uniform, greedy, temperature, top_k, top_p [B]. Rows with `greedy` take the largest logit after
+    logits [B, V]; uniform, greedy, temperature, top_k, top_p [B]. Rows with `greedy` not 0 take the largest logit after
     penalty and bans. top_k 0 means no limit. The draw inverts the distribution in id order, so a row's result needs
     nothing of its neighbours.
     """
@@ -265,4 +305,4 @@ def sample(
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
     running = weights.cumsum(-1)
     drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
-    return torch.where(greedy, best, drawn)
+    return torch.where(greedy != 0, best, drawn)

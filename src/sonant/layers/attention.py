@@ -1,8 +1,8 @@
 """Where a layer's keys and values come from and go to.
 
-A transformer layer hands its fresh q, k, v to a `Context` and gets attention's result back; the layer does not
-know whether that was a training batch, a paged cache or a ring. State is explicit: a context is built for one
-forward call and holds nothing that outlives it but the tensors it was given.
+A transformer layer hands its fused projection to a `Context`, with what makes heads of it, and gets attention's result
+back; the layer does not know whether that was a training batch, a paged cache or a ring. State is explicit: a context
+is built for one forward call and holds nothing that outlives it but the tensors it was given.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Place
+from sonant.kernels.reference import Heads, Place
 
 
 class Context(Protocol):
-    def place(self, layer: int) -> Place | None:
-        """Where the layer's keys and values are to be written as they are made; None: `attend` wants them."""
-        ...
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, T, Hq, D], k and v [B, T, Hkv, D] of layer `layer` → [B, T, Hq, D]."""
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        """What the heads of layer `layer` gather: qkv [B, T, (Hq + 2 · Hkv) · D] → [B, T, Hq, D]."""
         ...
 
 
@@ -32,8 +28,8 @@ class FullContext:
     def __init__(self, window: int | None = None) -> None:
         self.window = window
 
-    def place(self, layer: int) -> None:
-        return None
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        return self.attend(layer, *ops.qk_rope(qkv, *heads))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.window is None:
@@ -44,20 +40,34 @@ class FullContext:
 
 
 class PagedContext:
-    """A cache in blocks [layers, 2, blocks, block_tokens, heads, dim]: the engine's, or one frame's own.
+    """The engine's cache, in blocks [layers, 2, blocks, block_tokens, heads, dim].
 
-    Writes go to `slots` [B·T] (scratch for padding), reads follow `tables` up to `positions` [B, T].
+    Writes go to `slots` [B·T] (scratch for padding), reads follow `tables` up to `positions` [B, T]. Without slots
+    there is one position a row, and writes follow the tables too.
     """
 
-    def __init__(self, cache: Tensor, tables: Tensor, positions: Tensor, slots: Tensor, span_blocks: int) -> None:
+    def __init__(
+        self, cache: Tensor, tables: Tensor, positions: Tensor, slots: Tensor | None, span_blocks: int
+    ) -> None:
         self.cache, self.tables, self.positions, self.slots = cache, tables, positions, slots
         self.span_blocks = span_blocks
 
-    def place(self, layer: int) -> Place:
-        return Place(self.cache[layer], self.slots)
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        cache = self.cache[layer]
+        if self.slots is None:
+            return ops.paged_step(qkv, heads, cache, self.tables, self.positions, self.span_blocks)
+        q, _, _ = ops.qk_rope(qkv, *heads, Place(cache, self.slots))
+        return ops.paged_attention(q, cache, self.tables, self.positions, self.span_blocks)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ops.paged_attention(q, self.cache[layer], self.tables, self.positions, self.span_blocks)
+
+class ShortContext:
+    """A frame's own cache [layers, 2, B, positions, heads, dim], whose rows are all at positions `first`…"""
+
+    def __init__(self, cache: Tensor, first: int) -> None:
+        self.cache, self.first = cache, first
+
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        return ops.short_attention(qkv, heads, self.cache[layer], self.first)
 
 
 class RingContext:
@@ -77,9 +87,7 @@ class RingContext:
         age = positions[..., None] - held[:, None]
         self.visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
 
-    def place(self, layer: int) -> Place:
-        return Place(self.layers[layer], self.slots)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        q, _, _ = ops.qk_rope(qkv, *heads, Place(self.layers[layer], self.slots))
         keys, values = self.layers[layer]
         return ops.dense_attention(q, keys[self.rows], values[self.rows], self.visible)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
+from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
 from sonant.layers.rope import rope_tables
 
@@ -63,9 +64,8 @@ class Attention(nn.Module):
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
         qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
-        place = context.place(self.index)
-        q, k, v = ops.qk_rope(qkv, q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps, place)
-        return context.attend(self.index, q, k, v).flatten(2)
+        heads = Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
+        return context.mix(self.index, qkv, heads).flatten(2)
 
 
 class MLP(nn.Module):
@@ -125,7 +125,17 @@ class DecoderStack(nn.Module):
         if self.rope is None:
             cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
         else:
-            cos, sin = self.rope[0][positions], self.rope[1][positions]
+            cos, sin = self.rope[:, positions]
+        return self._run(x, cos, sin, context)
+
+    def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
+        """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
+        if self.rope is None:
+            return self(x, torch.arange(positions.start, positions.stop, device=x.device)[None], context)
+        cos, sin = self.rope[:, None, positions.start : positions.stop]
+        return self._run(x, cos, sin, context)
+
+    def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:
             x = layer(x, cos, sin, context)
         return self.norm(x)

@@ -3,43 +3,35 @@
 One program serves one query position and one key-value head; the query heads that share it are packed into one
 tile, so keys and values are read once for all of them. How far to read comes from `positions`, so nothing here
 depends on a length known to the host and one CUDA graph serves every length.
+
+In a step of one position a row (`paged_step`) the same program makes its queries and the position's key and value from
+the fused projection: they enter the sums from its registers, and the cache for the steps to come.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.reference import Heads
 from sonant.kernels.triton.early import begin, options, wait
+from sonant.kernels.triton.turn import gains, partner_of, turned
 
 
 @triton.jit
-def _attention(
-    q, cache, tables, positions, out, plane, table_stride, scale, length,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+def _over_cache(
+    tile_q, best, weight, total, cache, table, kv_head, count, plane, scale,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
-    query = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    row = query // length
-    member = tl.arange(0, GROUP)
+    """What the queries gather from the first `count` positions, added to what they have: `total` over `weight`."""
     column = tl.arange(0, DIM)
-    share: tl.constexpr = HEADS // KV_HEADS
-    real = member < share
-    head = kv_head * share + member
-    q_at = (query * HEADS + head[:, None]) * DIM + column[None, :]
-    wait(EARLY)
-    tile_q = tl.load(q + q_at, mask=real[:, None], other=0.0)
-    last = tl.load(positions + query)
-    best = tl.full([GROUP], float("-inf"), tl.float32)
-    weight = tl.zeros([GROUP], tl.float32)
-    total = tl.zeros([GROUP, DIM], tl.float32)
-    for start in range(0, last + 1, TILE):
+    for start in range(0, count, TILE):
         index = start + tl.arange(0, TILE)
-        seen = index <= last
-        block = tl.load(tables + row * table_stride + index // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        seen = index < count
+        block = tl.load(table + index // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
         at = ((block * BLOCK_TOKENS + index % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM
         keys = tl.load(cache + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
         values = tl.load(cache + plane + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
@@ -51,32 +43,116 @@ def _attention(
         weight = weight * shrink + tl.sum(share_of, 1)
         total = total * shrink[:, None] + tl.dot(share_of.to(values.dtype), values, input_precision=PRECISION)
         best = highest
-    tl.store(out + q_at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    return total / weight[:, None]
+
+
+@triton.jit
+def _attention(
+    q, cache, tables, positions, out, plane, table_stride, scale, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    query = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    member = tl.arange(0, GROUP)
+    share: tl.constexpr = HEADS // KV_HEADS
+    real = (member < share)[:, None]
+    at = (query * HEADS + kv_head * share + member[:, None]) * DIM + tl.arange(0, DIM)[None, :]
+    wait(EARLY)
+    tile_q = tl.load(q + at, mask=real, other=0.0)
+    best = tl.full([GROUP], float("-inf"), tl.float32)
+    weight = tl.zeros([GROUP], tl.float32)
+    total = tl.zeros([GROUP, DIM], tl.float32)
+    mixed = _over_cache(
+        tile_q, best, weight, total, cache, tables + query // length * table_stride, kv_head,
+        tl.load(positions + query) + 1, plane, scale, KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
+    )  # fmt: skip
+    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _step_attention(
+    qkv, q_weight, k_weight, cos, sin, cache, tables, positions, out,
+    plane, table_stride, position_stride, turn_stride, eps, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
+    partner = partner_of(column, DIM)
+    share: tl.constexpr = HEADS // KV_HEADS
+    dtype: tl.constexpr = out.dtype.element_ty
+    q_gain, q_partner_gain = gains(q_weight, DIM, NORM)
+    k_gain, k_partner_gain = gains(k_weight, DIM, NORM)
+    real = (member < share)[:, None]
+    head = kv_head * share + member
+    table = tables + row * table_stride
+    source = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
+    own = source + head[:, None] * DIM
+    fresh = source + (HEADS + kv_head) * DIM
+    wait(EARLY)
+    last = tl.load(positions + row * position_stride)
+    c, s = tl.load(cos + row * turn_stride + column), tl.load(sin + row * turn_stride + column)
+    key = turned(tl.load(fresh + column), tl.load(fresh + partner), k_gain, k_partner_gain, c, s, eps, DIM, NORM, dtype)
+    value = tl.load(fresh + KV_HEADS * DIM + column)
+    tile_q = turned(
+        tl.load(own + column[None], mask=real, other=0.0), tl.load(own + partner[None], mask=real, other=0.0),
+        q_gain[None], q_partner_gain[None], c[None], s[None], eps, DIM, NORM, dtype,
+    )  # fmt: skip
+    best = tl.sum(tile_q.to(tl.float32) * key.to(tl.float32)[None], 1) * scale
+    weight = tl.full([GROUP], 1.0, tl.float32)
+    total = tl.zeros([GROUP, DIM], tl.float32) + value.to(tl.float32)[None]
+    mixed = _over_cache(
+        tile_q, best, weight, total, cache, table, kv_head, last, plane, scale,
+        KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
+    )  # fmt: skip
+    block = tl.load(table + last // BLOCK_TOKENS).to(tl.int64)
+    slot = ((block * BLOCK_TOKENS + last % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM + column
+    tl.store(cache + slot, key)
+    tl.store(cache + plane + slot, value)
+    at = (row * HEADS + head[:, None]) * DIM + column[None]
+    tl.store(out + at, mixed.to(dtype), mask=real)
+
+
+def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
+    _, _, block_tokens, kv_heads, dim = cache.shape
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "BLOCK_TOKENS": block_tokens,
+        "TILE": 64,
+        "GROUP": max(16, triton.next_power_of_2(heads // kv_heads)),
+        "PRECISION": "ieee" if cache.dtype.itemsize == 4 else "tf32",
+        "num_warps": 4,
+    }
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
     batch, length, heads, dim = q.shape
-    _, _, block_tokens, kv_heads, _ = cache.shape
     q = q.contiguous()
     out = q.new_empty(q.shape)
-    _attention[(batch * length, kv_heads)](
-        q,
-        cache,
-        tables,
-        positions.contiguous(),
-        out,
-        cache.stride(0),
-        tables.stride(0),
-        dim**-0.5,
-        length,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        DIM=dim,
-        BLOCK_TOKENS=block_tokens,
-        TILE=16 if block_tokens * tables.shape[1] <= 16 else 64,
-        GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
-        PRECISION="ieee" if q.dtype.itemsize == 4 else "tf32",
-        num_warps=4,
-        **options(q),
-    )
+    _attention[(batch * length, cache.shape[3])](
+        q, cache, tables, positions.contiguous(), out,
+        cache.stride(0), tables.stride(0), dim**-0.5, length,
+        **_constants(heads, cache), **options(q),
+    )  # fmt: skip
+    return out
+
+
+def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    batch = len(qkv)
+    kv_heads, dim = cache.shape[3:]
+    qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
+    out = qkv.new_empty(batch, 1, heads.heads, dim)
+    norm = heads.q_weight is not None
+    _step_attention[(batch, kv_heads)](
+        qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
+        cache, tables, positions, out,
+        cache.stride(0), tables.stride(0), positions.stride(0), 0 if len(cos) == 1 else dim, heads.eps, dim**-0.5,
+        NORM=norm, **_constants(heads.heads, cache), **options(qkv),
+    )  # fmt: skip
     return out

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from sonant.kernels.reference import Place
 from sonant.kernels.triton.early import begin, options, wait
-
-
-@triton.jit
-def _rounded(value, dtype):
-    return value.to(dtype).to(tl.float32)
+from sonant.kernels.triton.turn import gains, partner_of, turned
 
 
 @triton.jit
@@ -27,9 +23,9 @@ def _qk_rope(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     column = tl.arange(0, DIM)
-    partner = tl.where(column < DIM // 2, column + DIM // 2, column - DIM // 2)
+    partner = partner_of(column, DIM)
     source = qkv + (token * (heads + 2 * kv_heads) + head) * DIM
-    dtype = q.dtype.element_ty
+    gain, partner_gain = gains(tl.where(head < heads, q_weight, k_weight), DIM, NORM)
     wait(EARLY)
     at = token
     if PLACED:
@@ -37,23 +33,10 @@ def _qk_rope(
     if head >= heads + kv_heads:
         tl.store(v + (at * kv_heads + head - heads - kv_heads) * DIM + column, tl.load(source + column))
     else:
-        is_query = head < heads
-        value = tl.load(source + column).to(tl.float32)
-        other = tl.load(source + partner).to(tl.float32)
-        if NORM:
-            scale = tl.rsqrt(tl.sum(value * value, axis=0) / DIM + eps)
-            if is_query:
-                gain, partner_gain = tl.load(q_weight + column), tl.load(q_weight + partner)
-            else:
-                gain, partner_gain = tl.load(k_weight + column), tl.load(k_weight + partner)
-            # each result is rounded where the reference rounds it; the arithmetic between is float32
-            value = _rounded(gain.to(tl.float32) * _rounded(value * scale, dtype), dtype)
-            other = _rounded(partner_gain.to(tl.float32) * _rounded(other * scale, dtype), dtype)
-        turned = tl.where(column < DIM // 2, -other, other)
-        c = tl.load(cos + token * DIM + column).to(tl.float32)
-        s = tl.load(sin + token * DIM + column).to(tl.float32)
-        result = (_rounded(value * c, dtype) + _rounded(turned * s, dtype)).to(dtype)
-        if is_query:
+        c, s = tl.load(cos + token * DIM + column), tl.load(sin + token * DIM + column)
+        value, other = tl.load(source + column), tl.load(source + partner)
+        result = turned(value, other, gain, partner_gain, c, s, eps, DIM, NORM, q.dtype.element_ty)
+        if head < heads:
             tl.store(q + (token * heads + head) * DIM + column, result)
         else:
             tl.store(k + (at * kv_heads + head - heads) * DIM + column, result)
@@ -84,8 +67,8 @@ def qk_rope(
         qkv,
         q_weight if norm else qkv,
         k_weight if norm else qkv,
-        cos.contiguous(),
-        sin.contiguous(),
+        cos.expand(batch, -1, -1, -1).contiguous(),
+        sin.expand(batch, -1, -1, -1).contiguous(),
         cos if place is None else place.slots,
         q,
         keys,

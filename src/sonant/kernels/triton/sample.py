@@ -1,7 +1,7 @@
 """One kernel from logits to a drawn id: bans, penalty, temperature, top-k, top-p and the draw.
 
-Thresholds are found digit by digit over the order-preserving integer form of the scores, eight candidates in one
-pass: eleven sums over a row that stays in registers, or six where scores have sixteen bits, cost far less than
+Thresholds are found digit by digit over the order-preserving integer form of the scores, several candidates in one
+pass, half as many passes where scores have sixteen bits: sums over a row that stays in registers cost far less than
 sorting it.
 """
 
@@ -42,10 +42,28 @@ def _threshold(order, weight, least, BITS: tl.constexpr):
 
 
 @triton.jit
+def _kth(order, inside, wanted, BITS: tl.constexpr):
+    """The largest integer that at least `wanted` scores reach. The counts of three candidates, of sixteen bits each,
+    are one sum: what a pass costs is that all warps wait for each other."""
+    found = tl.zeros([], tl.uint32)
+    for turn in tl.static_range(BITS // 2):
+        shift = BITS - 2 - 2 * turn
+        reached = tl.zeros(order.shape, tl.int64)
+        for digit in tl.static_range(1, 4):
+            reached += (inside & (order >= found + (digit << shift))).to(tl.int64) << (16 * digit - 16)
+        counts = tl.sum(reached, axis=0)
+        step = tl.zeros([], tl.uint32)
+        for digit in tl.static_range(1, 4):
+            step += (((counts >> (16 * digit - 16)) & 0xFFFF) >= wanted).to(tl.uint32)
+        found += step << shift
+    return found
+
+
+@triton.jit
 def _sample(
-    logits, uniform, greedy, temperature, top_k, top_p, out,
-    seen, penalty, banned, stop_id, ban_stop, vocab,
-    PENALIZE: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, banned, stop_id, ban_stop, rows, vocab,
+    uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
+    PENALIZE: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -54,35 +72,38 @@ def _sample(
     wait(EARLY)
     score = tl.load(logits + row * vocab + column, mask=inside, other=float("-inf")).to(tl.float32)
     if PENALIZE:
-        factor = tl.load(penalty + row)
-        was_drawn = tl.load(seen + row * vocab + column, mask=inside, other=0) != 0
+        factor = tl.load(penalty + row * penalty_stride)
+        line = row
+        if INDEXED:
+            line = tl.load(rows + row)
+        was_drawn = tl.load(seen + line * vocab + column, mask=inside, other=0) != 0
         score = tl.where(was_drawn, tl.where(score > 0, score / factor, score * factor), score)
         never = tl.load(banned + column, mask=inside, other=1) != 0
         early = (tl.load(ban_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | early, float("-inf"), score)
-    best = tl.argmax(score, axis=0)
+    highest, best = tl.max(score, axis=0, return_indices=True)
     order = _ordered(score, BITS)  # which no temperature changes
-    score = tl.where(inside, score / tl.load(temperature + row), float("-inf"))
-    weight = tl.where(inside, tl.exp(score - tl.max(score, axis=0)), 0.0)
+    heat = tl.load(temperature + row * temperature_stride)
+    weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
 
-    wanted = tl.load(top_k + row)
+    wanted = tl.load(top_k + row * top_k_stride)
     wanted = tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted)
-    lowest = _threshold(order, inside.to(tl.float32), wanted.to(tl.float32), BITS)
+    lowest = _kth(order, inside, wanted, BITS)
     weight = tl.where(order >= lowest, weight, 0.0)
 
-    share = tl.load(top_p + row)
+    share = tl.load(top_p + row * top_p_stride)
     if share < 1:
         # a score stays if the weight above it is less than the share, and the highest always does
         lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
         weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
 
     running = tl.cumsum(weight, axis=0)
-    target = tl.load(uniform + row) * tl.sum(weight, axis=0)
+    target = tl.load(uniform + row * uniform_stride) * tl.sum(weight, axis=0)
     drawn = tl.sum((inside & (running <= target)).to(tl.int32), axis=0)
     # rounding may leave the last running sum at the target: then the last id with weight is meant
     final = tl.max(tl.where(weight > 0, column, 0), axis=0)
     drawn = tl.minimum(drawn, final)
-    chosen = tl.where(tl.load(greedy + row) != 0, best, drawn)
+    chosen = tl.where(tl.load(greedy + row * greedy_stride) != 0, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
 
 
@@ -99,20 +120,13 @@ def sample(
     batch, vocab = logits.shape
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(vocab)
+    seen, penalty, banned, stop_id, ban_stop, rows = bans or (logits, uniform, logits, -1, logits, None)
     _sample[(batch,)](
-        logits.contiguous(),
-        uniform.contiguous(),
-        greedy.contiguous(),
-        temperature.contiguous(),
-        top_k.contiguous(),
-        top_p.contiguous(),
-        out,
-        *(bans or (logits, logits, logits, -1, logits)),
-        vocab,
-        PENALIZE=bans is not None,
+        logits.contiguous(), uniform, greedy, temperature, top_k, top_p, out,
+        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab,
+        *(t.stride(0) for t in (uniform, greedy, temperature, top_k, top_p, penalty)),
+        PENALIZE=bans is not None, INDEXED=rows is not None,
         BITS=16 if logits.dtype is torch.bfloat16 and bans is None else 32,
-        BLOCK=block,
-        num_warps=max(1, min(16, block // 256)),
-        **options(logits),
-    )
+        BLOCK=block, num_warps=max(1, min(16, block // 512)), **options(logits),
+    )  # fmt: skip
     return out

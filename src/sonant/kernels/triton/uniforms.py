@@ -7,15 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.triton.early import begin, options, wait
+
 
 @triton.jit
-def _uniforms(seed, frame, out, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def _uniforms(
+    seed, frame, out, seed_stride, frame_stride, COUNT: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr
+):
+    begin(EARLY)
     row = tl.program_id(0)
-    low = tl.load(seed + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(seed + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    wait(EARLY)
+    low = tl.load(seed + row * seed_stride).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(seed + row * seed_stride + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     index = tl.arange(0, BLOCK)
     zero = index * 0
-    at = zero + tl.load(frame + row).to(tl.int32)
+    at = zero + tl.load(frame + row * frame_stride).to(tl.int32)
     bits, _, _, _ = tl.philox((high << 32) | low, index, at, zero, zero, 10)
     value = (bits.to(tl.uint32, bitcast=True) >> 9).to(tl.float32) * (2.0**-23)
     tl.store(out + row * COUNT + index, value, mask=index < COUNT)
@@ -24,6 +30,7 @@ def _uniforms(seed, frame, out, COUNT: tl.constexpr, BLOCK: tl.constexpr):
 def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
     out = torch.empty(seed.shape[0], count, dtype=torch.float32, device=seed.device)
     _uniforms[(seed.shape[0],)](
-        seed.contiguous(), frame.contiguous(), out, COUNT=count, BLOCK=triton.next_power_of_2(count), num_warps=1
-    )
+        seed, frame, out, seed.stride(0), frame.stride(0),
+        COUNT=count, BLOCK=triton.next_power_of_2(count), num_warps=1, **options(seed),
+    )  # fmt: skip
     return out

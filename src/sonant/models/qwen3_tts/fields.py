@@ -18,6 +18,8 @@ from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.types import Sampling
 
 _GREATEST_TEMPERATURE = 100.0
+COUNTED = ("position", "frame", "status")
+"""What every frame step moves on, side by side."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,8 @@ def staged_fields() -> tuple[Field, ...]:
 def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:
     talker, dtype = config.talker, modules.talker.codec_head.weight.dtype
     decoder, codec_dtype = modules.decoder, modules.decoder.pre_conv.conv.weight.dtype
-    counters = ("position", "frame", "codec_position", "codec_frame")
     return (
-        *(Field(name, (), torch.int64) for name in counters),
-        Field("status", (), torch.int32),
+        *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_position", "codec_frame")),
         Field("input", (talker.hidden_size,), dtype),
         Field("trailing", (limits.trailing_tokens, talker.hidden_size), dtype),
         Field("seen", (talker.vocab_size,), torch.bool),
@@ -60,10 +60,10 @@ def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tu
     )
 
 
-def draw_values(rows: Mapping[str, Tensor], index: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a `Draw` for rows `index`."""
-    values = {name: rows[prefix + name][index] for name in ("temperature", "top_k", "top_p")}
-    return {"greedy": rows[prefix + "greedy"][index] != 0, **values}
+def draw_values(fields: Mapping[str, Tensor], index: Tensor | None = None, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a `Draw` for rows `index`, or for all that the fields are of."""
+    values = {name: fields[prefix + name] for name in ("greedy", "temperature", "top_k", "top_p")}
+    return values if index is None else {name: value[index] for name, value in values.items()}
 
 
 def sampling_values(sampling: Sampling, seed: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ run over it (the host learns of a stop one step later) and change nothing that i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from sonant.kernels import ops
 from sonant.kernels.reference import Bans
 from sonant.layers.attention import PagedContext
 from sonant.models.base import CAPPED, RUNNING, STOPPED, Ints, Memory, ModelSpec, PrefillItem, Prompt, to_device
+from sonant.models.columns import LINES, Columns, counted
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.qwen3_tts.fields import Limits, draw_values, sampling_values, staged_fields, state_fields
+from sonant.models.qwen3_tts.fields import COUNTED, Limits, draw_values, sampling_values, staged_fields, state_fields
 from sonant.models.qwen3_tts.predictor import Draw
 from sonant.models.qwen3_tts.prefill_lines import Lines, LineShape, positions_needed
 from sonant.models.qwen3_tts.prompt import Layout, PromptBuilder
@@ -94,6 +95,7 @@ class Qwen3TTS:
     def bind(self, memory: Memory) -> None:
         self.rows, self.kv, self.tables = memory.rows, memory.kv, memory.tables
         self.block_tokens, self.scratch_row = memory.kv.shape[3], len(memory.tables) - 1
+        self.columns = Columns([*self.spec.staged, *counted(self.spec.state)], memory.tables.shape[1])
         for name in ("position", "frame", "codec_position", "codec_frame"):
             self.rows[name].zero_()
         self.rows["status"].fill_(STOPPED)  # frozen: the scratch row for ever, the others until prefill readies them
@@ -163,7 +165,7 @@ class Qwen3TTS:
     def _start_rows(self, rows: Tensor, lengths: Tensor, inputs: Tensor) -> None:
         r = self.rows
         r["input"][rows] = inputs
-        r["position"][rows] = lengths - 1
+        r["position"][rows] = lengths.int() - 1
         r["status"][rows] = torch.where(rows == self.scratch_row, STOPPED, RUNNING).int()
         r["seen"].index_fill_(0, rows, False)
         for name in ("frame", "codec_position", "codec_frame"):
@@ -217,38 +219,39 @@ class Qwen3TTS:
     @torch.inference_mode()
     def frame(self, rows: Tensor, span_blocks: int) -> Tensor:
         r, talker = self.rows, self.modules.talker
-        position, frame, status = r["position"][rows], r["frame"][rows], r["status"][rows]
-        context = self._context(rows, position[:, None], None, span_blocks)
-        hidden = talker.model(r["input"][rows][:, None], position[:, None], context)[:, 0]
-        uniforms = ops.uniforms(r["seed"][rows], frame, self.spec.codebooks)
+        lines = r[LINES][rows]
+        own = self.columns.views(lines)
+        position, frame = own["position"][:, None], own["frame"]
+        context = PagedContext(self.kv, lines[:, : self.tables.shape[1]], position, None, span_blocks)
+        hidden = talker.model(r["input"][rows][:, None], position, context)[:, 0]
+        uniforms = ops.uniforms(own["seed"], frame, self.spec.codebooks)
         stop_id = self.config.talker.codec_eos_token_id
-        bans = Bans(r["seen"][rows], r["repetition_penalty"][rows], self.banned, stop_id, frame < _MIN_FRAMES)
-        first = Draw(**draw_values(r, rows)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
-        ended = torch.where(first == stop_id, STOPPED, torch.where(frame >= r["frame_limit"][rows], CAPPED, RUNNING))
-        status = torch.where(status == RUNNING, ended.to(status.dtype), status)
-        r["seen"][rows, first] = torch.ones_like(first, dtype=torch.bool)  # a plain True would come from the host
-        first = first.masked_fill(first == stop_id, 0)
+        bans = Bans(r["seen"], own["repetition_penalty"], self.banned, stop_id, frame < _MIN_FRAMES, rows)
+        first = Draw(**draw_values(own)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
+        stops = first == stop_id
+        ended = torch.where(stops, STOPPED, torch.where(frame >= own["frame_limit"], CAPPED, RUNNING))
+        status = torch.where(own["status"] == RUNNING, ended.int(), own["status"])
+        r["seen"][rows, first] = torch.ones_like(stops)  # a plain True would come from the host
+        first = first.masked_fill(stops, 0)
         rest = talker.code_predictor.generate(
-            hidden,
-            talker.model.codec_embedding(first),
-            uniforms[:, 1:],
-            Draw(**draw_values(r, rows, "subtalker_")),
+            hidden, talker.model.codec_embedding(first), uniforms[:, 1:], Draw(**draw_values(own, prefix="subtalker_"))
         )
         codes = torch.cat([first[:, None], rest], 1)
-        self._advance(rows, codes, position, frame, status)
-        return torch.cat([status[:, None], codes.int()], 1)
+        record = torch.cat([status[:, None], codes.int()], 1)
+        self._advance(rows, codes, record, own)
+        return record
 
-    def _advance(self, rows: Tensor, codes: Tensor, position: Tensor, frame: Tensor, status: Tensor) -> None:
+    def _advance(self, rows: Tensor, codes: Tensor, record: Tensor, own: Mapping[str, Tensor]) -> None:
         """Store the frame and make the next input, in the same step that drew it."""
-        r = self.rows
-        r["codes"][rows, frame % r["codes"].shape[1]] = codes.int()
+        r, frame, status = self.rows, own["frame"], record[:, 0]
+        r["codes"][rows, frame % r["codes"].shape[1]] = record[:, 1:]
         trailing = r["trailing"][rows, frame.clamp(max=r["trailing"].shape[1] - 1)]
-        has_text = (frame < r["trailing_length"][rows])[:, None]
+        has_text = (frame < own["trailing_length"])[:, None]
         r["input"][rows] = self.modules.talker.embed_frame(codes) + torch.where(has_text, trailing, self.pad_text)
-        going = (status == RUNNING).long()
-        r["position"][rows] = position + going
-        r["frame"][rows] = frame + going
-        r["status"][rows] = status
+        going = (status == RUNNING).int()
+        moved = torch.stack([own["position"] + going, frame + going, status], 1)
+        places = [self.columns.places[name][0] for name in COUNTED]
+        r[LINES][:, places[0].start : places[-1].stop].index_copy_(0, rows, moved)
 
     @torch.inference_mode()
     def codec(self, rows: Tensor, frames: int) -> Tensor:
@@ -272,11 +275,13 @@ class Qwen3TTS:
         return samples
 
     def _context(self, rows: Tensor, positions: Tensor, real: Tensor | None, span_blocks: int) -> PagedContext:
+        """Of positions [B, T]: those that are `real`, or without that one for each row."""
         tables = self.tables[rows]
+        if real is None:
+            return PagedContext(self.kv, tables, positions, None, span_blocks)
         blocks = tables.gather(1, positions // self.block_tokens).long()
         slots = blocks * self.block_tokens + positions % self.block_tokens
-        if real is not None:
-            slots = slots.where(real, 0)  # block 0 is scratch
+        slots = slots.where(real, 0)  # block 0 is scratch
         return PagedContext(self.kv, tables, positions, slots.flatten(), span_blocks)
 
 

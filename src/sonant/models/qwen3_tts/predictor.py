@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import Bans
-from sonant.layers.attention import FullContext, PagedContext
+from sonant.layers.attention import FullContext, ShortContext
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig
 from sonant.models.qwen3_tts.stack import stack_shape
@@ -21,7 +21,7 @@ from sonant.models.qwen3_tts.stack import stack_shape
 
 @dataclass(frozen=True)
 class Draw:
-    """How each row draws its codes; every tensor [B]."""
+    """How each row draws its codes, as ops.sample takes it; every tensor [B]."""
 
     greedy: Tensor
     temperature: Tensor
@@ -68,20 +68,13 @@ class CodePredictor(nn.Module):
     def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw) -> Tensor:
         """Codes 1… of one frame. hidden and first (code 0's embedding) [B, talker hidden] → [B, groups - 1]."""
         shape, batch = self.model.shape, len(hidden)
-        # one block a row, as long as a frame has codebooks: the paged cache in small
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
-        row = torch.arange(batch, device=hidden.device)
-        tables = row.int()[:, None]
-        position = torch.arange(self.groups, device=hidden.device)[:, None].repeat(1, batch)  # [groups, B]
-        slot = row * self.groups + position
-        opening = position[:2].T.contiguous()
-        context = PagedContext(cache, tables, opening, slot[:2].T.flatten(), 1)
-        x = self.model(self.small_to_mtp_projection(torch.stack([hidden, first], 1)), opening, context)[:, -1]
+        opening = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
+        x = self.model.forward_at(opening, range(2), ShortContext(cache, 0))[:, -1]
         codes = [draw.pick(self._head(0, x), uniforms[:, 0])]
         for group in range(1, self.groups - 1):
-            at = position[group + 1][:, None]
-            context = PagedContext(cache, tables, at, slot[group + 1], 1)
-            x = self.model(self._input(group - 1, codes[-1])[:, None], at, context)[:, 0]
+            x, at = self._input(group - 1, codes[-1])[:, None], group + 1
+            x = self.model.forward_at(x, range(at, at + 1), ShortContext(cache, at))[:, 0]
             codes.append(draw.pick(self._head(group, x), uniforms[:, group]))
         return torch.stack(codes, 1)
 

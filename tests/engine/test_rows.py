@@ -1,0 +1,47 @@
+"""A row's line: what the host sets, what the steps count, and all of it in one gather."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.test_scheduler import SPEC
+from sonant.engine.rows import Rows
+from sonant.models.base import Field
+from sonant.models.columns import LINES, Columns, counted
+
+SPEC_OF_LINES = replace(
+    SPEC,
+    staged=(Field("seed", (2,), torch.int32), Field("warmth", (), torch.float32)),
+    state=(Field("input", (3,), torch.float32), Field("frame", (), torch.int32), Field("status", (), torch.int32)),
+)
+
+
+def make_rows() -> Rows:
+    return Rows(SPEC_OF_LINES, 3, 2, torch.device("cpu"))
+
+
+def test_what_the_host_sets_leaves_what_the_steps_count() -> None:
+    rows = make_rows()
+    rows.fields["frame"][:], rows.fields["status"][:] = 7, 1
+    rows.stage(1, {"seed": [3, -4], "warmth": 0.5}, [9, 8])
+    rows.apply()
+    assert rows.tables[1].tolist() == [9, 8] and rows.fields["seed"][1].tolist() == [3, -4]
+    assert rows.fields["warmth"].tolist() == [0, 0.5, 0, 0]
+    assert rows.fields["frame"].tolist() == [7] * 4 and rows.fields["status"].tolist() == [1] * 4
+
+
+def test_one_gather_reads_all_numbers_of_a_row() -> None:
+    rows = make_rows()
+    rows.stage(2, {"seed": [5, 6], "warmth": 2.5}, [4])
+    rows.apply()
+    rows.fields["frame"][2] = 11
+    columns = Columns([*SPEC_OF_LINES.staged, *counted(SPEC_OF_LINES.state)], start=2)
+    own = columns.views(rows.fields[LINES][torch.tensor([2, 0])])
+    assert {name: view.tolist() for name, view in own.items()} == {
+        "seed": [[5, 6], [0, 0]],
+        "warmth": [2.5, 0],
+        "frame": [11, 0],
+        "status": [0, 0],
+    }
