@@ -155,7 +155,8 @@ def test_a_large_body_is_refused_before_it_is_read(serve: Serve) -> None:
 def test_hanging_up_frees_the_row(serve: Serve) -> None:
     served = serve("endless")
     with httpx.stream("POST", f"{served.url}/v1/audio/speech", json={**BODY, "max_frames": 900}) as response:
-        next(response.iter_raw())
+        chunks = response.iter_raw()  # dropped, it would hang up
+        next(chunks)
         assert served.host.engine.stats().running == 1
     wait_for(lambda: served.host.engine.stats().running == 0, 2.0)
 
@@ -164,7 +165,8 @@ def test_hanging_up_before_the_first_sound_frees_the_place(serve: Serve) -> None
     served = serve("endless", engine={"max_rows": 1})
     long = {**BODY, "max_frames": 900}
     with httpx.stream("POST", f"{served.url}/v1/audio/speech", json=long) as response:
-        next(response.iter_raw())
+        chunks = response.iter_raw()
+        next(chunks)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/v1/audio/speech", json=long, timeout=0.3)
         wait_for(lambda: served.host.engine.stats().waiting == 0, 2.0)
