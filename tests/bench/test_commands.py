@@ -55,7 +55,13 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
         await call.paced([0.05] if len(server.calls) <= 12 else [60.0])
 
     with in_thread(script) as server:
-        command = [*COMMAND, "serve", "--base-url", server.url, "--concurrency", "2,4", "--out", "run.json"]
+        # a runner in the background may have made us deaf to SIGINT, and children inherit that
+        hearing = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from sonant.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        )
+        arguments = ["bench", "serve", "--base-url", server.url, "--concurrency", "2,4", "--out", "run.json"]
+        command = [sys.executable, "-c", hearing, *arguments]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
         deadline = time.monotonic() + 60
         while len(server.calls) < 14:
