@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,13 @@ def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) ->
     assert "2 of 2 shapes keep their rule" in said[-1]
 
 
-def test_without_a_gpu_there_is_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_there_is_nothing_to_tune(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sonant.bench.tune_cases")
+    monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has none
+    for name in [n for n in sys.modules if n.startswith("sonant.kernels.triton")]:
+        monkeypatch.delitem(sys.modules, name)
     assert main(["bench", "kernels", "--tune", "--device", "cpu"]) != 0
     assert "needs a GPU" in capsys.readouterr().err
 

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) -> int:
+    if device.type != "cuda":  # where triton need not be installed
+        raise ConfigError(f"--tune needs a GPU, and {device} is none")
     import torch
 
     from sonant.bench import tune
@@ -90,12 +92,12 @@ def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) 
     from sonant.bench.tune_cases import Tunable, conv_cases, product_cases
     from sonant.kernels import tuning
 
-    if device.type != "cuda":
-        raise ConfigError(f"--tune needs a GPU, and {device} is none")
     torch.cuda.set_device(device)
     gpu = torch.cuda.get_device_name(device)
     every: list[Tunable] = [*product_cases(), *conv_cases()]
     cases = [case for case in every if case.op in ops]
+    if not cases:
+        raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
     results = tune.run(cases, device, ceiling, seconds, _say)
     print(tune.table(results))

@@ -57,6 +57,27 @@ def _weights(weight, column, at, columns, depth, inside, EVEN: tl.constexpr):
     return tl.load(start[None] + at[:, None], mask=inside[:, None], other=0.0)
 
 
+@triton.jit
+def _values(fresh_start, past_start, fresh, k, inside, PAST: tl.constexpr, EVEN: tl.constexpr):
+    """[M, K] of this piece's inputs, and of the past's where those lie before it; without a past, zeros."""
+    if PAST:
+        start = tl.where(fresh, fresh_start, past_start)
+        if EVEN:
+            return tl.load(start[:, None] + k[None])
+        return tl.load(start[:, None] + k[None], mask=inside[None], other=0.0)
+    return tl.load(fresh_start[:, None] + k[None], mask=fresh[:, None] & inside[None], other=0.0)
+
+
+@triton.jit
+def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
+    """Which rows' tile and which columns': GROUP tiles of rows share the weights they read before the next columns'
+    turn comes."""
+    group = tile // (GROUP * tiles_n)
+    height = tl.minimum(tiles_m - group * GROUP, GROUP)
+    within = tile % (GROUP * tiles_n)
+    return group * GROUP + within % height, within // height
+
+
 @triton.jit(do_not_specialize=["rows", "steps", "channels", "history", "dilation", "tiles_m", "tiles_n"])
 def _conv(
     x, past, weight, bias, residual, alpha, beta, raw, active, partial, arrived,
@@ -67,15 +88,12 @@ def _conv(
 ):  # fmt: skip
     begin(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
-    # GROUP tiles of rows share the weights they read before the next columns' turn comes
-    group = tile // (GROUP * tiles_n)
-    height = tl.minimum(tiles_m - group * GROUP, GROUP)
-    within = tile % (GROUP * tiles_n)
-    row = (group * GROUP + within % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP)
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     half: tl.constexpr = BLOCK_N // 2
     width: tl.constexpr = BLOCK_N + half if WIDE else BLOCK_N
-    column = (within // height) * width + tl.arange(0, BLOCK_N)
-    further = (within // height) * width + BLOCK_N + tl.arange(0, half)
+    column = tile_n * width + tl.arange(0, BLOCK_N)
+    further = tile_n * width + BLOCK_N + tl.arange(0, half)
 
     there = tl.minimum(row, rows - 1)  # rows past the end are the last one again: what comes of them is not stored
     batch, step = (there // steps).to(tl.int64), there % steps
@@ -90,17 +108,10 @@ def _conv(
         tap = turn % TAPS  # taps of one depth follow each other: they read nearly the same rows
         k = (turn // TAPS) * BLOCK_K + lane
         shift = tap * dilation
-        fresh = step + shift >= history
-        start = fresh_from + shift * step_stride
         inside = k < inputs
-        if PAST:
-            start = tl.where(fresh, start, past_from + shift * inputs)
-            if EVEN:
-                value = tl.load(start[:, None] + k[None])
-            else:
-                value = tl.load(start[:, None] + k[None], mask=inside[None], other=0.0)
-        else:
-            value = tl.load(start[:, None] + k[None], mask=fresh[:, None] & inside[None], other=0.0)
+        value = _values(
+            fresh_from + shift * step_stride, past_from + shift * inputs, step + shift >= history, k, inside, PAST, EVEN
+        )
         at = tap * inputs + k
         own = _weights(weight, column, at, columns, TAPS * inputs, inside, EVEN)
         total = tl.dot(value, own, total, input_precision=PRECISION)
