@@ -60,6 +60,15 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 
 
 @pytest.fixture(scope="session")
+def full_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of the 1.7B shapes, for a GPU. SONANT_FULL_MODEL: where `sonant random-model` has made them."""
+    folder = Path(os.environ.get("SONANT_FULL_MODEL") or tmp_path_factory.mktemp("full") / "model")
+    if not (folder / "config.json").exists():
+        write_checkpoint(folder, kind="custom_voice", size="1.7b", device="cuda")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
     """`golden("custom")`: what the official package computed from that checkpoint; see parity/README.md."""
 

@@ -16,7 +16,8 @@ parts=${*:-tests tune offline held profile}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
-model=${SONANT_FULL_MODEL:-/tmp/sonant-1.7b}
+export SONANT_FULL_MODEL=${SONANT_FULL_MODEL:-/tmp/sonant-1.7b}
+model=$SONANT_FULL_MODEL
 failures=0
 
 sonant() { python3 -m sonant.cli.main "$@"; }

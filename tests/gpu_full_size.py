@@ -15,33 +15,14 @@ from pathlib import Path
 import torch
 
 import sonant
+from parity.forcing import forced, relative
 from sonant import EngineConfig
 from sonant.bench import offline
 from sonant.bench.listener import TEXT
 from sonant.bench.offline_table import table
-from sonant.layers.attention import FullContext
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
 from sonant.types import SpeechRequest
-
-
-@torch.inference_mode()
-def forced_logits(model: Qwen3TTS, prompt_text: str, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Talker logits at every frame of `codes` [T, groups] and predictor logits of each, all codes given."""
-    talker, device = model.modules.talker, model.device
-    layout = model.builder.layout(SpeechRequest(text=prompt_text))
-    text, ids = torch.from_numpy(layout.text).to(device), torch.from_numpy(layout.codes).to(device)
-    prompt = talker.embed_position(text, ids, layout.has_frames)
-    frames = talker.embed_frame(codes.to(device)) + model.pad_text
-    x = torch.cat([prompt, frames])[None]
-    hidden = talker.model(x, torch.arange(x.shape[1], device=device)[None], FullContext())[0, len(prompt) - 1 :]
-    first = talker.model.codec_embedding(codes[:, 0].to(device))
-    rest = talker.code_predictor.forced_logits(hidden[:-1], first, codes[:, 1:].to(device))
-    return talker.codec_head(hidden).float().cpu(), rest.float().cpu()
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
 
 
 def main() -> None:
@@ -72,7 +53,7 @@ def main() -> None:
     spoken = engine.speak(TEXT, seed=1, max_frames=40)
     assert isinstance(engine.model, Qwen3TTS)
     codes = torch.from_numpy(spoken.codes).long()
-    on_gpu = forced_logits(engine.model, TEXT, codes)
+    on_gpu = [t.float().cpu() for t in forced(engine.model, SpeechRequest(text=TEXT), codes)[1:]]
     alone = engine.speak(TEXT, seed=7, max_frames=30).codes
     report["same_codes_twice"] = bool((engine.speak(TEXT, seed=7, max_frames=30).codes == alone).all())
     engine.close()
@@ -80,7 +61,7 @@ def main() -> None:
     on_cpu = sonant.load(args.folder, device="cpu")
     assert isinstance(on_cpu.model, Qwen3TTS)
     report["cpu_load_s"] = time.perf_counter() - start
-    truth = forced_logits(on_cpu.model, TEXT, codes)
+    truth = [t.float() for t in forced(on_cpu.model, SpeechRequest(text=TEXT), codes)[1:]]
     report["talker_logits_relative_error"] = relative(on_gpu[0], truth[0])
     report["predictor_logits_relative_error"] = relative(on_gpu[1], truth[1])
     report["logits_std"] = float(truth[0].std())

@@ -64,17 +64,40 @@ def speaking(scheduler: Scheduler, first_audio_s: float, voiced: int, **options:
     return request
 
 
+def prefilled(scheduler: Scheduler, now_s: float = 0) -> list[tuple[Request, int, int]]:
+    """What one step fills; who is ready then speaks."""
+    plan = scheduler.plan(now_s)
+    for request in plan.preroll:
+        request.phase = Phase.SPEAKING
+    return plan.prefill
+
+
 def test_long_prompts_are_prefilled_in_pieces_within_the_budget() -> None:
     scheduler = make(prefill_tokens=10)
+    speaking(scheduler, 0.0, 1)
     long, short = ask(scheduler, 0, length=26), ask(scheduler, 1, length=6)
-    spans = []
-    for _ in range(4):
-        plan = scheduler.plan(0)
-        spans.append([(r is long, start, end) for r, start, end in plan.prefill])
-        for request in plan.preroll:
-            request.phase = Phase.SPEAKING
+    spans = [[(r is long, start, end) for r, start, end in prefilled(scheduler)] for _ in range(4)]
     assert spans == [[(True, 0, 10)], [(True, 10, 20)], [(True, 20, 25), (False, 0, 5)], []]
     assert short.phase is Phase.SPEAKING
+
+
+def test_a_prompt_that_fits_into_a_step_is_not_cut() -> None:
+    scheduler = make(prefill_tokens=10)
+    speaking(scheduler, 0.0, 1)
+    first, second = ask(scheduler, 0, length=8), ask(scheduler, 1, length=8)
+    assert prefilled(scheduler) == [(first, 0, 7)]
+    assert prefilled(scheduler) == [(second, 0, 7)]
+
+
+def test_those_who_wait_start_together_while_nobody_would_run_dry() -> None:
+    scheduler = make(prefill_tokens=10)
+    listener = speaking(scheduler, 0.0, 20)  # of 100 ms each
+    burst = [ask(scheduler, 1 + n, length=8) for n in range(6)]
+    assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[:5]
+    listener.voiced = 10
+    more = [ask(scheduler, 9, length=8)]
+    assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[5:]
+    assert [r for r, _, _ in prefilled(scheduler, 0.5)] == more
 
 
 def test_the_listener_with_least_in_hand_draws_first() -> None:

@@ -12,30 +12,13 @@ import torch
 import sonant
 from clips import reference_clip
 from parity.cases import CASES, REFERENCE_TEXT, Case
-from sonant.layers.attention import FullContext
+from parity.forcing import forced
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.types import SpeechRequest
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 BF16_RELATIVE_ERROR = 0.03  # ‖ours − official‖ / ‖official‖ over a case's logits; 0.005 to 0.016 were measured
 WITH_LOGITS = [case for case in CASES if case.name not in ("cv_norep", "cv_strongrep")]
-
-
-@torch.inference_mode()
-def forced(model: Qwen3TTS, request: SpeechRequest, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Prompt vectors, talker logits at each frame, predictor logits [frames, groups - 1, vocab]."""
-    talker, layout = model.modules.talker, model.builder.layout(request)
-    prompt = talker.embed_position(torch.from_numpy(layout.text), torch.from_numpy(layout.codes), layout.has_frames)
-    if layout.speaker is not None:
-        prompt[layout.speaker_at] += torch.from_numpy(layout.speaker).to(prompt.dtype)
-    beside = [talker.embed_text(torch.tensor(int(i))) for i in layout.trailing]
-    beside += [model.pad_text] * (len(codes) - len(beside))
-    frames = talker.embed_frame(codes) + torch.stack(beside[: len(codes)])
-    x = torch.cat([prompt, frames])[None]
-    hidden = talker.model(x, torch.arange(x.shape[1])[None], FullContext())[0, len(prompt) - 1 :]
-    first = talker.model.codec_embedding(codes[:, 0])
-    rest = talker.code_predictor.forced_logits(hidden[:-1], first, codes[:, 1:])
-    return prompt, talker.codec_head(hidden), rest
 
 
 @pytest.mark.parametrize("case", WITH_LOGITS, ids=lambda case: case.name)

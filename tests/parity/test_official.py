@@ -84,7 +84,7 @@ def test_a_cloned_voice_is_the_official_prompt(engines: Engines, golden: Golden)
 def test_chunk_sizes_and_pipelining_change_nothing(
     chunks: tuple[int, ...], steps_ahead: int, tiny_checkpoints: Mapping[str, Path], golden: Golden
 ) -> None:
-    config = EngineConfig(chunk_frames=chunks, steps_ahead=steps_ahead, prefill_tokens=5)
+    config = EngineConfig(chunk_frames=chunks, steps_ahead=steps_ahead, prefill_tokens=2)
     with sonant.load(tiny_checkpoints["custom"], device="cpu", config=config) as engine:
         stream = engine.stream(ENGLISH, voice="ryan", language="english", sampling=GREEDY, max_frames=MAX_FRAMES)
         speech = stream.result()

@@ -19,7 +19,7 @@ from sonant.models.base import PrefillItem, SpeechModel, to_device
 Shape = tuple[int, int]  # prompts, positions of each
 
 PREFILL_SHAPES: tuple[Shape, ...] = (
-    (1, 32), (1, 64), (1, 128), (1, 256), (4, 32), (4, 64), (4, 128), (16, 32), (16, 64), (16, 128),
+    (1, 32), (1, 64), (1, 128), (1, 256), (4, 32), (4, 64), (4, 128), (16, 16), (16, 32), (16, 48), (16, 64), (16, 128),
 )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from sonant.engine.rows import Rows
 from sonant.models.base import ModelSpec
 
 OFFLINE_SLACK_S = 5.0
+BURST = 4  # times `prefill_tokens` in one step, while …
+BURST_SLACK_S = 1.0  # … every listener has so much sound in hand
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Scheduler:
     def plan(self, now_s: float) -> Plan:
         self._admit()
         plan = Plan()
-        self._plan_prefill(plan)
+        self._plan_prefill(plan, now_s)
         self._plan_frames(plan, now_s)
         self._plan_sound(plan, now_s)
         return plan
@@ -87,22 +89,31 @@ class Scheduler:
             self.rows.stage(request.row, prompt.staged, allocation.blocks)
             self.running.append(request)
 
-    def _plan_prefill(self, plan: Plan) -> None:
-        budget = self.config.prefill_tokens
+    def _plan_prefill(self, plan: Plan, now_s: float) -> None:
+        left = whole = self._prefill_budget(now_s)
         pending = [r for r in self.running if r.phase is Phase.PREFILL]
         pending.sort(key=lambda r: (-r.speech.priority, r.arrival_s))
         for request in pending:
-            if request.prefilled == request.prefill_length and request.preroll > 0:
+            need = request.prefill_length - request.prefilled
+            if need == 0 and request.preroll > 0:
                 plan.preroll.append(request)
                 continue
-            take = min(budget, request.prefill_length - request.prefilled)
-            if take == 0 and request.prefilled < request.prefill_length:
+            if left < need <= whole:
+                break  # the next step takes it in one piece, and piecemeal it would not be any sooner
+            take = min(left, need)
+            if take == 0 and need > 0:
                 continue
             plan.prefill.append((request, request.prefilled, request.prefilled + take))
             request.prefilled += take
-            budget -= take
+            left -= take
             if request.prefilled == request.prefill_length:
                 plan.preroll.append(request)
+
+    def _prefill_budget(self, now_s: float) -> int:
+        """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together."""
+        listening = [r for r in self.running if r.speech.live and r.first_audio_s is not None]
+        rich = all(self.slack_s(r, now_s) > BURST_SLACK_S for r in listening)
+        return self.config.prefill_tokens * (BURST if rich else 1)
 
     def _plan_frames(self, plan: Plan, now_s: float) -> None:
         able = [r for r in self.running if r.has_frames_to_draw and r.launched - r.voiced < self.ring_frames - 1]

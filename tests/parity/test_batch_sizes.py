@@ -1,0 +1,117 @@
+"""Steps at every batch size that has a graph, codes given: a kernel may be right for one row and not for sixteen.
+
+Rows of a batch hold different codes, so one that reads another's is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import sonant
+from parity.forcing import forced, relative
+from sonant import Engine, EngineConfig
+from sonant.bench.listener import TEXT
+from sonant.bench.step_rig import StepRig
+from sonant.engine.graphs import buckets_up_to
+from sonant.kernels.reference import Bans
+from sonant.models.base import RUNNING
+from sonant.models.qwen3_tts import model as qwen3_tts
+from sonant.types import SpeechRequest
+
+FRAMES, KINDS = 3, 5  # frames of an utterance; utterances, which rows repeat by turns
+
+
+class Forced:
+    """Stands for `Draw`: hands out the codes that it is given, and keeps the logits."""
+
+    def __init__(self, codes: Tensor) -> None:
+        self.left = [column for frame in codes.unbind(1) for column in frame.unbind(1)]
+        self.logits: list[Tensor] = []
+
+    def __call__(self, **values: Tensor) -> Forced:
+        return self
+
+    def pick(self, logits: Tensor, uniform: Tensor, bans: Bans | None = None) -> Tensor:
+        self.logits.append(logits.float())
+        return self.left.pop(0)
+
+
+@torch.inference_mode()
+def stepped(
+    engine: Engine, rows: list[int], codes: Tensor, last: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> list[Tensor]:
+    """Logits [rows, vocab] of every code in turn, by frame steps of these rows from the end of their prompt on."""
+    model, runner = engine.model, engine._loop.runner
+    assert isinstance(model, qwen3_tts.Qwen3TTS)
+    index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
+    fields["input"][index] = last
+    for name, value in (
+        ("position", model.prompt(SpeechRequest(text=TEXT)).length - 1),
+        ("frame", 0),
+        ("status", RUNNING),
+    ):
+        fields[name][index] = value
+    given = Forced(codes)
+    monkeypatch.setattr(qwen3_tts, "Draw", given)
+    for _ in range(FRAMES):
+        model.frame(index, runner.rows.tables.shape[1])
+    return given.logits
+
+
+def worst(
+    engine: Engine, truth: qwen3_tts.Qwen3TTS, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> dict[int, float]:
+    """The largest relative error of any row's logits for any code, by batch size."""
+    assert isinstance(engine.model, qwen3_tts.Qwen3TTS)
+    engine.close()
+    generator = torch.Generator().manual_seed(0)
+    shape = (KINDS, FRAMES, engine.model.spec.codebooks)
+    kinds = torch.randint(engine.model.config.predictor.vocab_size, shape, generator=generator).to(engine.device)
+    prompts, first, rest = zip(*(forced(truth, SpeechRequest(text=TEXT), codes) for codes in kinds), strict=True)
+    expected = [
+        torch.stack([first[k][t] if group == 0 else rest[k][t, group - 1] for k in range(KINDS)]).float()
+        for t in range(FRAMES)
+        for group in range(shape[2])
+    ]
+    errors: dict[int, float] = {}
+    with StepRig(engine, max(sizes), FRAMES) as rig:
+        for size in sizes:
+            kind = torch.arange(size, device=engine.device) % KINDS
+            last = prompts[0][-1].to(engine.model.pad_text)
+            logits = stepped(engine, rig.rows[:size], kinds[kind], last, monkeypatch)
+            errors[size] = max(
+                relative(row, right[k])
+                for ours, right in zip(logits, expected, strict=True)
+                for row, k in zip(ours, kind, strict=True)
+            )
+    return errors
+
+
+def test_any_batch_on_the_cpu(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=9))
+    assert isinstance(engine.model, qwen3_tts.Qwen3TTS)
+    errors = worst(engine, engine.model, [1, 2, 9], monkeypatch)
+    assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.gpu
+def test_every_captured_batch_of_the_1_7b_shapes_in_bf16(
+    full_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the same weights in fp32."""
+    exact = EngineConfig(max_rows=1, kv_tokens=512)
+    with sonant.load(full_checkpoint, device="cuda", dtype="float32", config=exact) as opened:
+        truth = opened.model
+        assert isinstance(truth, qwen3_tts.Qwen3TTS)
+    engine = sonant.load(
+        full_checkpoint, device="cuda", config=EngineConfig(max_rows=256, warm_rows=1, kv_tokens=64 * 1024)
+    )
+    errors = worst(engine, truth, buckets_up_to(256), monkeypatch)
+    print({size: round(error, 4) for size, error in errors.items()})
+    assert max(errors.values()) < 0.05, errors
+    assert max(errors.values()) < 1.5 * errors[1], errors
