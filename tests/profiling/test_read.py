@@ -41,6 +41,16 @@ def test_a_trace_of_torch_is_read(machine: Machine, tmp_path: Path, torch: str, 
     assert found["kernels"] == 38 and found["fills"] == 0 and found["step_us"] == pytest.approx(2598, rel=0.01)
 
 
+def test_a_trace_whose_device_times_are_lost_is_told_so(tmp_path: Path) -> None:
+    """What torch exports when another recording has begun meanwhile."""
+    machine = steps(start_up(Machine()))
+    for event in machine.events:
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            event["ts"] = event["dur"] = 0
+    with pytest.raises(TraceError, match="none has a time.*before the next one begins"):
+        read_trace(write_kineto(machine, tmp_path / "trace.json"))
+
+
 def test_nsight_tells_the_same_as_torch(machine: Machine, tmp_path: Path) -> None:
     torch = facts(read_trace(write_kineto(machine, tmp_path / "trace.json")))
     nsight = facts(read_trace(write_nsight(machine, tmp_path / "trace.sqlite")))

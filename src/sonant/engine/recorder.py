@@ -27,7 +27,10 @@ class Recording:
     profiler: profile
 
     def save(self, path: Path) -> None:
-        """As Chrome JSON, gzipped if the name ends in .gz. Once: torch gives its trace away."""
+        """As Chrome JSON, gzipped if the name ends in .gz. Once: torch gives its trace away.
+
+        And before the next recording begins: the device's times are lost then.
+        """
         self.profiler.export_chrome_trace(str(path))
 
 

@@ -41,18 +41,18 @@ async def _capture(
     out = Captured(folder / "timing.json.gz", folder / "mapping.json.gz")
     try:
         timing = await asyncio.to_thread(recorder.record, steps, timeout_s=_TIMEOUT_S)
+        _check(timing, steps)
+        await asyncio.to_thread(timing.save, out.timing)
         mapping = await asyncio.to_thread(
             recorder.record, mapping_steps, stacks=True, graphs=False, timeout_s=_TIMEOUT_S
         )
+        await asyncio.to_thread(mapping.save, out.mapping)
     finally:
         done.set()
         ended = await asyncio.gather(*streams, return_exceptions=True)
     for result in ended:
         if isinstance(result, BaseException):
             raise result
-    _check(timing, steps)
-    timing.save(out.timing)
-    mapping.save(out.mapping)
     return out
 
 

@@ -171,6 +171,11 @@ class TraceBuilder:
                 f"{file} holds neither kernels nor operators: record with ProfilerActivity.CPU and .CUDA "
                 "(nsys: --trace=cuda,nvtx), while the engine is at work"
             )
+        if not parts["device"].duration.any():
+            raise TraceError(
+                f"{file} holds {len(parts['device']):,} events of the device, and none has a time: export a recording of "
+                "torch.profiler before the next one begins, and record again"
+            )
         main = _busiest_device(parts["device"])
         if main is not None:
             others = parts["device"].device != main

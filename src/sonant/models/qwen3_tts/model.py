@@ -59,6 +59,11 @@ class Qwen3TTS:
         banned = torch.arange(talker.vocab_size) >= talker.vocab_size - _SPECIAL_CODES
         banned[talker.codec_eos_token_id] = False
         self.banned = banned.to(self.device)
+        # on the device, since a plain number in a step is a kernel that fills a tensor with it
+        self.running, self.stopped, self.capped = torch.tensor(
+            [RUNNING, STOPPED, CAPPED], dtype=torch.int32, device=self.device
+        )
+        self.yes = torch.tensor(True, device=self.device)
         with torch.inference_mode():
             pad = torch.tensor([config.tts_pad_token_id], device=self.device)
             self.pad_text = modules.talker.embed_text(pad)[0]
@@ -229,9 +234,9 @@ class Qwen3TTS:
         bans = Bans(r["seen"], own["repetition_penalty"], self.banned, stop_id, frame < _MIN_FRAMES, rows)
         first = Draw(**draw_values(own)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
         stops = first == stop_id
-        ended = torch.where(stops, STOPPED, torch.where(frame >= own["frame_limit"], CAPPED, RUNNING))
-        status = torch.where(own["status"] == RUNNING, ended.int(), own["status"])
-        r["seen"][rows, first] = torch.ones_like(stops)  # a plain True would come from the host
+        ended = torch.where(stops, self.stopped, torch.where(frame >= own["frame_limit"], self.capped, self.running))
+        status = torch.where(own["status"] == RUNNING, ended, own["status"])
+        r["seen"][rows, first] = self.yes
         first = first.masked_fill(stops, 0)
         rest = talker.code_predictor.generate(
             hidden, talker.model.codec_embedding(first), uniforms[:, 1:], Draw(**draw_values(own, prefix="subtalker_"))
