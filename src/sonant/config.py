@@ -26,7 +26,10 @@ class EngineConfig:
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
     kv_memory_fraction: float = option(0.85, "share of the GPU memory left after loading that the KV cache takes")
-    prefill_tokens: int = option(512, "prompt positions in one step, so that running streams do not wait; four times as many while all have a second in hand")
+    prefill_tokens: int = option(
+        512,
+        "prompt positions in one step, so that running streams do not wait; while all have sound in hand, four times",
+    )
     chunk_frames: tuple[int, ...] = option((1, 2, 4, 8, 16), "how many frames the codec may take at once")
     codec_frames: int = option(1024, "frames through the codec in one step")
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")

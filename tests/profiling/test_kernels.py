@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
+
 import pytest
 
 from sonant.profiling.kernels import Work, classify, short
@@ -18,6 +21,7 @@ NAMES = {
         "triton_mm_12",
         "aten::addmm",
         "_skinny",
+        "_few",
     ],
     Work.ATTENTION: [
         "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>, false>(Flash_fwd_params)",
@@ -51,6 +55,7 @@ NAMES = {
         "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>",
         "void conv_depthwise2d_forward_kernel<1, float, int>",
         "_snake_beta",
+        "_depthwise",
         "aten::mkldnn_convolution",
     ],
     Work.COMMUNICATION: ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)", "cross_device_reduce_1stage"],
@@ -76,6 +81,7 @@ NAMES = {
     Work.ELEMENTWISE: [
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>>",
         "triton_poi_fused_add_mul_7",
+        "void at::native::vectorized_elementwise_kernel<2, masked_fill_kernel(TensorIterator&, Scalar const&)>",
     ],
     Work.MOE: ["fused_moe_kernel", "void vllm::moe::topkGating<8, 128, 4, 16, 32>"],
     Work.OTHER: ["my_own_thing"],
@@ -85,6 +91,18 @@ NAMES = {
 @pytest.mark.parametrize(("work", "name"), [(work, name) for work, names in NAMES.items() for name in names])
 def test_a_kernel_is_known_by_its_name(work: Work, name: str) -> None:
     assert classify(name) is work
+
+
+def test_none_of_our_own_kernels_is_a_stranger() -> None:
+    sources = (resources.files("sonant.kernels") / "triton").iterdir()
+    launched = {
+        name
+        for s in sources
+        if s.name.endswith(".py")
+        for name in re.findall(r"\b(_\w+)\[\w*\(?.*?\]\(", s.read_text())
+    }
+    assert {"_skinny", "_few", "_conv", "_short_attention"} <= launched
+    assert [name for name in launched if classify(name) is Work.OTHER] == []
 
 
 def test_names_are_shortened_to_what_tells_them_apart() -> None:

@@ -47,7 +47,7 @@ def test_a_trace_whose_device_times_are_lost_is_told_so(tmp_path: Path) -> None:
     for event in machine.events:
         if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
             event["ts"] = event["dur"] = 0
-    with pytest.raises(TraceError, match="none has a time.*before the next one begins"):
+    with pytest.raises(TraceError, match=r"none has a time.*before the next one begins"):
         read_trace(write_kineto(machine, tmp_path / "trace.json"))
 
 

@@ -173,8 +173,8 @@ class TraceBuilder:
             )
         if not parts["device"].duration.any():
             raise TraceError(
-                f"{file} holds {len(parts['device']):,} events of the device, and none has a time: export a recording of "
-                "torch.profiler before the next one begins, and record again"
+                f"{file} holds {len(parts['device']):,} events of the device, and none has a time: export a recording "
+                "of torch.profiler before the next one begins, and record again"
             )
         main = _busiest_device(parts["device"])
         if main is not None:

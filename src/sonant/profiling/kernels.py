@@ -48,7 +48,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.TO_HOST, r"memcpy dtoh|memcpy atoh"),
     (Work.TO_DEVICE, r"memcpy htod|memcpy htoa"),
     (Work.COPY, r"^memcpy"),
-    (Work.FILL, r"^memset|fillfunctor|fill_kernel|zero_kernel|aten::(fill_|zero_|zeros|full|ones)\b|"
+    (Work.FILL, r"^memset|fillfunctor|(?<!masked_)fill_kernel|zero_kernel|aten::(fill_|zero_|zeros|full|ones)\b|"
                 r"triton_\w*_fill_\d|^fill\b"),
     (Work.COMMUNICATION, r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|nvshmem|custom_ar"),
     (Work.CACHE, r"reshape_and_cache|store_kv|set_kv_buffer|append_paged_kv|kv_cache_kernel|concat_and_cache|^_write$|"
@@ -62,10 +62,10 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
                     r"cumsum|philox|distribution_|^_uniforms$|gathertopk|sbtopk|mbtopk|aten::sort"),
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
-                r"marlin|machete|dot_kernel|linear|_skinny|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
+                r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
                 r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma"),
-    (Work.CODEC, r"conv|dgrad|wgrad|fprop|im2col|col2im|snake|vocoder|nchwtonhwc|nhwctonchw|cudnn|winograd|istft|"
-                 r"\bfft|dft_|vector_fft|upsample|interpolat"),
+    (Work.CODEC, r"conv|^_depthwise$|dgrad|wgrad|fprop|im2col|col2im|snake|vocoder|nchwtonhwc|nhwctonchw|cudnn|"
+                 r"winograd|istft|\bfft|dft_|vector_fft|upsample|interpolat"),
     (Work.QUANT, r"quant|fp8|int8|nvfp4|mxfp"),
     (Work.ACTIVATION, r"silu|swiglu|gelu|act_and_mul|glu_kernel|relu|sigmoid|tanh"),
     (Work.CAT, r"catarray|cat_kernel|aten::cat|aten::stack|triton_\w*_cat_"),
@@ -73,7 +73,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.COPY, r"direct_copy_kernel|copy_kernel|memcpy|copy_device|aten::(copy_|clone|contiguous)|copyfunctor|"
                 r"triton_\w*_(clone|copy)_\d|(?<!aten::)transpose"),
     (Work.EMBEDDING, r"embedding|index_?(select|put|get|copy|kernel|elementwise)|indexselect|gather|scatter|take_|"
-                     r"nonzero|masked_|aten::index|vectorized_gather|arange"),
+                     r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
     (Work.REDUCE, r"reduce|_sum|mean|triton_(red|per)_"),
     (Work.ELEMENTWISE, r"elementwise|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
                        r"aten::(add|sub|mul|div|pow|exp|sin|cos|neg|sqrt|rsqrt|where|clamp|eq|ne|lt|le|gt|ge|"
