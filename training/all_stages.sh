@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
 # All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
 #
-#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 2.6 10 9
+#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 7 9 4
 #
-# teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus,
-# codec and talker. The codec starts on the corpus of the first 2.5 minutes, which has hours of every voice; once its codes
-# are final, the talker learns them while the decoder goes on. Checkpoints in training/checkpoints are gone on from, and
-# then the codec's encoder stays as it is there. Each stage leaves something whole. KEPT_CODES=folder: codes that the same
-# encoder made of an earlier corpus are learnt too, and alone while this corpus is made; FIRST=n: the sentence at which
-# this corpus begins; TALKER_CONFIG=file: instead of training/configs/talker.toml.
+# teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
+# talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
+# begins beside the codec, once its codes are final. Checkpoints in training/checkpoints are gone on from. With 0 minutes for the
+# codec it is the one there, and its codes stay good: KEPT_CODES=folder has those of earlier corpora, which are learnt
+# too. FIRST=n is the sentence at which this corpus begins. CORPUS_FLAGS says who reads it (training.corpus --help).
+# Each stage leaves something whole.
 set -euo pipefail
-if [ $# -ne 6 ]; then
+if [ $# -ne 7 ]; then
     sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
 fi
-teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6
+teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6 decoder_minutes=$7
 cd "$(dirname "$0")/.."
-config=${TALKER_CONFIG:-training/configs/talker.toml}
 export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$work" "$out"
 
@@ -25,46 +24,40 @@ share_gpu() { # processes then run side by side on the GPU instead of by turns
     nvidia-cuda-mps-control -d || return 0
     timeout 60 python3 -c "import torch; torch.ones(1, device='cuda').sum().item()" || echo quit | nvidia-cuda-mps-control
 }
-resume() { # the flag that goes on from a checkpoint in the repository, if there is one
-    if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1 ${2:-}"; fi
+again() { # the flags that go on from a checkpoint in the repository, if there is one
+    if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1 --again"; fi
 }
-talk() { # talker on the codes in $1 for $2 minutes, of all that it has
-    # shellcheck disable=SC2046
-    python3 -m training.talker.train --config "$config" --codes "$1" --codec "$out/speech_tokenizer" \
-        --state "$work/talker-state" --out "$out/talker" --compile --no-listen --minutes "$2" \
-        --total-minutes "$total" $([ -d "$work/talker-state" ] || resume talker)
+stage() { # name, then a module and its arguments; what it prints goes to the name's log
+    local name=$1 && shift
+    echo "$(date +%T) $name"
+    python3 -m "$@" >> "$out/$name.log" 2>&1
 }
-export_codec() { python3 -m training.codec.export --checkpoint "$1" --out "$out/speech_tokenizer"; }
 
-final=$(compgen -G "training/checkpoints/codec/*.safetensors" | head -n 1 || true) # its codes are
-total=$talker_minutes
+codec=training/checkpoints/codec
 share_gpu
-python3 -m training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
-    --kokoro-processes 4 --workers 9 --first "${FIRST:-0}" > "$out/corpus.log" 2>&1 &
-corpus=$!
-early=
-if [ -n "$final" ]; then
-    export_codec training/checkpoints/codec > "$out/talker.log" 2>&1
-    if [ -n "${KEPT_CODES:-}" ]; then
-        total=$(python3 -c "print($talker_minutes + $corpus_minutes - 0.8)") # loading and saving are not learning
-        talk "$KEPT_CODES" "$corpus_minutes" > "$out/talker-early.log" 2>&1 &
-        early=$!
-    fi
+# shellcheck disable=SC2086
+stage corpus training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
+    --first "${FIRST:-0}" ${CORPUS_FLAGS:---kokoro-processes 4 --workers 10}
+if [ "$codec_minutes" != 0 ]; then
+    codec=$out/codec/frozen
+    # shellcheck disable=SC2046
+    stage codec training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
+        --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(again codec) &
+    while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
 fi
-sleep 150
-# shellcheck disable=SC2046
-python3 -m training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
-    --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(resume codec --frozen) > "$out/codec.log" 2>&1 &
-codec=$!
-wait "$corpus"
-if [ -z "$final" ]; then
-    while [ ! -d "$out/codec/frozen" ] && kill -0 "$codec"; do sleep 1; done
-    export_codec "$out/codec/frozen" > "$out/talker.log" 2>&1
-fi
-python3 -m training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --out "$out/codes" >> "$out/talker.log" 2>&1
+stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
+stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --out "$out/codes"
 if [ -n "${KEPT_CODES:-}" ]; then
     for file in "$KEPT_CODES"/codes-*.npz; do cp "$file" "$out/codes/codes-kept-$(basename "$file")"; done
 fi
-[ -z "$early" ] || wait "$early" || echo "the early talker failed: see $out/talker-early.log"
-talk "$out/codes" "$talker_minutes" >> "$out/talker.log" 2>&1
-wait "$codec"
+# shellcheck disable=SC2046
+stage talker training.talker.train --codes "$out/codes" --codec "$out/speech_tokenizer" --state "$work/talker" \
+    --out "$out/talker" --compile --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" \
+    $(again talker)
+wait
+[ "$codec_minutes" = 0 ] || codec=$out/codec # which has gone on since
+stage guesses training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$work/voice"
+stage guesses training.guess --voice "$work/voice" --codec "$out/speech_tokenizer" --corpus "$work/corpus" \
+    --out "$work/guesses.npy"
+stage decoder training.codec.train --corpus "$work/corpus" --state "$work/decoder" --out "$out/decoder" --frozen \
+    --resume "$codec" --again --guesses "$work/guesses.npy" --minutes "$decoder_minutes" --total-minutes "$decoder_minutes"

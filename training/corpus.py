@@ -14,9 +14,10 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -47,6 +48,17 @@ def read_sentences(path: Path, split: str, limit: int | None) -> list[Row]:
     with path.open(encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     return [row for row in rows if row["split"] == split][:limit]
+
+
+def given_voices(rows: list[Row], wanted: Sequence[str]) -> list[Row]:
+    """The sentences that these voices can read, each in one of them.
+
+    Who is not wanted hands over to the next of the same accent, whose phonemes are the same. An accent that nobody has
+    is left out.
+    """
+    turns = {accent: cycle([v for v in wanted if v[0] == accent]) for accent in {v[0] for v in wanted}}
+    able = (row for row in rows if row["voice"][0] in turns)
+    return [row if row["voice"] in wanted else row | {"voice": next(turns[row["voice"][0]])} for row in able]
 
 
 def hibari_worker(
@@ -131,6 +143,12 @@ def main() -> None:
         "--first", type=int, default=0, help="sentence to begin with, where an earlier corpus has those before it"
     )
     parser.add_argument("--only", choices=["hibari", "kokoro"])
+    parser.add_argument(
+        "--voices",
+        nargs="+",
+        metavar="NAME",
+        help="Kokoro's, in which all it reads is read (default: as carry drew them)",
+    )
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="hibari processes")
     parser.add_argument("--kokoro-processes", type=int, default=1, help="that share the GPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -153,8 +171,9 @@ def main() -> None:
             workers[-1].start()
     if options.only != "hibari":
         count = options.kokoro_processes
+        read = given_voices(rows, options.voices) if options.voices else rows
         for k in range(count):
-            kokoro = (options, rows[k::count], f"kokoro-{k}", deadline, config.kokoro_hours * 3600 / count, told)
+            kokoro = (options, read[k::count], f"kokoro-{k}", deadline, config.kokoro_hours * 3600 / count, told)
             workers.append(context.Process(target=read_with_kokoro, args=kokoro))
             workers[-1].start()
     wait_for(workers, told, began)

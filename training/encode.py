@@ -54,6 +54,16 @@ def batches(entries: list[Entry]) -> Iterator[list[int]]:
         yield batch
 
 
+def encode_corpus(encoder: CodecEncoder, corpus: Corpus, device: torch.device) -> list[np.ndarray]:
+    """The codes [frames, codebooks] of each clip, in the corpus's order."""
+    codes: list[np.ndarray] = [np.empty(0, np.int16)] * len(corpus.entries)
+    for batch in batches(corpus.entries):
+        clips = [torch.from_numpy(corpus.clip(corpus.entries[i])).to(device) for i in batch]
+        for i, row in zip(batch, encode_batch(encoder, clips), strict=True):
+            codes[i] = row.numpy()
+    return codes
+
+
 def write(out: Path, entries: list[Entry], codes: list[np.ndarray]) -> None:
     """Speakers stay mixed: any shard alone is a fair sample."""
     out.mkdir(parents=True, exist_ok=True)
@@ -94,13 +104,8 @@ def main() -> None:
     options = parser.parse_args()
     began = time.time()
     device = torch.device(options.device)
-    encoder = load_encoder(options.codec, device)
     corpus = Corpus.open(options.corpus)
-    codes: list[np.ndarray] = [np.empty(0)] * len(corpus.entries)
-    for batch in batches(corpus.entries):
-        clips = [torch.from_numpy(corpus.clip(corpus.entries[i])).to(device) for i in batch]
-        for i, row in zip(batch, encode_batch(encoder, clips), strict=True):
-            codes[i] = row.numpy()
+    codes = encode_corpus(load_encoder(options.codec, device), corpus, device)
     write(options.out, corpus.entries, codes)
     frames = sum(len(c) for c in codes)
     print(f"{len(codes):,} clips, {frames:,} frames in {time.time() - began:.0f} s")

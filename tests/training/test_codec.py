@@ -17,7 +17,7 @@ from training.codec.losses import SpectralLoss
 from training.codec.model import Codec, decode_latents
 from training.codec.train import hold_out, listen
 from training.codec.train import train as run
-from training.codec.trainer import Trainer
+from training.codec.trainer import Phase, Trainer
 from training.curves import Curves
 from training.shards import Corpus
 
@@ -71,7 +71,7 @@ def test_a_wrong_key_in_a_config_is_named() -> None:
 
 
 def test_quantising_is_what_the_served_encoder_does(trained: Trainer, crops: Crops) -> None:
-    samples, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
+    samples, _, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
     codec = trained.codec
     with torch.no_grad():
         latents = codec.encoder(samples)
@@ -82,7 +82,7 @@ def test_quantising_is_what_the_served_encoder_does(trained: Trainer, crops: Cro
 
 
 def test_a_shallow_row_uses_its_first_codebooks_only(trained: Trainer, crops: Crops) -> None:
-    samples, _ = crops.draw(1, 12 * FRAME, torch.Generator().manual_seed(1))
+    samples, _, _ = crops.draw(1, 12 * FRAME, torch.Generator().manual_seed(1))
     codec = trained.codec
     with torch.no_grad():
         latents = codec.encoder(samples)
@@ -126,7 +126,7 @@ def test_decoding_latents_is_the_served_decoding(trained: Trainer) -> None:
 
 def test_layers_start_with_values_of_unit_spread(config: CodecTraining, crops: Crops) -> None:
     codec = Trainer(config, CPU).codec
-    samples, _ = crops.draw(4, 12 * FRAME, torch.Generator().manual_seed(1))
+    samples, _, _ = crops.draw(4, 12 * FRAME, torch.Generator().manual_seed(1))
     codec.fit_scales(samples)
     with torch.no_grad():
         latents = codec.encoder(samples)
@@ -139,7 +139,9 @@ def test_a_few_steps_on_one_batch_lower_the_loss(config: CodecTraining, crops: C
     class Same(Crops):
         def __init__(self) -> None: ...
 
-        def draw(self, rows: int, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        def draw(
+            self, rows: int, samples: int, generator: torch.Generator
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             return crops.draw(rows, samples, torch.Generator().manual_seed(7))
 
     batch = replace(config.batch, long_every=10**6)
@@ -186,6 +188,23 @@ def test_a_compact_checkpoint_carries_the_averaged_weights(
     resumed.step(crops, progress=0.9)
 
 
+def test_a_codec_of_fewer_codebooks_goes_on_from_one_of_more(
+    config: CodecTraining, trained: Trainer, crops: Crops, tmp_path: Path
+) -> None:
+    checkpoint.save(trained, tmp_path, compact=True)
+    fewer = Trainer(replace(config, shape=replace(config.shape, codebooks=config.shape.codebooks - 1)), CPU)
+    checkpoint.load(fewer, tmp_path)
+    samples, _, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
+    codes = []
+    for trainer in (trained, fewer):
+        with trainer.averaged_weights() as codec:
+            depth = torch.full((2,), trainer.config.shape.codebooks)
+            codes.append(codec.quantizer(codec.encoder(samples), depth, update=False).codes)
+    assert codes[1].shape[-1] == codes[0].shape[-1] - 1
+    assert (codes[1] == codes[0][..., :-1]).float().mean() > 0.95  # half precision may move a code
+    fewer.step(crops, progress=0.1)
+
+
 def test_shards_keep_below_what_can_be_carried(
     trained: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +216,7 @@ def test_shards_keep_below_what_can_be_carried(
 
 
 def test_the_export_plays_what_the_trainer_heard(trained: Trainer, crops: Crops, tmp_path: Path) -> None:
-    samples, _ = crops.draw(1, 14 * FRAME, torch.Generator().manual_seed(2))
+    samples, _, _ = crops.draw(1, 14 * FRAME, torch.Generator().manual_seed(2))
     with trained.averaged_weights() as codec, torch.no_grad():
         wanted = codec.reconstruct(samples)[0]
         export(codec, tmp_path)
@@ -284,7 +303,7 @@ def test_the_fused_snake_has_the_slopes_of_the_reference(rows: int, channels: in
 
 
 def test_a_frozen_codec_keeps_its_codes(trained: Trainer, crops: Crops) -> None:
-    samples, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
+    samples, _, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
 
     def codes() -> torch.Tensor:
         with torch.no_grad():
@@ -297,6 +316,48 @@ def test_a_frozen_codec_keeps_its_codes(trained: Trainer, crops: Crops) -> None:
     assert torch.equal(codes(), before)
     assert not torch.equal(trained.codec.decoder.pre_conv.conv.weight, weight)
     assert "commitment" not in losses
+
+
+def test_codes_are_looked_up_as_they_were_quantised(trained: Trainer, crops: Crops) -> None:
+    samples, _, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
+    depth = torch.full((2,), trained.config.shape.codebooks)
+    quantized = trained.codec.quantizer(trained.codec.encoder(samples), depth, update=False)
+    torch.testing.assert_close(trained.codec.quantizer.look_up(quantized.codes), quantized.latents)
+
+
+def test_guesses_lie_where_their_sound_does(corpus: Corpus, config: CodecTraining) -> None:
+    """Each frame's guess is its own number, and the first frame's is missing."""
+    count = len(corpus.samples) // FRAME
+    guesses = np.repeat(np.arange(count, dtype=np.int16)[:, None], 2, 1)
+    guesses[0] = -1
+    numbers = np.repeat(np.arange(count, dtype=np.int16), FRAME)
+    crops = Crops(Corpus(corpus.entries, numbers, corpus.labels), CPU, guesses)
+    samples, _, guessed = crops.draw(32, 12 * FRAME, torch.Generator().manual_seed(3))
+    assert guessed is not None
+    heard = (samples.unflatten(1, (-1, FRAME)) * 32768).round()
+    assert (heard == heard[..., :1]).all()
+    known = guessed[..., 0] >= 0
+    assert known.any() and torch.equal(heard[..., 0][known].long(), guessed[..., 1][known])
+    assert (heard[..., 0][~known] == 0).all()
+    with pytest.raises(ValueError, match="another corpus"):
+        Crops(corpus, CPU, guesses[1:])
+
+
+def test_the_decoder_learns_from_guesses(trained: Trainer, corpus: Corpus) -> None:
+    shape = trained.config.shape
+    crops = Crops(corpus, CPU, np.zeros((len(corpus.samples) // FRAME, shape.codebooks), np.int16))
+    before = trained.codec.decoder.pre_conv.conv.weight.detach().clone()
+    every = replace(trained.config, batch=replace(trained.config.batch, guessed=1.0))
+    trained.config = every
+    inputs = trained._inputs(crops, torch.Generator().manual_seed(1))
+    assert (inputs["guessed"] <= 0).all() and (inputs["guessed"] == 0).any()
+    trained.step(crops, progress=0.99)
+    assert trained.frozen and not torch.equal(trained.codec.decoder.pre_conv.conv.weight, before)
+    _, made = trained._reconstruct(Phase(quantizing=True, adversarial=False, frozen=True), inputs)
+    whole = (inputs["guessed"][..., 0] == 0).all(1)
+    torch.testing.assert_close(
+        made[whole], made[whole][:1].expand(int(whole.sum()), -1)
+    )  # the same codes, the same sound
 
 
 def test_silence_weighs_no_more_than_speech() -> None:

@@ -10,6 +10,7 @@ import torch
 from training.carry import compact, folded, split_evenly, voice_for
 from training.clip import FRAME, SAMPLE_RATE, STEP, labels_of, tidy
 from training.codec.data import Crops
+from training.corpus import given_voices
 from training.shards import Corpus, ShardWriter, hours_by_speaker
 from training.teachers.hibari import label_ids
 from training.teachers.kokoro import grouped
@@ -81,7 +82,7 @@ def test_a_shard_without_its_index_is_not_seen(tmp_path: Path) -> None:
 def test_crops_come_with_their_labels_and_end_in_silence(corpus: Corpus) -> None:
     crops = Crops(corpus, torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
-    samples, labels = crops.draw(64, 20 * FRAME, generator)
+    samples, labels, _ = crops.draw(64, 20 * FRAME, generator)
     assert samples.shape == (64, 20 * FRAME)
     assert labels.shape == (64, 20 * FRAME // STEP)
     flat = torch.from_numpy(corpus.samples).float() / 32768
@@ -123,3 +124,12 @@ def test_a_sentence_keeps_its_voice() -> None:
     drawn = [voice_for(f"Sentence {i}.", weights) for i in range(300)]
     assert drawn == [voice_for(f"Sentence {i}.", weights) for i in range(300)]
     assert 150 < drawn.count("af_heart") < 250
+
+
+def test_sentences_go_to_the_voices_that_are_wanted() -> None:
+    drawn = ["af_heart", "af_bella", "bf_emma", "am_michael", "af_heart", "af_heart"]
+    rows = [{"voice": voice, "text": str(i)} for i, voice in enumerate(drawn)]
+    given = given_voices(rows, ["af_bella", "am_michael"])
+    assert [row["voice"] for row in given] == ["af_bella", "af_bella", "am_michael", "am_michael", "af_bella"]
+    assert [row["text"] for row in given] == ["0", "1", "3", "4", "5"]
+    assert rows[0]["voice"] == "af_heart"

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from training.clip import FRAME, STEP
 from training.export import export
+from training.guess import guesses
+from training.shards import Corpus, Entry
 from training.talker import checkpoint
 from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
@@ -26,6 +29,7 @@ import sonant
 import tiny_voice
 from sonant.audio.lexicon import alphabet
 from sonant.kernels.reference import Bans
+from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
 from sonant.types import Sampling
@@ -62,6 +66,15 @@ def batches_of(config: TalkerTraining, folder: Path, lines: list[Line], position
 
 def trainer_of(config: TalkerTraining, folder: Path) -> Trainer:
     return Trainer(config, builder_of(folder).config, CPU)
+
+
+def corpus_of(clips: list[tuple[str, str, int]]) -> Corpus:
+    """Silence, of (speaker, text, frames)."""
+    entries, start = [], 0
+    for speaker, text, frames in clips:
+        entries.append(Entry(text, speaker, "train", frames * FRAME, start))
+        start += frames * FRAME
+    return Corpus(entries, np.zeros(start, np.int16), np.zeros(start // STEP, np.uint8))
 
 
 def random_weights(trainer: Trainer, stop_gain: float) -> None:
@@ -275,6 +288,12 @@ def test_the_engine_speaks_freely_with_what_was_learnt(
         speech = engine.speak(line.text, voice=line.speaker, language=language, sampling=GREEDY)
     np.testing.assert_array_equal(speech.codes, line.frames)
     assert speech.finish_reason == "stop"
+    heard = corpus_of([("stranger", line.text, 3), (config.speakers[line.speaker][0], line.text, len(line.frames))])
+    codes = [np.zeros((3, line.frames.shape[1]), np.int16), line.frames]
+    assert isinstance(engine.model, Qwen3TTS)
+    made = guesses(engine.model, tmp_path / "voice", config, heard, codes, workers=1)
+    assert (made[:3] == -1).all()
+    np.testing.assert_array_equal(made[3:], line.frames)
     figures = listen(trainer.averaged, config, codec, tmp_path / "samples.wav", sentences=(line.text,))
     with wave.open(str(tmp_path / "samples.wav")) as w:
         assert w.getnframes() / w.getframerate() > figures["spoken_seconds"] > 0
@@ -284,8 +303,6 @@ def test_the_engine_speaks_freely_with_what_was_learnt(
 
 
 def test_codes_are_read_by_label_and_split(config: TalkerTraining, tmp_path: Path) -> None:
-    from training.shards import Entry
-
     rows = [("a", "train"), ("a2", "train"), ("b", "eval"), ("stranger", "train"), ("b", "train")]
     entries = [Entry(f"Text {i}.", speaker, split, 0) for i, (speaker, split) in enumerate(rows)]
     encode.write(tmp_path, entries, [np.full((3 + i, 2), i, np.int16) for i in range(len(rows))])

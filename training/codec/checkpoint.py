@@ -6,6 +6,7 @@ discriminators, and no optimiser: an eighth of the size. A run resumed from it w
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from training import state
 from training.codec.trainer import Trainer
 
 NAME = "state"
+_CHAINED = re.compile(r"(?:acoustic_residual_vector_quantizer|rvq_rest\.vq)\.layers\.(\d+)\.")
 _OPTIMIZERS = ("optimizer", "judge_optimizer")
 _NO_STATE = "optimizer.none"  # before the first step an optimiser has no state, which is a state too
 
@@ -30,8 +32,9 @@ def load(trainer: Trainer, folder: Path) -> None:
     whole = any(n.startswith("optimizer.") for n in tensors)
     trainer.since_restart = meta["since_restart"] if whole else 0
 
-    averaged = state.under("averaged.", tensors)
-    codec = state.under("codec.", tensors)
+    codebooks = trainer.config.shape.codebooks
+    averaged = _first_codebooks(state.under("averaged.", tensors), codebooks)
+    codec = _first_codebooks(state.under("codec.", tensors), codebooks)
     if not whole:
         codec = averaged | codec
     missing, unexpected = trainer.codec.load_state_dict({n: t.float() for n, t in codec.items()}, strict=False)
@@ -48,6 +51,12 @@ def load(trainer: Trainer, folder: Path) -> None:
         for name in _OPTIMIZERS:
             kept = state.under(f"{name}.", {n: t for n, t in tensors.items() if n != _NO_STATE})
             state.restore_optimizer(getattr(trainer, name), kept)
+
+
+def _first_codebooks(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """A codec of more codebooks begins like one of fewer: each only adds to those before it."""
+    depths = {name: 1 + int(found[1]) for name in tensors if (found := _CHAINED.search(name))}
+    return {name: value for name, value in tensors.items() if depths.get(name, 0) < count}
 
 
 def _whole(trainer: Trainer) -> dict[str, Tensor]:

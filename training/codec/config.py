@@ -74,6 +74,7 @@ class Batch:
     long_every: int
     adversarial_seconds: float
     adversarial_rows: int
+    guessed: float
     seed: int
 
 

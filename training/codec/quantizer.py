@@ -54,6 +54,11 @@ class SplitTrainer(nn.Module):
             first[2] + rest[2],
         )
 
+    def look_up(self, codes: Tensor) -> Tensor:
+        """Codes [B, F, codebooks] → the latents that the decoder gets for them, [B, dim, F]."""
+        semantic, acoustic = self.chains
+        return semantic.look_up(codes[..., :1]) + acoustic.look_up(codes[..., 1:])
+
     def bypass(self, latents: Tensor) -> Tensor:
         """The same path without rounding, for the first steps, when there is nothing worth rounding to."""
         parts = [chain.project(chain.encoding.input_proj(latents).mT) for chain in self.chains]
@@ -75,6 +80,10 @@ class _Chain:
 
     def project(self, entries: Tensor) -> Tensor:
         return self.decoding.output_proj(entries.mT)
+
+    def look_up(self, codes: Tensor) -> Tensor:
+        books = zip(codes.unbind(-1), self.codebooks(), strict=True)
+        return self.project(torch.stack([F.embedding(each, book.vectors()) for each, book in books]).sum(0))
 
     def quantize(
         self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool

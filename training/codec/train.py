@@ -141,15 +141,23 @@ def main() -> None:
         "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
     )
     parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
+    parser.add_argument("--again", action="store_true", help="its weights, and the schedule from its beginning")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="of the clock, loading and saving included")
     parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
     parser.add_argument(
         "--frozen", action="store_true", help="encoder and codebooks stay as the checkpoint has them, from the start"
     )
+    parser.add_argument(
+        "--guesses",
+        type=Path,
+        help="what training.guess wrote of this corpus: the decoder learns from it; with --frozen",
+    )
     parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    if options.guesses and not options.frozen:
+        parser.error("--guesses are of codes that do not change any more: add --frozen")
     deadline = time.time() + 60 * options.minutes - SAVING_S
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
@@ -165,10 +173,11 @@ def main() -> None:
     source = options.resume or (options.state if any(options.state.glob("state-*.safetensors")) else None)
     if source is not None:
         checkpoint.load(trainer, source)
+        trainer.minutes = 0.0 if options.again else trainer.minutes
         log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
     corpus = Corpus.open(options.corpus)
     training, held = hold_out(corpus)
-    crops = Crops(training, device)
+    crops = Crops(training, device, np.load(options.guesses) if options.guesses else None)
     for name, module in (
         ("encoder", trainer.codec.encoder),
         ("decoder", trainer.codec.decoder),

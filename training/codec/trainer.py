@@ -121,12 +121,15 @@ class Trainer:
         """All that is random in a step, drawn beforehand."""
         b = self.config.batch
         seconds, rows = self._shape_of_step()
-        real, labels = crops.draw(rows, _samples(seconds), generator)
+        real, labels, guessed = crops.draw(rows, _samples(seconds), generator)
         length = _samples(b.adversarial_seconds)
         points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
         at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
         restart = self.step_number % self.config.quantizer.restart_every == 0
-        return {
+        if guessed is not None:
+            true = torch.rand((rows, 1, 1), generator=generator, device=self.device) >= b.guessed
+            guessed = guessed.masked_fill(true, -1)
+        return ({} if guessed is None else {"guessed": guessed}) | {
             "real": real,
             "labels": labels,
             "depth": self._depths(rows, generator),
@@ -191,8 +194,13 @@ class Trainer:
         if phase.quantizing:
             update = not phase.frozen
             quantized = self.codec.quantizer(latents, inputs["depth"], update=update, restart=inputs["restart"])
+        latents = self.codec.quantizer.bypass(latents) if quantized is None else quantized.latents
+        if "guessed" in inputs:
+            guessed = inputs["guessed"]
+            served = self.codec.quantizer.look_up(guessed.clamp(min=0))
+            latents = torch.where((guessed[..., 0] >= 0)[:, None], served, latents)
         with self._autocast():
-            made = self.codec.decode(self.codec.quantizer.bypass(latents) if quantized is None else quantized.latents)
+            made = self.codec.decode(latents)
         return quantized, made.float()
 
     def _judge(self, made: Tensor, real: Tensor, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -113,6 +113,7 @@ def arguments() -> argparse.Namespace:
         "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
     )
     parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
+    parser.add_argument("--again", action="store_true", help="its weights, and the schedule from its beginning")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--minutes", type=float, default=9.0, help="of the clock, loading, saving and speaking included"
@@ -141,6 +142,7 @@ def main() -> None:
     source = options.resume or (options.state if any(options.state.glob("talker-*.safetensors")) else None)
     if source is not None:
         checkpoint.load(trainer, source)
+        trainer.minutes = 0.0 if options.again else trainer.minutes
         log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
     size = sum(p.numel() for p in trainer.talker.parameters())
     log.info("%.2f M parameters, %d steps an epoch", size / 1e6, batches.per_epoch)

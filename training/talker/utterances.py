@@ -47,6 +47,7 @@ class Utterances:
     prompt_length: NDArray[np.int64]
     frames: Shorts  # [all frames, codebooks]
     frame_length: NDArray[np.int64]
+    source: NDArray[np.int64]  # which of the lines each was made of
 
     def __len__(self) -> int:
         return len(self.prompt_length)
@@ -101,8 +102,8 @@ def gather(folder: Path, lines: Iterable[Line], batch: Batch, workers: int) -> U
     else:
         laid = [pair for part in requests for pair in _lay_out(folder, batch.spelt, part)]
     kept = [
-        (*pair, line.frames)
-        for pair, line in zip(laid, lines, strict=True)
+        (*pair, line.frames, i)
+        for i, (pair, line) in enumerate(zip(laid, lines, strict=True))
         if pair is not None and len(line.frames) and len(pair[0]) + len(line.frames) <= batch.longest
     ]
     if not kept:
@@ -113,6 +114,7 @@ def gather(folder: Path, lines: Iterable[Line], batch: Batch, workers: int) -> U
         prompt_length=np.array([len(k[0]) for k in kept]),
         frames=np.concatenate([k[2] for k in kept]),
         frame_length=np.array([len(k[2]) for k in kept]),
+        source=np.array([k[3] for k in kept]),
     )
 
 
