@@ -7,7 +7,6 @@ TEXT    ?= Hello.
 MODEL   ?=
 OUT     ?= out.wav
 PORT    ?= 8000
-RANDOM_MODEL := .cache/random-model
 
 # These are free text: the shell gets them from the environment, never as part of a command, so that quotes and
 # dollar signs in them are spoken and not obeyed.
@@ -32,23 +31,12 @@ help:
 
 venv: $(VENV)/.installed
 
-# No voice ships yet. Without MODEL (or SONANT_MODEL, which `sonant` reads itself) a toy model stands in.
-ifeq ($(value MODEL)$(value SONANT_MODEL),)
-say: $(VENV)/.installed $(RANDOM_MODEL)/config.json
-	@echo '*** No MODEL was given: speaking with RANDOM WEIGHTS. It babbles; it does not say the text.'
-	@echo '*** For speech: make say TEXT="Hello." MODEL=folder-of-a-Qwen3-TTS-checkpoint'
-	@$(VENV)/bin/sonant say --out "$$OUT" --model $(RANDOM_MODEL) -- "$$TEXT"
-
-serve: $(VENV)/.installed-serve $(RANDOM_MODEL)/config.json
-	@echo '*** No MODEL was given: serving RANDOM WEIGHTS. It babbles; it does not say the text.'
-	@exec $(VENV)/bin/sonant serve $(RANDOM_MODEL) --port "$$PORT"
-else
+# Without MODEL (or SONANT_MODEL, which `sonant` reads itself) the built-in voice speaks.
 say: $(VENV)/.installed
 	@$(VENV)/bin/sonant say --out "$$OUT" $${MODEL:+--model "$$MODEL"} -- "$$TEXT"
 
 serve: $(VENV)/.installed-serve
 	@exec $(VENV)/bin/sonant serve $${MODEL:+--model "$$MODEL"} --port "$$PORT"
-endif
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n $(WORKERS)
@@ -68,10 +56,6 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sonant needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-
-# Made again when the code that makes it has changed.
-$(RANDOM_MODEL)/config.json: src/sonant/models/qwen3_tts/synthetic.py src/sonant/models/qwen3_tts/presets.py | $(VENV)/.installed
-	@$(VENV)/bin/sonant random-model $(RANDOM_MODEL) --force
 
 # The stamps are younger than what they were installed from, so that a second run has nothing to do.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python

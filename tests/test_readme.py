@@ -34,7 +34,6 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
 def test_python_runs_as_printed(newcomer: Path, block: str) -> None:
-    write_checkpoint(newcomer / "model", kind="custom_voice", eos_gain=EOS_GAIN)
     write_checkpoint(newcomer / "base-model", kind="base", eos_gain=EOS_GAIN)
     sf.write(newcomer / "ref.wav", *reference_clip())
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})

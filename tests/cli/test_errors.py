@@ -88,7 +88,8 @@ def test_a_terminal_is_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "no text was given" in refusal(run, "say", "--model", "nowhere")
 
 
-def test_without_a_model_it_says_what_to_do(run: Run) -> None:
+def test_a_build_without_a_voice_says_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonant.cli.model_folder.bundled_voice", lambda: None)
     shown = refusal(run, *SAY)
     assert "--model DIR" in shown and "SONANT_MODEL" in shown and "sonant random-model DIR" in shown
 
@@ -138,9 +139,9 @@ def test_argparse_refuses_the_rest(run: Run) -> None:
 
 
 def test_debug_shows_where_it_happened(run: Run) -> None:
-    done = run(*SAY, "--debug")
+    done = run(*SAY, "--model", "nowhere", "--debug")
     assert done.code == 2
-    assert "Traceback" in done.err and done.err.splitlines()[-1].startswith("sonant: no model")
+    assert "Traceback" in done.err and done.err.splitlines()[-1].startswith("sonant: nowhere")
 
 
 def test_a_fault_of_ours_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,6 @@ def test_a_diff_takes_traces_and_reports(here: Path, capsys: pytest.CaptureFixtu
         (["diff", "good.json", "nowhere.json"], "nowhere.json cannot be read"),
         (["diff", "empty.json", "good.json"], "empty.json is empty"),
         (["run", "nowhere"], "nowhere"),
-        (["run"], "no model was given"),
         (["run", "model", "--steps", "2"], "must be at least 8"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else None,

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 import httpx
@@ -21,6 +20,7 @@ import pytest
 from serving.health_watch import HealthWatch
 from serving.process import open_files, resident_mib, server_processes
 from serving.test_speech import seconds
+from sonant.bundled import bundled_voice
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 FRAMES, SEEDS = 12, 4
@@ -29,12 +29,6 @@ HEALTH_S = 0.05
 IDLE_S = 4.5  # the server gives memory back when it has been left alone for three seconds
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
-
-
-@pytest.fixture(scope="module")
-def voice_folder(tiny_checkpoints: dict[str, Path]) -> Path:
-    """The model that the crowd listens to."""
-    return tiny_checkpoints["custom"]
 
 
 @dataclass
@@ -46,10 +40,13 @@ class Crowd:
 
 
 @pytest.fixture(scope="module")
-def server(voice_folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """With the built-in voice."""
+    folder = bundled_voice()
+    assert folder is not None
     limits = ("--max-rows", str(ROWS), "--max-waiting", str(WAITING), "--max-streams-per-client", "1000")
     with server_processes() as run:
-        yield run(voice_folder, *limits)
+        yield run(folder, *limits)
 
 
 def request(seed: int, form: str) -> dict[str, object]:
