@@ -74,3 +74,16 @@ def test_two_thousand_characters(engine: Engine) -> None:
     text = " ".join(sentences)[:2000]
     speech = engine.speak(text, seed=4)
     assert speech.finish_reason == "stop" and 80 < speech.duration_s < 240
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_the_same_as_the_cpu(engine: Engine) -> None:
+    """Its shapes are unlike those of the published models: five heads, a predictor of its own width."""
+    greedy = sonant.Sampling.greedy()
+    with sonant.load(device="cuda", dtype="float32", codec_dtype="float32") as other:
+        for voice in engine.voices:
+            here, there = (e.speak(PLAIN, voice=voice, sampling=greedy) for e in (engine, other))
+            np.testing.assert_array_equal(here.codes, there.codes)
+            np.testing.assert_allclose(here.samples, there.samples, atol=1e-3)
+    with sonant.load(device="cuda") as usual:
+        assert usual.speak(PLAIN, seed=1).finish_reason == "stop"
