@@ -66,9 +66,9 @@ def test_commands_and_the_config_file_are_understood(tmp_path: Path, monkeypatch
     (tmp_path / "sonant.toml").write_text(config)
     named = re.findall(r"(?:^|: )(sonant serve [^\n`]+)", "\n".join(commands()) + config, re.MULTILINE)
     assert len(named) == 2
-    for line in named:
+    for line, folder in zip(named, (None, "model"), strict=True):
         model, options, _ = read_options(build_parser().parse_args(shlex.split(line)[1:]))
-        assert (model.model, options.port) == ("model", 8000)
+        assert (model.model, options.port) == (folder, 8000)
     assert options.allow_url == ("media.example.com",)
 
 
