@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All stages that need the GPU, as far as possible side by side, for a machine that is lent by the minute:
 #
-#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 7 9 4
+#     training/all_stages.sh /tmp/teachers /tmp/work runs/today 4 8 9 4
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
 # talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
