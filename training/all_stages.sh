@@ -46,7 +46,8 @@ if [ "$codec_minutes" != 0 ]; then
     while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
 fi
 stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
-stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --out "$out/codes"
+stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --out "$out/codes" \
+    --flat "$work/codes.npy"
 if [ -n "${KEPT_CODES:-}" ]; then
     for file in "$KEPT_CODES"/codes-*.npz; do cp "$file" "$out/codes/codes-kept-$(basename "$file")"; done
 fi
@@ -57,7 +58,6 @@ stage talker training.talker.train --codes "$out/codes" --codec "$out/speech_tok
 wait
 [ "$codec_minutes" = 0 ] || codec=$out/codec # which has gone on since
 stage guesses training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$work/voice"
-stage guesses training.guess --voice "$work/voice" --codec "$out/speech_tokenizer" --corpus "$work/corpus" \
-    --out "$work/guesses.npy"
+stage guesses training.guess --voice "$work/voice" --corpus "$work/corpus" --codes "$work/codes.npy" --out "$work/guesses.npy"
 stage decoder training.codec.train --corpus "$work/corpus" --state "$work/decoder" --out "$out/decoder" --frozen \
     --resume "$codec" --again --guesses "$work/guesses.npy" --minutes "$decoder_minutes" --total-minutes "$decoder_minutes"

@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--flat", type=Path, help="also all of them in the corpus's order, as .npy, for training.guess")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     began = time.time()
@@ -107,6 +108,8 @@ def main() -> None:
     corpus = Corpus.open(options.corpus)
     codes = encode_corpus(load_encoder(options.codec, device), corpus, device)
     write(options.out, corpus.entries, codes)
+    if options.flat:
+        np.save(options.flat, np.concatenate(codes))
     frames = sum(len(c) for c in codes)
     print(f"{len(codes):,} clips, {frames:,} frames in {time.time() - began:.0f} s")
 

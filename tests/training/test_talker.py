@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training.clip import FRAME, STEP
+from training.clip import FRAME
 from training.export import export
-from training.guess import guesses
-from training.shards import Corpus, Entry
+from training.guess import guesses, lay_out
+from training.shards import Entry
 from training.talker import checkpoint
 from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
@@ -66,15 +66,6 @@ def batches_of(config: TalkerTraining, folder: Path, lines: list[Line], position
 
 def trainer_of(config: TalkerTraining, folder: Path) -> Trainer:
     return Trainer(config, builder_of(folder).config, CPU)
-
-
-def corpus_of(clips: list[tuple[str, str, int]]) -> Corpus:
-    """Silence, of (speaker, text, frames)."""
-    entries, start = [], 0
-    for speaker, text, frames in clips:
-        entries.append(Entry(text, speaker, "train", frames * FRAME, start))
-        start += frames * FRAME
-    return Corpus(entries, np.zeros(start, np.int16), np.zeros(start // STEP, np.uint8))
 
 
 def random_weights(trainer: Trainer, stop_gain: float) -> None:
@@ -288,12 +279,15 @@ def test_the_engine_speaks_freely_with_what_was_learnt(
         speech = engine.speak(line.text, voice=line.speaker, language=language, sampling=GREEDY)
     np.testing.assert_array_equal(speech.codes, line.frames)
     assert speech.finish_reason == "stop"
-    heard = corpus_of([("stranger", line.text, 3), (config.speakers[line.speaker][0], line.text, len(line.frames))])
-    codes = [np.zeros((3, line.frames.shape[1]), np.int16), line.frames]
+    label, frames = config.speakers[line.speaker][0], len(line.frames)
+    entries = [Entry(line.text, s, "train", n * FRAME) for s, n in (("stranger", 3), (label, frames))]
+    codes = np.concatenate([np.zeros_like(line.frames[:3]), line.frames])
     assert isinstance(engine.model, Qwen3TTS)
-    made = guesses(engine.model, tmp_path / "voice", config, heard, codes, workers=1)
+    made = guesses(engine.model, *lay_out(tmp_path / "voice", config, entries, codes, workers=1), codes)
     assert (made[:3] == -1).all()
     np.testing.assert_array_equal(made[3:], line.frames)
+    with pytest.raises(ValueError, match="of another one"):
+        lay_out(tmp_path / "voice", config, entries, codes[1:], workers=1)
     figures = listen(trainer.averaged, config, codec, tmp_path / "samples.wav", sentences=(line.text,))
     with wave.open(str(tmp_path / "samples.wav")) as w:
         assert w.getnframes() / w.getframerate() > figures["spoken_seconds"] > 0
