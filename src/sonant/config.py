@@ -37,7 +37,7 @@ class EngineConfig:
         8, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. max_rows: all"
     )
     max_text_chars: int = option(20_000, "characters of one text")
-    segment_chars: int = option(300, "longer texts are split at sentence ends")
+    segment_chars: int = option(300, "longer texts are split at sentence ends; a model may ask for less")
     budget_frames: int = option(50, "runaway guard: a text of n tokens may take this many frames …")
     budget_frames_per_token: float = option(12.0, "… and n times this many")
     clip_max_s: float = option(60.0, "longest reference clip, in seconds")

@@ -97,6 +97,7 @@ def test_nothing_to_say_is_the_callers_error(engine: Engine) -> None:
 def test_a_runaway_is_cut_after_a_few_frames_a_letter(engine: Engine) -> None:
     model = engine.model
     assert model.limits.budget_frames_per_token == 3.0
+    assert engine.config.segment_chars == 200
 
 
 def test_instructions_are_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,6 +137,8 @@ def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:
         ({"license": 3}, "license must be a string"),
         ({"frames_per_token": 0}, "frames_per_token must be a number"),
         ({"frames_per_token": True}, "frames_per_token must be a number"),
+        ({"segment_chars": 0}, "segment_chars must be a whole number"),
+        ({"segment_chars": 99.5}, "segment_chars must be a whole number"),
         ([], "should hold a JSON object"),
     ],
 )

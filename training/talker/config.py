@@ -84,6 +84,7 @@ class Voice:
     license: str
     shipped: tuple[str, ...]
     frames_per_token: float
+    segment_chars: int
     temperature: float
     top_k: int
     repetition_penalty: float

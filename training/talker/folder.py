@@ -47,6 +47,7 @@ def write_folder(
             "text_front_end": FRONT_END,
             "lexicon": LEXICON,
             "frames_per_token": voice.frames_per_token,
+            "segment_chars": voice.segment_chars,
         },
     }
     for name, content in files.items():

@@ -47,7 +47,9 @@ class Engine:
 
     def __init__(self, model: SpeechModel, config: EngineConfig, device: torch.device) -> None:
         self.model, self.device = model, device
-        self.config = config.resolved(device.type)
+        config = config.resolved(device.type)
+        most = model.spec.segment_chars or config.segment_chars
+        self.config = replace(config, segment_chars=min(config.segment_chars, most))
         self._loop = StepLoop(Runner(model, self.config, device), self.config)
         self._closed = False
 

@@ -50,6 +50,7 @@ class ModelSpec:
     languages: tuple[str, ...]
     clones: bool
     instructs: bool  # takes words on how to speak
+    segment_chars: int | None = None  # of a text at once; it was taught no longer ones
 
     @property
     def frame_s(self) -> float:

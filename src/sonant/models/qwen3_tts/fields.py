@@ -31,6 +31,7 @@ class Limits:
     chunk_frames: int  # the most that the codec is given at once
     budget_frames: int
     budget_frames_per_token: float
+    segment_chars: int | None = None  # of a text at once
 
     def frame_budget(self, tokens: int) -> int:
         return self.budget_frames + math.ceil(self.budget_frames_per_token * tokens)

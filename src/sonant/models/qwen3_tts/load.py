@@ -38,6 +38,7 @@ class Manifest:
     lexicon: str | None = None  # a file beside it: how words sound, for what the front end made
     # The runaway guard for a voice whose tokens are shorter than the published ones: characters, say.
     frames_per_token: float | None = None
+    segment_chars: int | None = None  # longer texts are cut at sentence ends: it was taught none
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -54,6 +55,9 @@ class Manifest:
         frames = raw.get("frames_per_token", 1)
         if isinstance(frames, bool) or not isinstance(frames, int | float) or not 0 < frames <= 100:
             raise CheckpointError(f"{path}: frames_per_token must be a number from 0 to 100, not {frames!r}")
+        chars = raw.get("segment_chars", 100)
+        if isinstance(chars, bool) or not isinstance(chars, int) or chars < 20:
+            raise CheckpointError(f"{path}: segment_chars must be a whole number from 20 on, not {chars!r}")
         manifest = cls(**raw)
         if manifest.text_front_end not in (None, *FRONT_ENDS):
             raise CheckpointError(
@@ -87,5 +91,6 @@ def load(
         chunk_frames=options.chunk_frames[-1],
         budget_frames=options.budget_frames,
         budget_frames_per_token=min(options.budget_frames_per_token, manifest.frames_per_token or float("inf")),
+        segment_chars=manifest.segment_chars,
     )
     return Qwen3TTS(config, load_modules(folder, config, device, dtype, codec_dtype), builder, limits)

@@ -55,6 +55,7 @@ class Qwen3TTS:
             languages=builder.languages,
             clones=modules.speaker is not None,
             instructs=config.kind != "base",
+            segment_chars=limits.segment_chars,
         )
         banned = torch.arange(talker.vocab_size) >= talker.vocab_size - _SPECIAL_CODES
         banned[talker.codec_eos_token_id] = False
