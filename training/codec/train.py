@@ -133,7 +133,7 @@ def train(trainer: Trainer, crops: Crops, curves: Curves, out: Path, deadline: f
     trainer.minutes = minutes_before + (time.time() - began) / 60
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=settings.CONFIGS / "codec.toml")
     parser.add_argument("--corpus", type=Path, required=True)
@@ -158,6 +158,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.guesses and not options.frozen:
         parser.error("--guesses are of codes that do not change any more: add --frozen")
+    return options
+
+
+def main() -> None:
+    options = arguments()
     deadline = time.time() + 60 * options.minutes - SAVING_S
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
