@@ -245,7 +245,9 @@ def heads_of(heads: int, kv_heads: int, dim: int, rotations: tuple[int, int], no
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12), (5, 5, 64, 16)]
+)
 def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: bool, dtype: torch.dtype) -> None:
     """From an empty cache on, and with memory that is NaN wherever nothing was written."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
@@ -273,7 +275,8 @@ def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: boo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "positions"), [(4, 2, 32, 5), (16, 8, 128, 16), (4, 4, 16, 12), (6, 2, 16, 8)]
+    ("heads", "kv_heads", "dim", "positions"),
+    [(4, 2, 32, 5), (16, 8, 128, 16), (4, 4, 16, 12), (6, 2, 16, 8), (3, 3, 64, 12)],
 )
 def test_short_attention(heads: int, kv_heads: int, dim: int, positions: int, norm: bool, dtype: torch.dtype) -> None:
     """From a frame's opening pair to its last position, with memory that is NaN wherever nothing was written."""
