@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sonant.kernels import dispatch, reference
 from sonant.kernels.reference import Heads, Place, Snake
@@ -214,6 +215,22 @@ def test_depthwise(channels: int, taps: int, dtype: torch.dtype) -> None:
         close(kernel("depthwise")(part, weight, bias), expected, dtype)
 
 
+def filled_cache(
+    lengths: list[int], width: int, block: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A cache with so many positions of each row, NaN wherever nothing was written; its tables of `width` blocks."""
+    rows = len(lengths)
+    order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(5)) + 1
+    tables = order.view(rows, width).int().to(DEVICE)
+    cache = torch.full((2, rows * width + 1, block, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
+    for row, length in enumerate(lengths):
+        index = torch.arange(length, device=DEVICE)
+        slots = tables[row].long()[index // block] * block + index % block
+        k, v = random(2, length, kv_heads, dim, dtype=dtype, seed=row)
+        reference.paged_write(cache, k, v, slots)
+    return cache, tables
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), [(4, 2, 32, 4), (16, 8, 128, 16), (4, 4, 16, 12)])
@@ -223,14 +240,7 @@ def test_paged_attention(heads: int, kv_heads: int, dim: int, block: int, querie
         pytest.skip("Triton's interpreter has no bfloat16 products")
     lengths = [queries, 2 * block + 1 + queries, 70 + queries]
     width = -(-max(lengths) // block)
-    order = torch.randperm(3 * width, generator=torch.Generator().manual_seed(5)) + 1
-    tables = order.view(3, width).int().to(DEVICE)
-    cache = torch.full((2, 3 * width + 1, block, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
-    for row, length in enumerate(lengths):
-        index = torch.arange(length, device=DEVICE)
-        slots = tables[row].long()[index // block] * block + index % block
-        k, v = random(2, length, kv_heads, dim, dtype=dtype, seed=row)
-        reference.paged_write(cache, k, v, slots)
+    cache, tables = filled_cache(lengths, width, block, kv_heads, dim, dtype)
     q = random(3, queries, heads, dim, dtype=dtype, seed=9)
     positions = torch.stack([torch.arange(n - queries, n) for n in lengths]).to(DEVICE)
     expected = reference.paged_attention(q, cache, tables, positions, width)
@@ -254,14 +264,7 @@ def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: boo
         pytest.skip("Triton's interpreter has no bfloat16 products")
     lengths = [0, 1, 2 * block, 70]
     width = -(-(max(lengths) + 1) // block)
-    order = torch.randperm(4 * width, generator=torch.Generator().manual_seed(5)) + 1
-    tables = order.view(4, width).int().to(DEVICE)
-    cache = torch.full((2, 4 * width + 1, block, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
-    for row, length in enumerate(lengths):
-        index = torch.arange(length, device=DEVICE)
-        slots = tables[row].long()[index // block] * block + index % block
-        k, v = random(2, length, kv_heads, dim, dtype=dtype, seed=row)
-        reference.paged_write(cache, k, v, slots)
+    cache, tables = filled_cache(lengths, width, block, kv_heads, dim, dtype)
     other = cache.clone()
     qkv = random(4, 1, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=9)
     of = heads_of(heads, kv_heads, dim, (4, 1), norm, dtype)

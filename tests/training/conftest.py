@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from training.clip import FRAME, STEP, Clip
+from training.codec.config import CodecTraining
+from training.codec.data import Crops
+from training.codec.trainer import Trainer
 from training.shards import Corpus, ShardWriter
+
+from training import settings
 
 
 def speechlike(seed: int, frames: int) -> Clip:
@@ -34,3 +41,24 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
             writer.add(speechlike(i, frames=12 + 5 * i), f"Sentence {i}.", speaker, "train")
         writer.flush()
     return Corpus.open(folder)
+
+
+@pytest.fixture(scope="module")
+def config() -> CodecTraining:
+    tiny = settings.read(settings.CONFIGS / "codec-tiny.toml", CodecTraining)
+    shape = replace(tiny.shape, codebooks=3, codebook_size=16, entry_dim=16, decoder_dim=32, latent_dim=32)
+    batch = replace(tiny.batch, rows=2, seconds=0.48, long_seconds=0.96, adversarial_seconds=0.24, adversarial_rows=2)
+    return replace(tiny, shape=shape, batch=batch, schedule=replace(tiny.schedule, quantize_after=2, warmup_steps=2))
+
+
+@pytest.fixture(scope="module")
+def crops(corpus: Corpus) -> Crops:
+    return Crops(corpus, torch.device("cpu"))
+
+
+@pytest.fixture
+def trained(config: CodecTraining, crops: Crops) -> Trainer:
+    trainer = Trainer(config, torch.device("cpu"))
+    for _ in range(4):
+        trainer.step(crops, progress=0.1)
+    return trainer

@@ -17,7 +17,7 @@ from training.codec.losses import SpectralLoss
 from training.codec.model import Codec, decode_latents
 from training.codec.train import hold_out, listen
 from training.codec.train import train as run
-from training.codec.trainer import Phase, Trainer
+from training.codec.trainer import Trainer
 from training.curves import Curves
 from training.shards import Corpus
 
@@ -28,27 +28,6 @@ from sonant.models.weights import load_into
 from training import encode, settings, state
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def config() -> CodecTraining:
-    tiny = settings.read(settings.CONFIGS / "codec-tiny.toml", CodecTraining)
-    shape = replace(tiny.shape, codebooks=3, codebook_size=16, entry_dim=16, decoder_dim=32, latent_dim=32)
-    batch = replace(tiny.batch, rows=2, seconds=0.48, long_seconds=0.96, adversarial_seconds=0.24, adversarial_rows=2)
-    return replace(tiny, shape=shape, batch=batch, schedule=replace(tiny.schedule, quantize_after=2, warmup_steps=2))
-
-
-@pytest.fixture(scope="module")
-def crops(corpus: Corpus) -> Crops:
-    return Crops(corpus, CPU)
-
-
-@pytest.fixture
-def trained(config: CodecTraining, crops: Crops) -> Trainer:
-    trainer = Trainer(config, CPU)
-    for _ in range(4):
-        trainer.step(crops, progress=0.1)
-    return trainer
 
 
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -316,48 +295,6 @@ def test_a_frozen_codec_keeps_its_codes(trained: Trainer, crops: Crops) -> None:
     assert torch.equal(codes(), before)
     assert not torch.equal(trained.codec.decoder.pre_conv.conv.weight, weight)
     assert "commitment" not in losses
-
-
-def test_codes_are_looked_up_as_they_were_quantised(trained: Trainer, crops: Crops) -> None:
-    samples, _, _ = crops.draw(2, 12 * FRAME, torch.Generator().manual_seed(1))
-    depth = torch.full((2,), trained.config.shape.codebooks)
-    quantized = trained.codec.quantizer(trained.codec.encoder(samples), depth, update=False)
-    torch.testing.assert_close(trained.codec.quantizer.look_up(quantized.codes), quantized.latents)
-
-
-def test_guesses_lie_where_their_sound_does(corpus: Corpus, config: CodecTraining) -> None:
-    """Each frame's guess is its own number, and the first frame's is missing."""
-    count = len(corpus.samples) // FRAME
-    guesses = np.repeat(np.arange(count, dtype=np.int16)[:, None], 2, 1)
-    guesses[0] = -1
-    numbers = np.repeat(np.arange(count, dtype=np.int16), FRAME)
-    crops = Crops(Corpus(corpus.entries, numbers, corpus.labels), CPU, guesses)
-    samples, _, guessed = crops.draw(32, 12 * FRAME, torch.Generator().manual_seed(3))
-    assert guessed is not None
-    heard = (samples.unflatten(1, (-1, FRAME)) * 32768).round()
-    assert (heard == heard[..., :1]).all()
-    known = guessed[..., 0] >= 0
-    assert known.any() and torch.equal(heard[..., 0][known].long(), guessed[..., 1][known])
-    assert (heard[..., 0][~known] == 0).all()
-    with pytest.raises(ValueError, match="another corpus"):
-        Crops(corpus, CPU, guesses[1:])
-
-
-def test_the_decoder_learns_from_guesses(trained: Trainer, corpus: Corpus) -> None:
-    shape = trained.config.shape
-    crops = Crops(corpus, CPU, np.zeros((len(corpus.samples) // FRAME, shape.codebooks), np.int16))
-    before = trained.codec.decoder.pre_conv.conv.weight.detach().clone()
-    every = replace(trained.config, batch=replace(trained.config.batch, guessed=1.0))
-    trained.config = every
-    inputs = trained._inputs(crops, torch.Generator().manual_seed(1))
-    assert (inputs["guessed"] <= 0).all() and (inputs["guessed"] == 0).any()
-    trained.step(crops, progress=0.99)
-    assert trained.frozen and not torch.equal(trained.codec.decoder.pre_conv.conv.weight, before)
-    _, made = trained._reconstruct(Phase(quantizing=True, adversarial=False, frozen=True), inputs)
-    whole = (inputs["guessed"][..., 0] == 0).all(1)
-    torch.testing.assert_close(
-        made[whole], made[whole][:1].expand(int(whole.sum()), -1)
-    )  # the same codes, the same sound
 
 
 def test_silence_weighs_no_more_than_speech() -> None:

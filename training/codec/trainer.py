@@ -126,16 +126,17 @@ class Trainer:
         points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
         at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
         restart = self.step_number % self.config.quantizer.restart_every == 0
-        if guessed is not None:
-            true = torch.rand((rows, 1, 1), generator=generator, device=self.device) >= b.guessed
-            guessed = guessed.masked_fill(true, -1)
-        return ({} if guessed is None else {"guessed": guessed}) | {
+        inputs = {
             "real": real,
             "labels": labels,
             "depth": self._depths(rows, generator),
             "windows": at,
             "restart": torch.tensor(restart, device=self.device),
         }
+        if guessed is not None:
+            as_it_is = torch.rand((rows, 1, 1), generator=generator, device=self.device) >= b.guessed
+            inputs["guessed"] = guessed.masked_fill(as_it_is, -1)
+        return inputs
 
     def _shape_of_step(self) -> tuple[float, int]:
         """(seconds, rows); a long step has as much sound in fewer rows."""

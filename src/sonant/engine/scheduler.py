@@ -90,8 +90,10 @@ class Scheduler:
             self.running.append(request)
 
     def _plan_prefill(self, plan: Plan, now_s: float) -> None:
-        left = whole = self._prefill_budget(now_s)
         pending = [r for r in self.running if r.phase is Phase.PREFILL]
+        if not pending:
+            return
+        left = whole = self._prefill_budget(now_s)
         pending.sort(key=lambda r: (-r.speech.priority, r.arrival_s))
         for request in pending:
             need = request.prefill_length - request.prefilled
@@ -111,7 +113,7 @@ class Scheduler:
 
     def _prefill_budget(self, now_s: float) -> int:
         """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together."""
-        listening = [r for r in self.running if r.speech.live and r.first_audio_s is not None]
+        listening = (r for r in self.running if r.speech.live and r.first_audio_s is not None)
         rich = all(self.slack_s(r, now_s) > BURST_SLACK_S for r in listening)
         return self.config.prefill_tokens * (BURST if rich else 1)
 

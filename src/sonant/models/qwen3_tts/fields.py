@@ -24,7 +24,7 @@ COUNTED = ("position", "frame", "status")
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of row state, and the runaway guard: frames that a text of so many tokens may take."""
+    """Sizes of row state, how long a text may be, and the runaway guard: frames that so many tokens may take."""
 
     trailing_tokens: int
     ring_frames: int

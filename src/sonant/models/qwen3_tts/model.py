@@ -61,10 +61,9 @@ class Qwen3TTS:
         banned[talker.codec_eos_token_id] = False
         self.banned = banned.to(self.device)
         # on the device, since a plain number in a step is a kernel that fills a tensor with it
-        self.running, self.stopped, self.capped = torch.tensor(
-            [RUNNING, STOPPED, CAPPED], dtype=torch.int32, device=self.device
-        )
-        self.yes = torch.tensor(True, device=self.device)
+        known = 1 + max(RUNNING, STOPPED, CAPPED)
+        self.statuses = torch.arange(known, dtype=torch.int32, device=self.device).unbind()
+        self.true = torch.tensor(True, device=self.device)
         with torch.inference_mode():
             pad = torch.tensor([config.tts_pad_token_id], device=self.device)
             self.pad_text = modules.talker.embed_text(pad)[0]
@@ -235,9 +234,10 @@ class Qwen3TTS:
         bans = Bans(r["seen"], own["repetition_penalty"], self.banned, stop_id, frame < _MIN_FRAMES, rows)
         first = Draw(**draw_values(own)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
         stops = first == stop_id
-        ended = torch.where(stops, self.stopped, torch.where(frame >= own["frame_limit"], self.capped, self.running))
+        running, stopped, capped = self.statuses[RUNNING], self.statuses[STOPPED], self.statuses[CAPPED]
+        ended = torch.where(stops, stopped, torch.where(frame >= own["frame_limit"], capped, running))
         status = torch.where(own["status"] == RUNNING, ended, own["status"])
-        r["seen"][rows, first] = self.yes
+        r["seen"][rows, first] = self.true
         first = first.masked_fill(stops, 0)
         rest = talker.code_predictor.generate(
             hidden, talker.model.codec_embedding(first), uniforms[:, 1:], Draw(**draw_values(own, prefix="subtalker_"))
