@@ -46,8 +46,8 @@ if [ "$codec_minutes" != 0 ]; then
     while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
 fi
 stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
-stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --out "$out/codes" \
-    --flat "$work/codes.npy"
+stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --checkpoint "$codec" \
+    --out "$out/codes" --flat "$work/codes.npy"
 if [ -n "${KEPT_CODES:-}" ]; then
     for file in "$KEPT_CODES"/codes-*.npz; do cp "$file" "$out/codes/codes-kept-$(basename "$file")"; done
 fi

@@ -1,8 +1,10 @@
 """Turns the corpus into codes with an exported codec: what the talker is trained on, a thousandth of the audio's size.
 
-    python -m training.encode --corpus /tmp/corpus --codec voice/speech_tokenizer --out runs/codes
+    python -m training.encode --corpus /tmp/corpus --codec voice/speech_tokenizer --checkpoint runs/codec --out codes
 
-The audio stays where it was made; the codes go home, in files of at most 15 MiB that `read` opens.
+The first code of a frame is what its labels come to, by the kinds of sounds that the codec's checkpoint holds: what
+the encoder hears may be wrong. The audio stays where it was made; the codes go home, in files of at most 15 MiB that
+`read` opens.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from torch import Tensor
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into
+from training import state
 from training.clip import FRAME
+from training.codec.checkpoint import NAME, SOUNDS
+from training.codec.sounds import Sounds
 from training.shards import Corpus, Entry
 
 BATCH_FRAMES = 6000
@@ -54,13 +59,25 @@ def batches(entries: list[Entry]) -> Iterator[list[int]]:
         yield batch
 
 
-def encode_corpus(encoder: CodecEncoder, corpus: Corpus, device: torch.device) -> list[np.ndarray]:
+def load_sounds(checkpoint: Path, device: torch.device) -> Sounds:
+    kinds = state.read(checkpoint, NAME)[0][f"codec.{SOUNDS}"]
+    sounds = Sounds(len(kinds))
+    sounds.kinds.copy_(kinds)
+    return sounds.to(device)
+
+
+@torch.no_grad()
+def encode_corpus(encoder: CodecEncoder, sounds: Sounds, corpus: Corpus, device: torch.device) -> list[np.ndarray]:
     """The codes [frames, codebooks] of each clip, in the corpus's order."""
     codes: list[np.ndarray] = [np.empty(0, np.int16)] * len(corpus.entries)
     for batch in batches(corpus.entries):
-        clips = [torch.from_numpy(corpus.clip(corpus.entries[i])).to(device) for i in batch]
-        for i, row in zip(batch, encode_batch(encoder, clips), strict=True):
+        entries = [corpus.entries[i] for i in batch]
+        clips = [torch.from_numpy(corpus.clip(e)).to(device) for e in entries]
+        labels = [torch.from_numpy(corpus.labels_of(e)).to(device) for e in entries]
+        first = sounds(torch.nn.utils.rnn.pad_sequence(labels, batch_first=True)).to(torch.int16).cpu().numpy()
+        for i, row, told in zip(batch, encode_batch(encoder, clips), first, strict=True):
             codes[i] = row.numpy()
+            codes[i][:, 0] = told[: len(row)]
     return codes
 
 
@@ -98,7 +115,8 @@ def read(folder: Path) -> Iterator[tuple[dict[str, str], np.ndarray]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--codec", type=Path, required=True)
+    parser.add_argument("--codec", type=Path, required=True, help="speech_tokenizer folder")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="of the codec, which it was exported from")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--flat", type=Path, help="also all of them in the corpus's order, as .npy, for training.guess")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -106,7 +124,8 @@ def main() -> None:
     began = time.time()
     device = torch.device(options.device)
     corpus = Corpus.open(options.corpus)
-    codes = encode_corpus(load_encoder(options.codec, device), corpus, device)
+    encoder, sounds = load_encoder(options.codec, device), load_sounds(options.checkpoint, device)
+    codes = encode_corpus(encoder, sounds, corpus, device)
     write(options.out, corpus.entries, codes)
     if options.flat:
         np.save(options.flat, np.concatenate(codes))

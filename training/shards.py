@@ -85,6 +85,9 @@ class Corpus:
     def clip(self, entry: Entry) -> NDArray[np.int16]:
         return self.samples[entry.start : entry.start + entry.samples]
 
+    def labels_of(self, entry: Entry) -> NDArray[np.uint8]:
+        return self.labels[entry.start // STEP : (entry.start + entry.samples) // STEP]
+
 
 def read_index(folder: Path) -> list[Entry]:
     entries: list[Entry] = []

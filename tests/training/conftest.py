@@ -28,7 +28,7 @@ def speechlike(seed: int, frames: int) -> Clip:
     pitch = 120 + 60 * rng.random() + 20 * np.sin(2 * np.pi * (0.5 + rng.random()) * t)
     phase = 2 * np.pi * np.cumsum(pitch) / 24000
     wave = sum(np.sin(k * phase) / k for k in range(1, 8)) * (np.sin(2 * np.pi * 1.5 * t + rng.random()) > -0.5)
-    labels = rng.integers(0, 5, frames).repeat(FRAME // STEP).astype(np.uint8)
+    labels = rng.integers(0, 5, 2 * frames).repeat(FRAME // STEP // 2).astype(np.uint8)  # more kinds than codes
     return Clip((wave * 4000).astype(np.int16), labels)
 
 

@@ -16,6 +16,7 @@ from training import state
 from training.codec.trainer import Trainer
 
 NAME = "state"
+SOUNDS = "sounds.kinds"
 _CHAINED = re.compile(r"(?:acoustic_residual_vector_quantizer|rvq_rest\.vq)\.layers\.(\d+)\.")
 _OPTIMIZERS = ("optimizer", "judge_optimizer")
 _NO_STATE = "optimizer.none"  # before the first step an optimiser has no state, which is a state too
@@ -73,5 +74,5 @@ def _whole(trainer: Trainer) -> dict[str, Tensor]:
 def _compact(trainer: Trainer) -> dict[str, Tensor]:
     tensors = {f"averaged.{n}": t.half() for n, t in trainer.averaged.items()}
     # Running sums span more than half precision does.
-    tensors |= {f"codec.{n}": t for n, t in trainer.codec.state_dict().items() if ".codebook." in n}
+    tensors |= {f"codec.{n}": t for n, t in trainer.codec.state_dict().items() if ".codebook." in n or n == SOUNDS}
     return tensors | {f"discriminators.{n}": t.half() for n, t in trainer.discriminators.state_dict().items()}

@@ -97,7 +97,7 @@ class Weights:
     mel: float
     stft: float
     commitment: float
-    semantic: float
+    naming: float
     adversarial: float
     features: float
 
@@ -108,6 +108,7 @@ class Quantizing:
     restart_every: int
     restart_below: float
     full_depth: float
+    told: float
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.layers.attention import FullContext
@@ -17,9 +16,9 @@ from sonant.layers.conv_stream import (
 from sonant.models.qwen3_tts.codec import CodecDecoder, ConvNeXt
 from sonant.models.qwen3_tts.codec_encoder import CausalConv, CodecEncoder
 from sonant.models.qwen3_tts.codec_encoder import LayerScale as EncoderScale
-from training.clip import FRAME, STEP
-from training.codec.config import PHONEMES, CodecTraining
+from training.codec.config import CodecTraining
 from training.codec.quantizer import SplitTrainer
+from training.codec.sounds import Sounds
 
 _BRANCH_SCALE = 0.1  # residual branches start small; the published 0.01 learns too slowly for so few steps
 _BRANCH_ENDS = (".block.3", ".conv2")
@@ -34,7 +33,7 @@ class Codec(nn.Module):
         self.encoder = CodecEncoder(config.shape.encoder(), config.shape.codebooks)
         self.decoder = CodecDecoder(config.shape.decoder())
         self.quantizer = SplitTrainer(self.encoder.quantizer, self.decoder.quantizer, config.quantizer)
-        self.phonemes = nn.Linear(config.shape.entry_dim, PHONEMES)
+        self.sounds = Sounds(config.shape.codebook_size)
         self._start()
 
     @torch.no_grad()
@@ -62,7 +61,7 @@ class Codec(nn.Module):
         inner = {m.conv for m in self.modules() if isinstance(m, _CONVOLUTIONS)}
         for name, module in self.named_modules():
             fits = isinstance(module, (*_CONVOLUTIONS, nn.Conv1d, nn.Linear))
-            if fits and module not in inner and name != "phonemes":
+            if fits and module not in inner:
                 spread = _OUTPUT_SPREAD if name == last else _BRANCH_SPREAD if name.endswith(_BRANCH_ENDS) else 1.0
                 hooks.append(module.register_forward_pre_hook(_Fit(spread)))
                 bias = getattr(module, "conv", module).bias
@@ -100,19 +99,13 @@ class Codec(nn.Module):
         """[B, dim, F] → samples [B, F · 1920], not clipped: outside ±1 the losses still have to see a slope."""
         return decode_latents(self.decoder, latents)
 
-    def reconstruct(self, samples: Tensor) -> Tensor:
-        """[B, T] → the same after coding, as it will be served."""
+    def reconstruct(self, samples: Tensor, labels: Tensor | None = None) -> Tensor:
+        """[B, T] → the same after coding, as it will be served; with labels [B, T / STEP], from the first codes that
+        they come to instead of those that the encoder hears."""
         depth = torch.full((len(samples),), self.config.shape.codebooks, device=samples.device)
-        quantized = self.quantizer(self.encoder(samples), depth, update=False)
+        told = None if labels is None else self.sounds(labels)
+        quantized = self.quantizer(self.encoder(samples), depth, told, update=False)
         return self.decode(quantized.latents)[:, : samples.shape[1]].clamp(-1, 1)
-
-    def phoneme_loss(self, semantic: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy between what the first codebook says and how long each phoneme sounds in a frame.
-
-        labels [B, T] with FRAME / STEP of them in a frame.
-        """
-        shares = F.one_hot(labels.long(), PHONEMES).unflatten(1, (-1, FRAME // STEP)).float().mean(2)
-        return -(shares * self.phonemes(semantic).log_softmax(-1)).sum(-1).mean()
 
 
 def decode_latents(decoder: CodecDecoder, latents: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Trains the split residual quantiser that sonant's encoder and decoder only read.
 
-One semantic codebook and a residual chain of the others look at the same latents; their projected sums add up.
-The codebooks are the encoder's own buffers (`embed_sum` and `cluster_usage` are running sums, as published), the
+One semantic codebook and a residual chain of the others look at the same latents; their projected sums add up. The
+first one's entries are given (sounds.py), and the encoder learns to name them. Of the others:
+the codebooks are the encoder's own buffers (`embed_sum` and `cluster_usage` are running sums, as published), the
 projections are the encoder's `input_proj` and the decoder's `output_proj`: nothing here outlives training.
 Entries follow the latents by running means; latents follow entries by the commitment loss; gradients pass
 straight through. A code that nobody uses is restarted at a latent of the batch.
@@ -21,6 +22,7 @@ from sonant.models.qwen3_tts.codec_encoder import Codebook
 from sonant.models.qwen3_tts.codec_encoder import ResidualQuantizer as EncodingChain
 from sonant.models.qwen3_tts.codec_encoder import SplitQuantizer as EncodingQuantizer
 from training.codec.config import Quantizing
+from training.codec.sounds import means, nearest
 
 _KMEANS_ROUNDS = 8
 
@@ -28,8 +30,8 @@ _KMEANS_ROUNDS = 8
 @dataclass(frozen=True)
 class Quantized:
     latents: Tensor  # [B, dim, frames]: what the decoder gets
-    semantic: Tensor  # [B, frames, entry_dim]: the first codebook's share, before its projection
     codes: Tensor  # [B, frames, codebooks]
+    naming: Tensor  # scalar: how unsure the encoder is of the first codes that it was told
     commitment: Tensor  # scalar
 
 
@@ -42,16 +44,25 @@ class SplitTrainer(nn.Module):
             _Chain(encoding.acoustic_residual_vector_quantizer, decoding.rvq_rest, options),
         )
 
-    def forward(self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool = False) -> Quantized:
-        """latents [B, H, F] float32; depth [B]: how many codebooks each row may use, at least the semantic one."""
+    def forward(
+        self,
+        latents: Tensor,
+        depth: Tensor,
+        told: Tensor | None = None,
+        *,
+        update: bool,
+        restart: Tensor | bool = False,
+    ) -> Quantized:
+        """latents [B, H, F] float32; depth [B]: how many codebooks each row may use, at least the semantic one; told
+        [B, F]: the first codes, -1 where the encoder's own shall do."""
         semantic, acoustic = self.chains
-        first = semantic.quantize(latents, torch.ones_like(depth), update=update, restart=restart)
-        rest = acoustic.quantize(latents, depth - 1, update=update, restart=restart)
+        first, naming = semantic.name(latents, told)
+        entries, rest, commitment = acoustic.quantize(latents, depth - 1, update=update, restart=restart)
         return Quantized(
-            semantic.project(first[0]) + acoustic.project(rest[0]),
-            first[0],
-            torch.cat([first[1], rest[1]], dim=-1),
-            first[2] + rest[2],
+            semantic.look_up(first[..., None]) + acoustic.project(entries),
+            torch.cat([first[..., None], rest], dim=-1),
+            naming,
+            commitment,
         )
 
     def look_up(self, codes: Tensor) -> Tensor:
@@ -65,10 +76,13 @@ class SplitTrainer(nn.Module):
         return parts[0] + parts[1]
 
     @torch.no_grad()
-    def initialize(self, latents: Tensor, generator: torch.Generator) -> None:
-        """k-means of latents [B, H, F], one codebook after the other."""
-        for chain in self.chains:
-            chain.initialize(latents, generator)
+    def initialize(self, latents: Tensor, first: Tensor, generator: torch.Generator) -> None:
+        """`first`: the entries of the first codebook. The others by k-means of latents [B, H, F], one after another."""
+        semantic, acoustic = self.chains
+        (codebook,) = semantic.codebooks()
+        codebook.cluster_usage.fill_(1.0)
+        codebook.embed_sum.copy_(first)
+        acoustic.initialize(latents, generator)
 
 
 class _Chain:
@@ -85,6 +99,17 @@ class _Chain:
         books = zip(codes.unbind(-1), self.codebooks(), strict=True)
         return self.project(torch.stack([F.embedding(each, book.vectors()) for each, book in books]).sum(0))
 
+    def name(self, latents: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor]:
+        """→ codes [B, F] of a single codebook, as told or else the nearest, and how unsure those told are."""
+        target = self.encoding.input_proj(latents).mT
+        (codebook,) = self.codebooks()
+        closeness = 2 * target @ codebook.vectors().T - codebook.vectors().square().sum(1)
+        codes = closeness.argmax(-1)
+        if told is None:
+            return codes, closeness.new_zeros(())
+        naming = F.cross_entropy(closeness.flatten(0, 1), told.flatten(), ignore_index=-1)
+        return torch.where(told >= 0, told, codes), naming
+
     def quantize(
         self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,22 +121,22 @@ class _Chain:
         for level, codebook in enumerate(self.codebooks()):
             flat = residual.detach().flatten(0, 1)
             vectors = codebook.vectors()
-            nearest = _nearest(flat, vectors)
-            chosen = F.embedding(nearest, vectors).view_as(residual)
+            closest = nearest(flat, vectors)
+            chosen = F.embedding(closest, vectors).view_as(residual)
             used = (depth > level)[:, None, None]
             losses.append(((residual - chosen).square() * used).mean())
             total = total + chosen * used
             residual = residual - chosen
-            codes.append(nearest.view(residual.shape[:2]))
+            codes.append(closest.view(residual.shape[:2]))
             if update:
-                self._follow(codebook, flat, nearest, restart)
+                self._follow(codebook, flat, closest, restart)
         straight = target + (total - target).detach()
         return straight, torch.stack(codes, -1), torch.stack(losses).mean()
 
     @torch.no_grad()
-    def _follow(self, codebook: Codebook, flat: Tensor, nearest: Tensor, restart: Tensor | bool) -> None:
-        counts = torch.zeros_like(codebook.cluster_usage).index_add_(0, nearest, flat.new_ones(len(flat)))
-        sums = torch.zeros_like(codebook.embed_sum).index_add_(0, nearest, flat)
+    def _follow(self, codebook: Codebook, flat: Tensor, closest: Tensor, restart: Tensor | bool) -> None:
+        counts = torch.zeros_like(codebook.cluster_usage).index_add_(0, closest, flat.new_ones(len(flat)))
+        sums = torch.zeros_like(codebook.embed_sum).index_add_(0, closest, flat)
         codebook.cluster_usage.lerp_(counts, 1 - self.options.decay)
         codebook.embed_sum.lerp_(sums, 1 - self.options.decay)
         if restart is not False:
@@ -128,17 +153,7 @@ class _Chain:
             picks = torch.randint(len(residual), (size,), generator=generator, device=residual.device)
             vectors = residual[picks]
             for _ in range(_KMEANS_ROUNDS):
-                nearest = _nearest(residual, vectors)
-                counts = torch.zeros_like(codebook.cluster_usage).index_add_(
-                    0, nearest, residual.new_ones(len(residual))
-                )
-                sums = torch.zeros_like(vectors).index_add_(0, nearest, residual)
-                vectors = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], vectors)
+                vectors = means(residual, nearest(residual, vectors), vectors)
             codebook.cluster_usage.fill_(1.0)
             codebook.embed_sum.copy_(vectors)
-            residual = residual - F.embedding(_nearest(residual, vectors), vectors)
-
-
-def _nearest(x: Tensor, vectors: Tensor) -> Tensor:
-    """[N, D] → the index of the nearest of [S, D]; |x|² is the same for all and left out."""
-    return torch.addmm(vectors.square().sum(1), x, vectors.T, beta=1, alpha=-2).argmin(1)
+            residual = residual - F.embedding(nearest(residual, vectors), vectors)

@@ -36,7 +36,7 @@ LOG_STEPS = 50
 SAVING_S = 12.0  # kept back from the time limit to save
 HELD_OUT = 1  # clips of each speaker
 FROZEN = "frozen"
-DRAWN = ("mel", "stft", "commitment", "semantic", "judge", "adversarial", "features")
+DRAWN = ("mel", "stft", "commitment", "naming", "judge", "adversarial", "features")
 log = logging.getLogger("codec")
 
 
@@ -63,7 +63,8 @@ def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> di
         for entry in held:
             original = corpus.clip(entry)
             samples = (torch.from_numpy(original).to(trainer.device).float() / 32768)[None]
-            made = codec.reconstruct(samples).detach()
+            labels = torch.from_numpy(corpus.labels_of(entry)).to(trainer.device)[None]
+            made = codec.reconstruct(samples, labels).detach()
             mels.append(loss(made, samples)[0].item())
             pieces += [original, gap, (made[0].cpu() * 32767).round().to(torch.int16).numpy(), gap]
         codec.train()
@@ -74,12 +75,11 @@ def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> di
 
 
 def _in_use(trainer: Trainer) -> float:
-    """Mean perplexity of the codebooks, as a share of their size."""
+    """Mean perplexity of the codebooks but the first, which is given, as a share of their size."""
     shares = []
-    for chain in trainer.codec.quantizer.chains:
-        for codebook in chain.codebooks():
-            p = codebook.cluster_usage / codebook.cluster_usage.sum()
-            shares.append(torch.special.entr(p).sum().exp() / len(p))
+    for codebook in trainer.codec.quantizer.chains[1].codebooks():
+        p = codebook.cluster_usage / codebook.cluster_usage.sum()
+        shares.append(torch.special.entr(p).sum().exp() / len(p))
     return torch.stack(shares).mean().item()
 
 

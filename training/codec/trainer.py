@@ -122,13 +122,15 @@ class Trainer:
         b = self.config.batch
         seconds, rows = self._shape_of_step()
         real, labels, guessed = crops.draw(rows, _samples(seconds), generator)
+        told = self.codec.sounds(labels)
+        alone = torch.rand((rows, 1), generator=generator, device=self.device) >= self.config.quantizer.told
         length = _samples(b.adversarial_seconds)
         points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
         at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
         restart = self.step_number % self.config.quantizer.restart_every == 0
         inputs = {
             "real": real,
-            "labels": labels,
+            "told": told.masked_fill(alone, -1),
             "depth": self._depths(rows, generator),
             "windows": at,
             "restart": torch.tensor(restart, device=self.device),
@@ -166,8 +168,8 @@ class Trainer:
         ends, slopes = [made], [slope]
         if quantized is not None and not phase.frozen:
             losses["commitment"] = quantized.commitment
-            losses["semantic"] = self.codec.phoneme_loss(quantized.semantic, inputs["labels"])
-            ends.append(w.commitment * losses["commitment"] + w.semantic * losses["semantic"])
+            losses["naming"] = quantized.naming
+            ends.append(w.commitment * losses["commitment"] + w.naming * losses["naming"])
             slopes.append(torch.ones_like(ends[-1]))
         learning = [p for p in self.trained.values() if p.requires_grad]
         torch.autograd.backward(ends, slopes, inputs=learning)
@@ -194,7 +196,9 @@ class Trainer:
             latents = latents.float()
         if phase.quantizing:
             update = not phase.frozen
-            quantized = self.codec.quantizer(latents, inputs["depth"], update=update, restart=inputs["restart"])
+            quantized = self.codec.quantizer(
+                latents, inputs["depth"], inputs["told"], update=update, restart=inputs["restart"]
+            )
         latents = self.codec.quantizer.bypass(latents) if quantized is None else quantized.latents
         if "guessed" in inputs:
             guessed = inputs["guessed"]
@@ -260,7 +264,9 @@ class Trainer:
         batches = [crops.draw(self.config.batch.rows, length, generator)[0] for _ in range(_KMEANS_BATCHES)]
         with self._autocast():
             latents = [self.codec.encoder(batch) for batch in batches]
-        self.codec.quantizer.initialize(torch.cat(latents).float(), generator)
+        self.codec.sounds.find(crops.labels, generator)
+        first = self.codec.sounds.entries(self.config.shape.entry_dim)
+        self.codec.quantizer.initialize(torch.cat(latents).float(), first, generator)
 
     # ------------------------------------------------------------------ the averaged weights
 
