@@ -107,8 +107,8 @@ class _Chain:
         codes = closeness.argmax(-1)
         if told is None:
             return codes, closeness.new_zeros(())
-        naming = F.cross_entropy(closeness.flatten(0, 1), told.flatten(), ignore_index=-1)
-        return torch.where(told >= 0, told, codes), naming
+        unsure = F.cross_entropy(closeness.flatten(0, 1), told.flatten(), ignore_index=-1, reduction="sum")
+        return torch.where(told >= 0, told, codes), unsure / (told >= 0).sum().clamp(min=1)
 
     def quantize(
         self, latents: Tensor, depth: Tensor, *, update: bool, restart: Tensor | bool
