@@ -73,7 +73,8 @@ def test_the_decoder_hears_what_it_is_told(trained: Trainer, crops: Crops) -> No
     assert torch.equal(given.codes[1], own.codes[1])
     assert torch.equal(given.codes[..., 1:], own.codes[..., 1:])
     assert given.naming > 0
-    assert codec.quantizer(latents, depth, torch.full_like(told, -1), update=False).naming == 0  # nobody was told anything
+    untold = codec.quantizer(latents, depth, torch.full_like(told, -1), update=False)
+    assert untold.naming == 0
     torch.testing.assert_close(given.latents, codec.quantizer.look_up(given.codes), atol=1e-5, rtol=1e-4)
 
 
