@@ -6,9 +6,9 @@
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
 # talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
 # begins beside the codec, once its codes are final. Checkpoints in training/checkpoints are gone on from. With 0 minutes for the
-# codec it is the one there, and its codes stay good: KEPT_CODES=folder has those of earlier corpora, which are learnt
-# too. FIRST=n is the sentence at which this corpus begins. CORPUS_FLAGS says who reads it (training.corpus --help).
-# Each stage leaves something whole.
+# codec it is the one there, and its codes stay good: the talker then learns those of an earlier corpus, from KEPT_CODES=folder,
+# at once, and this corpus is for the decoder. FIRST=n is the sentence at which it begins, CORPUS_FLAGS says who reads it
+# (training.corpus --help). Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 7 ]; then
     sed -n '2,13s/^# \{0,1\}//p' "$0"
@@ -33,31 +33,45 @@ stage() { # name, then a module and its arguments; what it prints goes to the na
     python3 -m "$@" >> "$out/$name.log" 2>&1
 }
 
+codes() { # of the corpus, by the codec's checkpoint
+    stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
+    stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --checkpoint "$codec" \
+        --out "$out/codes" --flat "$work/codes.npy"
+}
+corpus() {
+    # shellcheck disable=SC2086
+    stage corpus training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
+        --first "${FIRST:-0}" ${CORPUS_FLAGS:---kokoro-processes 5 --workers 6}
+}
+talker() { # codes, speech_tokenizer
+    # shellcheck disable=SC2046
+    stage talker training.talker.train --codes "$1" --codec "$2" --state "$work/talker" --out "$out/talker" --compile \
+        --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" $(again talker)
+}
+
 codec=training/checkpoints/codec
 share_gpu
-# shellcheck disable=SC2086
-stage corpus training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
-    --first "${FIRST:-0}" ${CORPUS_FLAGS:---kokoro-processes 4 --workers 10}
-if [ "$codec_minutes" != 0 ]; then
-    codec=$out/codec/frozen
+if [ "$codec_minutes" = 0 ]; then
+    stage codes training.codec.export --checkpoint "$codec" --out "$work/speech_tokenizer"
+    talker "$KEPT_CODES" "$work/speech_tokenizer" &
+    corpus
+    codes
+else
+    corpus
     # shellcheck disable=SC2046
     stage codec training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
         --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(again codec) &
+    codec=$out/codec/frozen
     while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
+    codes
+    talker "$out/codes" "$out/speech_tokenizer"
 fi
-stage codes training.codec.export --checkpoint "$codec" --out "$out/speech_tokenizer"
-stage codes training.encode --corpus "$work/corpus" --codec "$out/speech_tokenizer" --checkpoint "$codec" \
-    --out "$out/codes" --flat "$work/codes.npy"
-if [ -n "${KEPT_CODES:-}" ]; then
-    for file in "$KEPT_CODES"/codes-*.npz; do cp "$file" "$out/codes/codes-kept-$(basename "$file")"; done
-fi
-# shellcheck disable=SC2046
-stage talker training.talker.train --codes "$out/codes" --codec "$out/speech_tokenizer" --state "$work/talker" \
-    --out "$out/talker" --compile --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" \
-    $(again talker)
 wait
 [ "$codec_minutes" = 0 ] || codec=$out/codec # which has gone on since
 stage guesses training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$work/voice"
 stage guesses training.guess --voice "$work/voice" --corpus "$work/corpus" --codes "$work/codes.npy" --out "$work/guesses.npy"
 stage decoder training.codec.train --corpus "$work/corpus" --state "$work/decoder" --out "$out/decoder" --frozen \
     --resume "$codec" --again --guesses "$work/guesses.npy" --minutes "$decoder_minutes" --total-minutes "$decoder_minutes"
+stage decoder training.codec.blend "$codec" "$out/decoder" --share 0.8 --out "$out/blend"
+stage decoder training.codec.export --checkpoint "$out/blend" --out "$out/speech_tokenizer"
+stage decoder training.export --checkpoint "$out/talker" --codec "$out/speech_tokenizer" --out "$out/voice"

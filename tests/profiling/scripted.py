@@ -93,11 +93,14 @@ class Machine:
             grid = {"grid": [132, 1, 1], "block": [128, 1, 1], "External id": number}
             self._run("kernel", name, us, stream, correlation, _NODE_US, **grid)
 
-    def graph(self, kernels: list[tuple[str, float]], stream: int = STREAM, graph_id: int = 5) -> None:
+    def graph(
+        self, kernels: list[tuple[str, float]], stream: int = STREAM, graph_id: int = 5, early: float = 0.0
+    ) -> None:
+        """`early`: how long before the end of the one ahead a kernel starts, to wait for it (dependent launch)."""
         correlation = self.call("cudaGraphLaunch", 12.0)
         for node, (name, us) in enumerate(kernels):
             ids = {"graph id": graph_id, "graph node id": (graph_id << 32) + node}
-            self._run("kernel", name, us, stream, correlation, _NODE_US, **ids)
+            self._run("kernel", name, us, stream, correlation, -early if early else _NODE_US, **ids)
 
     def copy(self, kind: str, source: str, target: str, size: int, us: float, stream: int = STREAM) -> None:
         correlation = self.call("cudaMemcpyAsync", 5.0)

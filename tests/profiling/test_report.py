@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from profiling.plays import WASTE, item, start_up, steps, zeros
-from profiling.scripted import Machine, write_kineto
+from profiling.scripted import ATTENTION, GEMM, Machine, write_kineto
 from sonant.errors import ConfigError
 from sonant.profiling.budget import broken_limits, parse_budget
 from sonant.profiling.diff import compare, diff_text, median_ratio
@@ -31,6 +31,20 @@ def scene_of(machine: Machine, folder: Path) -> Scene:
 @pytest.fixture
 def wasteful(tmp_path: Path) -> Scene:
     return scene_of(steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()]), tmp_path)
+
+
+def test_kernels_that_start_before_the_one_ahead_ends_are_not_counted_twice(tmp_path: Path) -> None:
+    machine = start_up(Machine())
+    for _ in range(20):
+        with machine.range("sonant.step rows=1"):
+            machine.graph([(GEMM, 100.0), (ATTENTION, 100.0)] * 5, early=40.0)
+        machine.wait()
+    report = make_report(scene_of(machine, tmp_path), "trace.json")
+    assert sum(report.by_work_us.values()) == pytest.approx(report.metrics["busy_us"], rel=0.01)
+    assert sum(row.us for row in report.kernels) == pytest.approx(report.metrics["busy_us"], rel=0.01)
+    assert report.by_work_us["attention"] == pytest.approx(5 * 60, rel=0.01)
+    decoding = next(phase for phase in report.phases if phase.phase == "decode")
+    assert sum(decoding.by_work_ms.values()) == pytest.approx(decoding.busy_ms, rel=0.01)
 
 
 def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Scene) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from training.clip import FRAME
+from training.codec import checkpoint
+from training.codec.blend import blend
+from training.codec.config import CodecTraining
 from training.codec.data import Crops
 from training.codec.trainer import Phase, Trainer
 from training.shards import Corpus
+
+from training import state
 
 CPU = torch.device("cpu")
 
@@ -55,3 +61,24 @@ def test_the_decoder_learns_from_guesses(trained: Trainer, corpus: Corpus) -> No
     torch.testing.assert_close(
         made[whole], made[whole][:1].expand(int(whole.sum()), -1)
     )  # the same codes, the same sound
+
+
+def test_a_blend_lies_between_two_decoders_of_the_same_codes(
+    config: CodecTraining, trained: Trainer, crops: Crops, tmp_path: Path
+) -> None:
+    trained.step(crops, progress=0.99)  # from here on the codes stay
+    checkpoint.save(trained, tmp_path / "first", compact=True)
+    for _ in range(3):
+        trained.step(crops, progress=0.99)
+    checkpoint.save(trained, tmp_path / "second", compact=True)
+    (first, _), (second, meta) = (state.read(tmp_path / name, checkpoint.NAME) for name in ("first", "second"))
+    state.write(tmp_path / "blend", checkpoint.NAME, blend(first, second, 0.25), meta)
+    between = Trainer(config, CPU)
+    checkpoint.load(between, tmp_path / "blend")
+    name = "decoder.pre_conv.conv.weight"
+    a, b = (given[f"averaged.{name}"].float() for given in (first, second))
+    assert not torch.equal(a, b)
+    torch.testing.assert_close(between.averaged[name], 0.75 * a + 0.25 * b, atol=1e-3, rtol=1e-3)
+    second[next(n for n in second if n.startswith("averaged.encoder."))] += 1
+    with pytest.raises(ValueError, match="codes are not the same"):
+        blend(first, second, 0.25)

@@ -75,6 +75,7 @@ class Schedule:
     weight_decay: float
     gradient_norm: float
     predictor_weight: float
+    predictor_fade: float
     ema: float
 
 

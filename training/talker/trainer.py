@@ -107,7 +107,7 @@ class Trainer:
         first, rest = self.logits(batch, noisy=True, context=context)
         losses = {
             "first": F.cross_entropy(first.float(), batch.first),
-            "rest": F.cross_entropy(rest.flatten(0, 1).float(), batch.frames[:, 1:].flatten()),
+            "rest": self._rest_loss(rest.float(), batch.frames[:, 1:]),
             "astray": context.astray,
         }
         total = losses["first"] + c.schedule.predictor_weight * losses["rest"] + c.guide.weight * losses["astray"]
@@ -138,6 +138,12 @@ class Trainer:
             hidden = stack(x, positions, context or FullContext()).flatten(0, 1)[batch.predicting]
             start = self.talker.model.codec_embedding(batch.frames[:, 0])
             return self.talker.codec_head(hidden), predict(hidden[batch.chosen], start, given)
+
+    def _rest_loss(self, logits: Tensor, codes: Tensor) -> Tensor:
+        """Each code counts less than the one before it: picked by the voice, the last ones change little."""
+        each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
+        weights = self.config.schedule.predictor_fade ** torch.arange(codes.shape[1], device=codes.device)
+        return (each * (weights / weights.mean())).mean()
 
     def _noised(self, codes: Tensor, share: float, *, whole: bool = False) -> Tensor:
         """Replace up to `share` of each row's codes, or whole frames; special ids, which have no other codes beside

@@ -25,7 +25,7 @@ from sonant.engine.request import Phase, Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.telemetry import Telemetry
-from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel
+from sonant.models.base import RUNNING, STOPPED, Ints, Memory, PrefillItem, SpeechModel, reserve_pinned
 from sonant.types import AudioChunk, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Runner:
             spec.samples_per_frame,
             device,
         )
+        reserve_pinned(device)
         self.kv = allocate_kv(spec, config, device)
         with torch.inference_mode():
             model.bind(Memory(self.rows.fields, self.kv, self.rows.tables))

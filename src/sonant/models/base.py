@@ -137,3 +137,14 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Send host values without waiting: through pinned memory, which torch keeps until the copy is done."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def reserve_pinned(device: torch.device) -> None:
+    """Fill torch's cache of pinned memory with as much as `to_device` has on its way at a time.
+
+    It keeps blocks by powers of two. One that is missing comes from the driver, which holds up a step.
+    """
+    if device.type == "cuda":
+        sizes = (1 << power for power in range(3, 18))
+        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(16)]
+        del held

@@ -62,6 +62,16 @@ def busy_union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     return start[first], reach[last]
 
 
+def added(start: Ints, end: Ints) -> Ints:
+    """How long each event kept the device busy beyond the events that began before it, sorted by start.
+
+    A kernel that is launched early, to be ready when the one ahead ends, waits inside its own duration; durations
+    would count that time twice, and these add up to what `busy_union` covers.
+    """
+    before = np.append(start[:1], np.maximum.accumulate(end)[:-1])
+    return np.maximum(0, end - np.maximum(start, before))
+
+
 def find_gaps(trace: Trace, launched: Launches, steps: Steps) -> Gaps:
     device = trace.device
     starts, ends = busy_union(device.start, device.end)

@@ -41,7 +41,7 @@ class KernelRow:
     name: str
     work: str
     count: float  # a steady step
-    us: float  # a steady step
+    us: float  # a steady step, without what others before it covered
     source: str | None
 
 
@@ -128,7 +128,7 @@ def _phases(scene: Scene) -> list[PhaseSummary]:
         starts, ends = busy_union(device.start[mine], device.end[mine])
         picked = steps.indices(phase)
         wall = (steps.end - steps.start)[picked].sum() if len(picked) else ends[-1] - starts[0]
-        time = np.bincount(scene.works.code[mine], device.duration[mine], len(ORDER)) / 1e6
+        time = np.bincount(scene.works.code[mine], scene.added[mine], len(ORDER)) / 1e6
         by_work = {str(work): round(float(ms), 4) for work, ms in zip(ORDER, time, strict=True) if ms}
         rows.append(
             PhaseSummary(str(phase), len(picked), float(wall) / 1e6, float((ends - starts).sum()) / 1e6, by_work)
@@ -138,7 +138,7 @@ def _phases(scene: Scene) -> list[PhaseSummary]:
 
 def _by_work(scene: Scene) -> dict[str, float]:
     events = scene.steady()
-    time = np.bincount(scene.works.code[events], scene.trace.device.duration[events], len(ORDER)) / scene.count / 1e3
+    time = np.bincount(scene.works.code[events], scene.added[events], len(ORDER)) / scene.count / 1e3
     pairs = [(str(work), round(float(us), 3)) for work, us in zip(ORDER, time, strict=True) if us]
     return dict(sorted(pairs, key=lambda pair: -pair[1]))
 
@@ -146,7 +146,7 @@ def _by_work(scene: Scene) -> dict[str, float]:
 def _kernels(scene: Scene) -> list[KernelRow]:
     events, device = scene.steady(), scene.trace.device
     names, place = np.unique(device.name[events], return_inverse=True)
-    time, count = np.bincount(place, device.duration[events]), np.bincount(place)
+    time, count = np.bincount(place, scene.added[events]), np.bincount(place)
     rows = []
     for i in np.argsort(-time, kind="stable")[:_KERNELS]:
         example = int(events[int(np.argmax(place == i))])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonant.profiling.events import Ints, Trace
-from sonant.profiling.gaps import Cause, Gaps, find_gaps
+from sonant.profiling.gaps import Cause, Gaps, added, find_gaps
 from sonant.profiling.kernels import Work, Works
 from sonant.profiling.launches import Launches, launches
 from sonant.profiling.sources import KernelSources, Sources
@@ -23,6 +23,7 @@ class Scene:
     steps: Steps
     works: Works
     gaps: Gaps
+    added: Ints  # ns by which each of the device's events kept it busy
     sources: Sources
     mapping: KernelSources | None  # kernel → operator → line, from a second trace without graphs
     bandwidth: float | None  # peak, in bytes a second
@@ -98,6 +99,7 @@ def look(
         steps=steps,
         works=Works(trace.device, trace.names),
         gaps=find_gaps(trace, launched, steps),
+        added=added(trace.device.start, trace.device.end),
         sources=Sources(trace),
         mapping=None if mapping is None else KernelSources(mapping),
         bandwidth=bandwidth or peak_bandwidth(trace),

@@ -141,10 +141,9 @@ def padding(scene: Scene) -> Iterator[Finding]:
     padded = [(step, rows, bucket) for step, (rows, bucket) in told if bucket > rows]
     if not padded:
         return
-    device = scene.trace.device
     busy = np.zeros(len(scene.steps.start))
     inside = scene.steps.of_event >= 0
-    np.add.at(busy, scene.steps.of_event[inside], device.duration[inside])
+    np.add.at(busy, scene.steps.of_event[inside], scene.added[inside])
     lost = sum(float(busy[step]) * (1 - rows / bucket) for step, rows, bucket in padded)
     empty, all_rows = sum(b - r for _, r, b in padded), sum(b for _, (_, b) in told)
     example = max(padded, key=lambda p: p[2] - p[1])
