@@ -5,13 +5,13 @@
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
 # talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
-# begins beside the codec, once its codes are final. Checkpoints in training/checkpoints are gone on from. With 0 minutes for the
-# codec it is the one there, and its codes stay good: the talker then learns those of an earlier corpus, from KEPT_CODES=folder,
-# at once, and this corpus is for the decoder. FIRST=n is the sentence at which it begins, CORPUS_FLAGS says who reads it
-# (training.corpus --help). Each stage leaves something whole.
+# begins beside the codec, once its codes are final. The codec goes on from training/checkpoints. With 0 minutes for it, it is
+# the one there, and its codes stay good: the talker then goes on from the voice that ships. KEPT_CODES=folder has the
+# codes of an earlier corpus, which it learns at once; the new one is for the decoder alone. FIRST=n is the sentence at
+# which that begins, CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 7 ]; then
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6 decoder_minutes=$7
@@ -23,9 +23,6 @@ share_gpu() { # processes then run side by side on the GPU instead of by turns
     command -v nvidia-cuda-mps-control > /dev/null || return 0
     nvidia-cuda-mps-control -d || return 0
     timeout 60 python3 -c "import torch; torch.ones(1, device='cuda').sum().item()" || echo quit | nvidia-cuda-mps-control
-}
-again() { # the flags that go on from a checkpoint in the repository, if there is one
-    if compgen -G "training/checkpoints/$1/*.safetensors" > /dev/null; then echo "--resume training/checkpoints/$1 --again"; fi
 }
 stage() { # name, then a module and its arguments; what it prints goes to the name's log
     local name=$1 && shift
@@ -43,28 +40,31 @@ corpus() {
     stage corpus training.corpus --teachers "$teachers" --out "$work/corpus" --minutes "$corpus_minutes" \
         --first "${FIRST:-0}" ${CORPUS_FLAGS:---kokoro-processes 5 --workers 6}
 }
-talker() { # codes, speech_tokenizer
-    # shellcheck disable=SC2046
+talker() { # codes, speech_tokenizer, what to go on from
     stage talker training.talker.train --codes "$1" --codec "$2" --state "$work/talker" --out "$out/talker" --compile \
-        --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" $(again talker)
+        --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" "${@:3}"
 }
 
 codec=training/checkpoints/codec
+shipped=(--resume src/sonant/voices/english --again)
 share_gpu
-if [ "$codec_minutes" = 0 ]; then
-    stage codes training.codec.export --checkpoint "$codec" --out "$work/speech_tokenizer"
-    talker "$KEPT_CODES" "$work/speech_tokenizer" &
+if [ "$codec_minutes" != 0 ]; then
     corpus
-    codes
-else
-    corpus
-    # shellcheck disable=SC2046
     stage codec training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
-        --minutes "$codec_minutes" --total-minutes "$codec_minutes" $(again codec) &
+        --minutes "$codec_minutes" --total-minutes "$codec_minutes" --resume "$codec" --again &
     codec=$out/codec/frozen
     while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
     codes
     talker "$out/codes" "$out/speech_tokenizer"
+elif [ -n "${KEPT_CODES:-}" ]; then
+    stage codes training.codec.export --checkpoint "$codec" --out "$work/speech_tokenizer"
+    talker "$KEPT_CODES" "$work/speech_tokenizer" "${shipped[@]}" &
+    corpus
+    codes
+else
+    corpus
+    codes
+    talker "$out/codes" "$out/speech_tokenizer" "${shipped[@]}"
 fi
 wait
 [ "$codec_minutes" = 0 ] || codec=$out/codec # which has gone on since

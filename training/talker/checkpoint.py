@@ -1,7 +1,7 @@
 """Saves and resumes a run in safetensors files of at most 15 MiB, the most that some ways home can carry.
 
 A `whole` checkpoint resumes exactly. A `compact` one holds the averaged weights in half precision and no optimiser:
-an eighth of the size. A run resumed from it warms up anew.
+an eighth of the size. A run resumed from it warms up anew, and so does one that goes on from an exported voice.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sonant.models.weights import load_into
 from training import state
 from training.talker.trainer import Trainer
 
 NAME = "talker"
+_VOICE = "model.safetensors"
 
 
 def save(trainer: Trainer, folder: Path, *, compact: bool) -> None:
@@ -34,6 +36,10 @@ def averaged(folder: Path) -> dict[str, Tensor]:
 
 
 def load(trainer: Trainer, folder: Path) -> None:
+    if (folder / _VOICE).exists():
+        load_into(trainer.talker, folder / _VOICE, prefix="talker.")
+        torch._foreach_copy_(list(trainer.averaged.values()), [p.detach() for p in trainer.talker.parameters()])
+        return
     tensors, meta = state.read(folder, NAME)
     trainer.step_number, trainer.minutes = meta["step_number"], meta["minutes"]
     average = state.under("averaged.", tensors)

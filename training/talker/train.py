@@ -112,7 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
     )
-    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
+    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) or voice instead")
     parser.add_argument("--again", action="store_true", help="its weights, and the schedule from its beginning")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
