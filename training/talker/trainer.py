@@ -140,7 +140,7 @@ class Trainer:
             return self.talker.codec_head(hidden), predict(hidden[batch.chosen], start, given)
 
     def _rest_loss(self, logits: Tensor, codes: Tensor) -> Tensor:
-        """Each code counts less than the one before it: picked by the voice, the last ones change little."""
+        """Each code counts less than the one before it: of those that a voice picks, the last change little."""
         each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
         weights = self.config.schedule.predictor_fade ** torch.arange(codes.shape[1], device=codes.device)
         return (each * (weights / weights.mean())).mean()
