@@ -36,6 +36,7 @@ _COARSE = re.compile(
 )
 _CUT_SHORT = re.compile(r"\b(?:who|which|that|of|in|the|an?|and|or|by|to|for|with|from|as|on|at|is)$")
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"][.!?])\s+(?=[A-Z\"])")
+_WORD = re.compile(r"[a-z']+")
 _VOWEL_START = re.compile(r"[aeiou]", re.I)
 
 
@@ -44,6 +45,7 @@ class TextSettings:
     packages: tuple[str, ...]
     eval_sentences: int
     random_sentences: int
+    words: int
     limits: dict[str, int]
 
 
@@ -218,6 +220,17 @@ def split(kept: list[tuple[str, str]], eval_sentences: int, random_sentences: in
     return result
 
 
+def with_words(sentences: list[Sentence], most: int) -> list[Sentence]:
+    """And the commonest `most` words, each alone: nobody else says "Yes." Those are all for training."""
+    counts = Counter(word for s in sentences if s.split == "train" for word in _WORD.findall(s.text.lower()))
+    held = {key(s.text) for s in sentences}
+    common = [word for word, _ in counts.most_common() if word.isalpha() and len(word) > 1 and key(word) not in held][
+        :most
+    ]
+    alone = [Sentence(word.capitalize() + "..?!"[order(word)[0] % 4], "word", "train") for word in common]
+    return sorted([*sentences, *alone], key=lambda s: order(s.text, "mix"))
+
+
 def fetch(packages: Iterable[str], folder: Path) -> Path:
     """Download and unpack; what is there already is not fetched again."""
     root = folder / "root"
@@ -239,11 +252,12 @@ def main() -> None:
 
     found = [*read_sources(fetch(config.packages, options.packages)), *phrases.generate(config.limits)]
     sentences = split(collect(found, config.limits), config.eval_sentences, config.random_sentences)
+    sentences = with_words(sentences, config.words)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with gzip.GzipFile(options.out, "wb", mtime=0) as f:
         for s in sentences:
             f.write(json.dumps(vars(s), ensure_ascii=False).encode() + b"\n")
-    words = Counter(w for s in sentences for w in re.findall(r"[a-z']+", s.text.lower()))
+    words = Counter(w for s in sentences for w in _WORD.findall(s.text.lower()))
     print(f"{len(sentences):,} sentences, {sum(len(s.text) for s in sentences):,} characters, {len(words):,} words")
     for name in ("kind", "split"):
         print(dict(Counter(getattr(s, name) for s in sentences)))

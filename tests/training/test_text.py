@@ -100,3 +100,15 @@ def test_generated_sentences_are_plain_and_varied() -> None:
         plain = {t for k, t in made if k == kind and text.is_plain(t)}
         assert len(plain) >= wanted, kind
     assert not any("{" in t for _, t in made)
+
+
+def test_the_commonest_words_are_also_said_alone_and_only_in_training() -> None:
+    said = ["A cat sat on a cat's mat.", "Yes.", "The cat and the dog.", "The dog."]
+    given = [
+        text.Sentence(t, "short", split) for t, split in zip(said, ("train", "random", "train", "eval"), strict=True)
+    ]
+    every = text.with_words(given, 3)
+    alone = [s for s in every if s.kind == "word"]
+    assert set(given) < set(every) and all(s.split == "train" for s in alone)
+    assert len(alone) == 3 and {"The", "Cat"} <= {s.text[:-1] for s in alone}
+    assert "Yes." not in [s.text for s in text.with_words(given, 100) if s.kind == "word"]
