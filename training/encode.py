@@ -60,7 +60,9 @@ def batches(entries: list[Entry]) -> Iterator[list[int]]:
 
 
 def load_sounds(checkpoint: Path, device: torch.device) -> Sounds:
-    kinds = state.read(checkpoint, NAME)[0][f"codec.{SOUNDS}"]
+    kinds = state.read(checkpoint, NAME)[0].get(f"codec.{SOUNDS}")
+    if kinds is None:
+        raise ValueError(f"{checkpoint} holds no kinds of sounds: it is of an older codec, or of a talker")
     sounds = Sounds(len(kinds))
     sounds.kinds.copy_(kinds)
     return sounds.to(device)

@@ -61,14 +61,15 @@ def test_filling_in_every_step_beside_one_at_start_is_told_apart(scene) -> None:
 
 
 def test_prefill_between_steps_is_reported_apart(scene) -> None:  # type: ignore[no-untyped-def]
-    for annotate in (True, False):
+    # without ranges the first decode step counts with it; 2 µs of a product are covered by the copy before it
+    for annotate, products in ((True, 3.598), (False, 5.066)):
         machine = steps(start_up(Machine()), 12, annotate=annotate)
         steps(prefill(machine, annotate), 12, annotate=annotate)
         found = scene(machine)
         assert len(found.steps.indices(Phase.PREFILL)) == 1
         assert found.count >= 22
         assert report(found).metrics["kernels"] == 38
-        assert phase(report(found), Phase.PREFILL)["matrix product"] >= 3.59  # a copy beside it has the rest
+        assert phase(report(found), Phase.PREFILL)["matrix product"] == pytest.approx(products, abs=5e-4)
 
 
 def test_steps_that_capture_or_crawl_at_the_beginning_are_warm_up(scene) -> None:  # type: ignore[no-untyped-def]

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from training.export import compact_codec, export, published_tensors, sizes
 from training.ship import ship
+from training.talker import checkpoint
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
 from training.talker.trainer import Trainer
+from training.talker.utterances import builder_of
 
 import sonant
 import tiny_voice
@@ -114,6 +116,15 @@ def test_weights_come_back_as_they_went(config: TalkerTraining, voice: Path, wei
     for name, value in published_tensors(weights, Qwen3TTSConfig.read(voice)).items():
         torch.testing.assert_close(stored[name].float(), value, rtol=1e-3, atol=1e-4)
     assert {t.dtype for t in stored.values()} == {torch.float16}
+
+
+def test_training_goes_on_from_it(config: TalkerTraining, voice: Path, weights: Mapping[str, Tensor]) -> None:
+    trainer = Trainer(config, builder_of(voice).config, torch.device("cpu"))
+    checkpoint.load(trainer, voice)
+    for name, weight in trainer.talker.named_parameters():
+        torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)  # a voice is in half precision
+        torch.testing.assert_close(trainer.averaged[name], weight, atol=0, rtol=0)
+    assert (trainer.step_number, trainer.since_restart) == (0, 0)
 
 
 def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from training.clip import FRAME, STEP
 from training.codec import checkpoint
@@ -14,7 +15,7 @@ from training.codec.sounds import Sounds
 from training.codec.trainer import Trainer
 from training.shards import Corpus
 
-from training import encode
+from training import encode, state
 
 CPU = torch.device("cpu")
 STEPS = FRAME // STEP
@@ -89,6 +90,9 @@ def test_the_talker_learns_the_codes_of_the_labels(trained: Trainer, corpus: Cor
     checkpoint.save(trained, tmp_path / "codec", compact=True)
     with trained.averaged_weights() as codec:
         export(codec, tmp_path / "st")
+    state.write(tmp_path / "older", checkpoint.NAME, {"averaged.x": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match="no kinds of sounds"):
+        encode.load_sounds(tmp_path / "older", CPU)
     encoder, sounds = encode.load_encoder(tmp_path / "st", CPU), encode.load_sounds(tmp_path / "codec", CPU)
     codes = encode.encode_corpus(encoder, sounds, corpus, CPU)
     for entry, got in zip(corpus.entries, codes, strict=True):

@@ -253,18 +253,6 @@ def test_a_compact_checkpoint_is_small_and_goes_on(config: TalkerTraining, folde
         torch.testing.assert_close(weight.float(), trainer.averaged[name], rtol=1e-3, atol=1e-4)
 
 
-def test_training_goes_on_from_a_voice(config: TalkerTraining, folder: Path, codec: Path, tmp_path: Path) -> None:
-    trainer, other = trainer_of(config, folder), trainer_of(config, folder)
-    batches = batches_of(config, folder, tiny_voice.lines())
-    trainer.step(batches, 0.0)
-    export(trainer.averaged, config, codec, tmp_path / "voice", dtype=torch.float32)
-    checkpoint.load(other, tmp_path / "voice")
-    for name, weight in other.talker.named_parameters():
-        torch.testing.assert_close(weight, trainer.averaged[name], rtol=0, atol=0)
-        torch.testing.assert_close(other.averaged[name], trainer.averaged[name], rtol=0, atol=0)
-    other.step(batches, 0.0)
-
-
 def test_a_checkpoint_of_another_shape_is_refused(config: TalkerTraining, folder: Path, tmp_path: Path) -> None:
     checkpoint.save(trainer_of(config, folder), tmp_path, compact=True)
     narrower = replace(config, predictor=replace(config.predictor, inner=32))

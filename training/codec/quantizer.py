@@ -1,11 +1,11 @@
 """Trains the split residual quantiser that sonant's encoder and decoder only read.
 
 One semantic codebook and a residual chain of the others look at the same latents; their projected sums add up. The
-first one's entries are given (sounds.py), and the encoder learns to name them. Of the others:
-the codebooks are the encoder's own buffers (`embed_sum` and `cluster_usage` are running sums, as published), the
+codebooks are the encoder's own buffers (`embed_sum` and `cluster_usage` are running sums, as published), the
 projections are the encoder's `input_proj` and the decoder's `output_proj`: nothing here outlives training.
-Entries follow the latents by running means; latents follow entries by the commitment loss; gradients pass
-straight through. A code that nobody uses is restarted at a latent of the batch.
+The semantic entries are given (sounds.py), and the encoder learns to name them. The chain's entries follow the
+latents by running means; latents follow entries by the commitment loss; gradients pass straight through. A code
+that nobody uses is restarted at a latent of the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sonant.models.qwen3_tts.codec_encoder import Codebook
 from sonant.models.qwen3_tts.codec_encoder import ResidualQuantizer as EncodingChain
 from sonant.models.qwen3_tts.codec_encoder import SplitQuantizer as EncodingQuantizer
 from training.codec.config import Quantizing
-from training.codec.sounds import means, nearest
+from training.codec.kmeans import nearest, settled
 
 _KMEANS_ROUNDS = 8
 
@@ -151,9 +151,7 @@ class _Chain:
         for codebook in self.codebooks():
             size = len(codebook.cluster_usage)
             picks = torch.randint(len(residual), (size,), generator=generator, device=residual.device)
-            vectors = residual[picks]
-            for _ in range(_KMEANS_ROUNDS):
-                vectors = means(residual, nearest(residual, vectors), vectors)
+            vectors = settled(residual, residual[picks], _KMEANS_ROUNDS)
             codebook.cluster_usage.fill_(1.0)
             codebook.embed_sum.copy_(vectors)
             residual = residual - F.embedding(nearest(residual, vectors), vectors)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from training.clip import FRAME, STEP
 from training.codec.config import PHONEMES
+from training.codec.kmeans import nearest, settled
 
 _FRAMES = 60_000  # that the kinds are found from
 _ROUNDS = 25
@@ -44,8 +45,7 @@ class Sounds(nn.Module):
         for i in range(1, len(self.kinds)):
             self.kinds[i] = x[torch.multinomial(away.clamp(min=1e-9), 1, generator=generator)[0]]
             away = torch.minimum(away, (x - self.kinds[i]).square().sum(1))
-        for _ in range(_ROUNDS):
-            self.kinds.copy_(means(x, nearest(x, self.kinds), self.kinds))
+        self.kinds.copy_(settled(x, self.kinds, _ROUNDS))
 
     def entries(self, size: int) -> Tensor:
         """The kinds in their `size` main directions, [entries, size]."""
@@ -64,15 +64,3 @@ def features(labels: Tensor) -> Tensor:
     weights = torch.stack([fading, fading.flip(0)]).expand(frames.shape)
     shares = weights.new_zeros(*frames.shape[:-1], PHONEMES).scatter_add_(-1, frames, weights)
     return shares.sqrt().flatten(-2)
-
-
-def nearest(x: Tensor, vectors: Tensor) -> Tensor:
-    """[N, D] → the index of the nearest of [S, D]; |x|² is the same for all and left out."""
-    return torch.addmm(vectors.square().sum(1), x, vectors.T, beta=1, alpha=-2).argmin(1)
-
-
-def means(x: Tensor, groups: Tensor, otherwise: Tensor) -> Tensor:
-    """The mean of each group of x [N, D], as a row of [S, D]; of `otherwise` where a group is empty."""
-    counts = x.new_zeros(len(otherwise)).index_add_(0, groups, x.new_ones(len(x)))[:, None]
-    sums = torch.zeros_like(otherwise).index_add_(0, groups, x)
-    return torch.where(counts > 0, sums / counts.clamp(min=1), otherwise)
