@@ -7,8 +7,8 @@
 # talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
 # begins beside the codec, once its codes are final. The codec goes on from training/checkpoints. With 0 minutes for it, it is
 # the one there, and its codes stay good: the talker then goes on from the voice that ships. KEPT_CODES=folder has the
-# codes of an earlier corpus, which it learns at once; the new one is for the decoder alone. FIRST=n is the sentence at
-# which that begins, CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
+# codes of an earlier corpus, which it learns at once, and the new one as well as soon as it is there. FIRST=n is the
+# sentence at which that begins, CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 7 ]; then
     sed -n '2,11s/^# \{0,1\}//p' "$0"
@@ -58,9 +58,11 @@ if [ "$codec_minutes" != 0 ]; then
     talker "$out/codes" "$out/speech_tokenizer"
 elif [ -n "${KEPT_CODES:-}" ]; then
     stage codes training.codec.export --checkpoint "$codec" --out "$work/speech_tokenizer"
-    talker "$KEPT_CODES" "$work/speech_tokenizer" "${shipped[@]}" &
+    talker "$KEPT_CODES" "$work/speech_tokenizer" "${shipped[@]}" --more-codes "$work/more" &
     corpus
     codes
+    cp -r "$out/codes" "$work/more.part"
+    mv "$work/more.part" "$work/more" # whole at once, as the talker takes it
 else
     corpus
     codes

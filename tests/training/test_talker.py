@@ -19,8 +19,8 @@ from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
 from training.talker.guide import Guide, guide_batch
+from training.talker.lessons import lines_of
 from training.talker.listen import listen
-from training.talker.train import lines_of
 from training.talker.trainer import Trainer
 from training.talker.utterances import Line, builder_of, gather, hold_out, request_of
 from training.talker.vocabulary import character_bpe

@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,17 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from training import settings
 from training.curves import Curves
-from training.encode import read
 from training.talker import checkpoint
 from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
-from training.talker.folder import write_folder
+from training.talker.lessons import Lessons
 from training.talker.listen import listen
 from training.talker.trainer import Trainer
-from training.talker.utterances import Line, gather, hold_out, speakers_in
 
 LOG_STEPS = 20
 VALIDATE_STEPS = 500
@@ -43,41 +39,28 @@ DRAWN = ("first", "rest", "gradient", "rate", "held_out_first", "held_out_rest",
 log = logging.getLogger("talker")
 
 
-def lines_of(codes: Path, config: TalkerTraining) -> Iterator[Line]:
-    """What the codec made of the corpus, in our speakers' names. Sentences kept for evaluation stay out."""
-    for index, frames in read(codes):
-        speaker = config.speaker_of.get(index["speaker"])
-        if speaker is not None and index["split"] == "train":
-            yield Line(index["text"], speaker, frames.astype(np.int16))
-
-
-def load_data(
-    options: argparse.Namespace, config: TalkerTraining, device: torch.device
-) -> tuple[Qwen3TTSConfig, Batches, Batches]:
-    """(model config, training, validation). Runs before anything touches the GPU: it forks."""
-    lines = list(lines_of(options.codes, config))
-    if len(lines) < 2:
-        raise ValueError(f"{options.codes} holds {len(lines)} utterances of the config's speakers: nothing to train on")
-    training, held = hold_out(lines, config.batch.held_out)
-    log.info("%d utterances, %d held out, hours %s", len(training), len(held), speakers_in(training))
-    with tempfile.TemporaryDirectory() as name:
-        model = write_folder(Path(name), config, options.codec, tuple(config.speakers))
-        gathered = [gather(Path(name), part, config.batch, options.workers) for part in (training, held)]
-    for part in gathered:
-        if part.frames.max() >= model.predictor.vocab_size or part.frames.shape[1] != model.talker.num_code_groups:
-            raise ValueError(f"{options.codes} was not made with {options.codec}")
-    arguments = {"pad_text": model.tts_pad_token_id, "stop": model.talker.codec_eos_token_id}
-    batches = [Batches(part, device, **arguments, positions=config.batch.positions) for part in gathered]
-    return model, batches[0], batches[1]
+def grown(batches: Batches, more: Future[Batches | None]) -> Batches:
+    """`batches`, or those with what has come since. A fault in that is no reason to lose what was learnt."""
+    if error := more.exception():
+        log.warning("going on without more codes: %s", error)
+        return batches
+    found = more.result() or batches
+    log.info("%d steps an epoch from now on", found.per_epoch)
+    return found
 
 
 def train(
-    trainer: Trainer, batches: Batches, held: Batches, curves: Curves, deadline: float, most_steps: int | None
+    trainer: Trainer,
+    lessons: Lessons,
+    curves: Curves,
+    deadline: float,
+    most_steps: int | None,
+    more: Future[Batches | None] | None = None,
 ) -> None:
     began, first = time.time(), trainer.step_number
     minutes_before, total = trainer.minutes, trainer.config.schedule.total_minutes
     sums: dict[str, Tensor] = {}
-    logged_at = time.time()
+    logged_at, batches = time.time(), lessons.training
     while time.time() < deadline and (most_steps is None or trainer.step_number - first < most_steps):
         trainer.minutes = minutes_before + (time.time() - began) / 60
         try:
@@ -96,10 +79,12 @@ def train(
             pace = LOG_STEPS / (time.time() - logged_at)
             row |= {"step": trainer.step_number, "minutes": round(trainer.minutes, 3), "steps_per_s": round(pace, 2)}
             if trainer.step_number % VALIDATE_STEPS == 0:
-                row |= trainer.validate(held)
+                row |= trainer.validate(lessons.held)
             curves.add(row)
             if trainer.step_number % (10 * LOG_STEPS) == 0 or trainer.step_number - first <= 2 * LOG_STEPS:
                 log.info("%s", row)
+            if more is not None and more.done():
+                batches, more = grown(batches, more), None
             sums, logged_at = {}, time.time()
     trainer.minutes = minutes_before + (time.time() - began) / 60
 
@@ -108,6 +93,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=settings.CONFIGS / "talker.toml")
     parser.add_argument("--codes", type=Path, required=True, help="what training.encode wrote")
+    parser.add_argument("--more-codes", type=Path, help="learnt as well, as soon as there is such a folder")
     parser.add_argument("--codec", type=Path, required=True, help="the exported speech_tokenizer that made them")
     parser.add_argument(
         "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
@@ -137,21 +123,26 @@ def main() -> None:
     if options.total_minutes:
         config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
     device = torch.device(options.device)
-    model, batches, held = load_data(options, config, device)
-    trainer = Trainer(config, model, device, compiled=options.compile)
+    lessons = Lessons(options.codes, options.codec, config, device, options.workers)
+    trainer = Trainer(config, lessons.model, device, compiled=options.compile)
     source = options.resume or (options.state if any(options.state.glob("talker-*.safetensors")) else None)
     if source is not None:
         checkpoint.load(trainer, source)
         trainer.minutes = 0.0 if options.again else trainer.minutes
         log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
     size = sum(p.numel() for p in trainer.talker.parameters())
-    log.info("%.2f M parameters, %d steps an epoch", size / 1e6, batches.per_epoch)
+    log.info("%.2f M parameters, %d steps an epoch", size / 1e6, lessons.training.per_epoch)
 
     curves = Curves(options.out, DRAWN)
-    train(trainer, batches, held, curves, deadline, options.steps)
+    beside = ThreadPoolExecutor(1)
+    more = beside.submit(lessons.more, options.more_codes) if options.more_codes else None
+    try:
+        train(trainer, lessons, curves, deadline, options.steps, more)
+    finally:
+        lessons.over.set()
     checkpoint.save(trainer, options.state, compact=False)
     checkpoint.save(trainer, options.out, compact=True)
-    figures = trainer.validate(held)
+    figures = trainer.validate(lessons.held)
     if options.listen:
         figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav")
     curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)

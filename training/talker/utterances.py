@@ -10,7 +10,7 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,11 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.prompt_length)
 
+    def __add__(self, other: Utterances) -> Utterances:
+        """`source` counts on from ours."""
+        behind = replace(other, source=other.source + self.source.max() + 1)
+        return Utterances(*(np.concatenate([getattr(self, f.name), getattr(behind, f.name)]) for f in fields(self)))
+
     def lengths(self) -> NDArray[np.int64]:
         return self.prompt_length + self.frame_length
 
@@ -90,14 +95,17 @@ def _lay_out(folder: Path, spelt: float, requests: list[SpeechRequest]) -> list[
     return laid
 
 
-def gather(folder: Path, lines: Iterable[Line], batch: Batch, workers: int) -> Utterances:
-    """`folder` is a checkpoint folder's JSON files. Utterances longer than `batch.longest` are left out."""
+def gather(folder: Path, lines: Iterable[Line], batch: Batch, workers: int, start: str = "fork") -> Utterances:
+    """`folder` is a checkpoint folder's JSON files. Utterances longer than `batch.longest` are left out.
+
+    Processes are forked, since importing torch anew takes longer than the work. Once the GPU has been touched they must
+    not be: `start` is "spawn" then.
+    """
     lines = list(lines)
     chunks = [lines[i : i + _CHUNK] for i in range(0, len(lines), _CHUNK)]
     requests = [[request_of(line, batch) for line in chunk] for chunk in chunks]
     if workers > 1 and len(chunks) > 1:
-        # forked, since nothing here has touched the GPU yet and importing torch anew takes longer than the work
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context(start)) as pool:
             laid = [pair for part in pool.map(partial(_lay_out, folder, batch.spelt), requests) for pair in part]
     else:
         laid = [pair for part in requests for pair in _lay_out(folder, batch.spelt, part)]

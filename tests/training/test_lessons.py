@@ -1,0 +1,77 @@
+"""Codes that arrive while the talker learns are learnt from then on; faulty ones do not cost what was learnt."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training.curves import Curves
+from training.shards import Entry
+from training.talker.config import TalkerTraining
+from training.talker.lessons import Lessons
+from training.talker.train import LOG_STEPS, train
+from training.talker.trainer import Trainer
+
+import tiny_voice
+from training import encode
+
+CPU = torch.device("cpu")
+
+
+def write_codes(folder: Path, texts: list[str], config: TalkerTraining, book: int = 8) -> None:
+    """In one go, as the recipe does it. Every speaker reads every text."""
+    entries = [Entry(text, labels[0], "train", 0) for text in texts for labels in config.speakers.values()]
+    frames = tiny_voice.lines()[0].frames
+    part = folder.with_suffix(".part")
+    encode.write(part, entries, [frames % book] * len(entries))
+    part.rename(folder)
+
+
+@pytest.fixture
+def lessons(tmp_path: Path) -> Lessons:
+    config, codec = tiny_voice.tiny_config(), tiny_voice.write_codec(tmp_path / "speech_tokenizer")
+    write_codes(tmp_path / "codes", [f"Sentence {i}." for i in range(20)], config)
+    return Lessons(tmp_path / "codes", codec, config, CPU, workers=1)
+
+
+def learn(lessons: Lessons, more: Path, steps: int) -> Trainer:
+    trainer = Trainer(lessons.config, lessons.model, CPU)
+    with ThreadPoolExecutor(1) as beside:
+        arriving = beside.submit(lessons.more, more)
+        while more.exists() and not arriving.done():
+            time.sleep(0.01)
+        train(trainer, lessons, Curves(more.parent / "out", ("first",)), time.time() + 60, steps, arriving)
+        lessons.over.set()
+    return trainer
+
+
+def test_codes_that_arrive_are_learnt_but_for_sentences_that_are_held_out(lessons: Lessons, tmp_path: Path) -> None:
+    held = sorted(lessons.held_texts)
+    assert held
+    new = [f"New sentence {i}." for i in range(7)]
+    write_codes(tmp_path / "more", [*held, *new], lessons.config)
+    before = len(lessons.training.lengths)
+    grown = lessons.more(tmp_path / "more")
+    assert grown is not None
+    assert len(grown.lengths) == before + len(new) * len(lessons.config.speakers)
+    everything = np.concatenate([grown.of_step(i, 0) for i in range(grown.per_epoch)])
+    assert sorted(everything) == list(range(len(grown.lengths)))
+    assert learn(lessons, tmp_path / "more", LOG_STEPS + 2).step_number == LOG_STEPS + 2
+
+
+def test_training_ends_though_no_more_codes_came(lessons: Lessons, tmp_path: Path) -> None:
+    assert learn(lessons, tmp_path / "never", 2).step_number == 2
+
+
+def test_codes_of_another_codec_are_told_and_training_goes_on(
+    lessons: Lessons, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "more"
+    encode.write(folder, [Entry("Hello.", "b", "train", 0)], [np.full((3, 9), 1, np.int16)])
+    assert learn(lessons, folder, LOG_STEPS + 1).step_number == LOG_STEPS + 1
+    assert "going on without more codes" in caplog.text
+    assert "were not made with" in caplog.text
