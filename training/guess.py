@@ -28,7 +28,7 @@ from sonant.models.qwen3_tts.predictor import Draw
 from training import settings
 from training.clip import FRAME
 from training.shards import Entry, read_index
-from training.talker.batches import Batch, Batches
+from training.talker.batches import Batch, Batches, allow_any_shape
 from training.talker.config import TalkerTraining
 from training.talker.utterances import Line, Shorts, Utterances, builder_of, gather
 
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     began = time.time()
+    allow_any_shape()
     config, codes = settings.read(options.config, TalkerTraining), np.load(options.codes)
     said, starts = lay_out(options.voice, config, read_index(options.corpus), codes, options.workers)
     with sonant.load(options.voice, device=options.device, config=EngineConfig(max_rows=1, kv_tokens=1024)) as engine:

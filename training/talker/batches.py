@@ -19,6 +19,11 @@ _ALIGN = 8  # positions; attention kernels are faster on such lengths
 _JITTER = 0.1  # how far lengths in one batch may differ, so that batches differ from epoch to epoch
 
 
+def allow_any_shape() -> None:
+    """cuDNN's attention takes a tenth of a second to plan each shape that it has not seen, and every batch has its own."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @dataclass(frozen=True)
 class Batch:
     text: Tensor  # [rows, length]; -1: none

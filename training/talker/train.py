@@ -24,7 +24,7 @@ from torch import Tensor
 from training import settings
 from training.curves import Curves
 from training.talker import checkpoint
-from training.talker.batches import Batches
+from training.talker.batches import Batches, allow_any_shape
 from training.talker.config import TalkerTraining
 from training.talker.lessons import Lessons
 from training.talker.listen import listen
@@ -118,6 +118,7 @@ def main() -> None:
     deadline = time.time() + 60 * options.minutes - SAVING_S - (LISTENING_S if options.listen else 0)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_float32_matmul_precision("high")
+    allow_any_shape()
 
     config = settings.read(options.config, TalkerTraining)
     if options.total_minutes:
