@@ -20,7 +20,7 @@ _JITTER = 0.1  # how far lengths in one batch may differ, so that batches differ
 
 
 def allow_any_shape() -> None:
-    """cuDNN's attention takes a tenth of a second to plan each shape that it has not seen, and every batch has its own."""
+    """cuDNN's attention takes a tenth of a second to plan each new shape, and every batch has its own."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
