@@ -209,7 +209,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, help="of torch; all cores if not given")
     parser.add_argument("--out", type=Path, help="JSON with every figure and every transcript")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out {options.out} is a folder; name a file")
+    return options
 
 
 def main() -> None:
