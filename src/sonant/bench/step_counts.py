@@ -36,6 +36,12 @@ class Counts:
     names: Mapping[str, float]  # of kernels (operators on the CPU), how often each
 
 
+def show_copies(device: torch.device) -> None:
+    """To be called before the graphs are captured: their copies are seen only if the process was profiled before."""
+    if device.type == "cuda":
+        _traced(lambda: None, 1, device)
+
+
 def count(work: Callable[[], object], device: torch.device, runs: int = 4) -> Counts:
     """Runs the work a few times more than `runs`, to have everything compiled and allocated."""
     work()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonant.models.base import to_device
+from sonant.models.base import send_into, to_device
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Captured:
 
     def replay(self, values: npt.NDArray[Any]) -> Tensor:
         """Of these values, sent without waiting. The result holds until the next replay."""
-        self.rows.copy_(to_device(values, self.rows.device))
+        send_into(values, self.rows)
         self.graph.replay()
         return self.out
 

@@ -134,9 +134,20 @@ class SpeechModel(Protocol):
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Send host values without waiting: through pinned memory, which torch keeps until the copy is done."""
+    """Send host values without waiting."""
+    host = _pinned(array, device)
+    return host.to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def send_into(array: npt.NDArray[Any], place: Tensor) -> None:
+    """The same, to memory on the device that is there already."""
+    place.copy_(_pinned(array, place.device), non_blocking=True)
+
+
+def _pinned(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """In memory that a GPU can read by itself; torch keeps it until copies from it are done."""
     host = torch.from_numpy(np.ascontiguousarray(array))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return host.pin_memory() if device.type == "cuda" else host
 
 
 def reserve_pinned(device: torch.device) -> None:

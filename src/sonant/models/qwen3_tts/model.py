@@ -64,6 +64,7 @@ class Qwen3TTS:
         known = 1 + max(RUNNING, STOPPED, CAPPED)
         self.statuses = torch.arange(known, dtype=torch.int32, device=self.device).unbind()
         self.true = torch.tensor(True, device=self.device)
+        self.no_code = torch.tensor(0, device=self.device)
         with torch.inference_mode():
             pad = torch.tensor([config.tts_pad_token_id], device=self.device)
             self.pad_text = modules.talker.embed_text(pad)[0]
@@ -238,7 +239,7 @@ class Qwen3TTS:
         ended = torch.where(stops, stopped, torch.where(frame >= own["frame_limit"], capped, running))
         status = torch.where(own["status"] == RUNNING, ended, own["status"])
         r["seen"][rows, first] = self.true
-        first = first.masked_fill(stops, 0)
+        first = torch.where(stops, self.no_code, first)  # masked_fill would copy it first
         rest = talker.code_predictor.generate(
             hidden, talker.model.codec_embedding(first), uniforms[:, 1:], Draw(**draw_values(own, prefix="subtalker_"))
         )
@@ -267,7 +268,7 @@ class Qwen3TTS:
         index = first[:, None] + torch.arange(frames, device=self.device)
         codes = ring[rows[:, None], index % ring.shape[1]]
         drawn = index < r["frame"][rows][:, None]  # a last chunk may reach past the frames there are
-        samples = self._decode(rows, codes.masked_fill(~drawn[..., None], 0))
+        samples = self._decode(rows, torch.where(drawn[..., None], codes, self.no_code))
         r["codec_frame"][rows] = first + frames
         return samples.float()
 
