@@ -47,8 +47,8 @@ class Lessons:
         self.over = threading.Event()
         self.held_texts = {line.text for line in held}
         self.model, self.said = self._lay_out(training, "fork")
-        self.training = self._batches(self.said)
-        self.held = self._batches(self._lay_out(held, "fork")[1])
+        _, held_said = self._lay_out(held, "fork")
+        self.training, self.held = self._batches(self.said), self._batches(held_said)
 
     def _lay_out(self, lines: list[Line], start: str) -> tuple[Qwen3TTSConfig, Utterances]:
         with tempfile.TemporaryDirectory() as name:
