@@ -39,8 +39,15 @@ def test_a_letter_is_not_an_article(lexicon: Lexicon) -> None:
     article = wide("ɐ")
     assert lexicon.pronounce("A cat") == f"{article} {wide('kˈæt')}"
     assert lexicon.pronounce("a cat I") == f"{article} {wide('kˈæt')} {wide('ˌI')}"
-    assert lexicon.pronounce("U S A.") == "U S A."
-    assert lexicon.pronounce("A B C") == "A B C"
+    assert lexicon.pronounce("U S A.") == f"{wide('jˈu')} {wide('ˈɛs')} {wide('ˈA')}."
+    assert lexicon.pronounce("A B C") == f"{wide('ˈA')} {wide('bˈi')} {wide('sˈi')}"
+    assert lexicon.pronounce("x", spelt=lambda word: True) == "x"
+
+
+def test_every_letter_has_a_name_of_known_sounds() -> None:
+    names = [Lexicon({}).pronounce(letter) for letter in "bcdefghjklmnopqrstuvwxyz"]
+    assert len(set(names)) == len(names)
+    assert set("".join(names)) <= set(alphabet())
 
 
 def test_words_can_be_spelt_on_purpose(lexicon: Lexicon) -> None:

@@ -18,6 +18,10 @@ from sonant.errors import CheckpointError
 # and boy, T is the flap of "water".
 PLAIN_SOUNDS = "AIOTWYbdfhijklmnpstuvwz"
 OTHER_SOUNDS = "ɐɑɔəɛɜɡɪŋɹʃʊʌʒʤʧæðθᵊᵻˈˌ"
+_NAMES = (
+    "ˈA bˈi sˈi dˈi ˈi ˈɛf ʤˈi ˈAʧ ˈI ʤˈA kˈA ˈɛl ˈɛm ˈɛn ˈO pˈi kjˈu ˈɑɹ ˈɛs tˈi jˈu vˈi dˈʌbᵊlju ˈɛks wˈI zˈi"
+)  # of the letters
+_LETTERS = dict(zip("abcdefghijklmnopqrstuvwxyz", _NAMES.split(), strict=True))
 _WIDER = 0xFEE0  # from a plain letter to its wide form
 _WIDE = {ord(c): chr(ord(c) + _WIDER) for c in PLAIN_SOUNDS}
 _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
@@ -53,9 +57,12 @@ class Lexicon:
 
         def sounding(match: re.Match[str]) -> str:
             word = match[0]
+            if spelt(word):
+                return word
             if len(word) == 1 and word not in "aI" and not (word == "A" and _ARTICLE.match(text, match.end())):
-                return word  # a letter's name
-            found = None if spelt(word) else self.find(word.lower())
+                found: str | None = _LETTERS[word.lower()]
+            else:
+                found = self.find(word.lower())
             return word if found is None else found.translate(_WIDE)
 
         return _WORD.sub(sounding, text)
