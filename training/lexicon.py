@@ -4,7 +4,8 @@
         --words /usr/share/dict/american-english-large
 
 A word is kept as it is mostly read in the corpus' sentences (`training.carry` read them); words of the list that no
-sentence has are read alone. What a rule finds as well ("'s") and what needs other sounds is left out.
+sentence has are read alone. What a rule finds as well ("'s") and what needs other sounds is left out. Names that the
+reader gets wrong are as `names.txt` has them; without sentences and words, only that is done to the lexicon there is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sonant.audio.normalize import normalize_english
 from sonant.errors import BadText
 
 FILE = Path(__file__).parent / "lexicon.zz"
+NAMES = Path(__file__).parent / "names.txt"
 _WORD = re.compile(r"[a-z]+('[a-z]+)*")
 _SOUNDS = re.compile(f"[{PLAIN_SOUNDS}{OTHER_SOUNDS}]+")
 _MARKS = ".,;:!?-"
@@ -65,23 +67,52 @@ def without_rules(sounds: dict[str, str]) -> dict[str, str]:
     return kept
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sentences", type=Path, required=True, help="with phonemes, as training.carry packs them")
-    parser.add_argument("--words", type=Path, required=True, help="a word list, one on a line")
-    parser.add_argument("--out", type=Path, default=FILE)
-    options = parser.parse_args()
+def read_names(path: Path) -> dict[str, str]:
+    """Lines of a word and its sounds; those that begin with # are remarks."""
+    names: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("#"):
+            continue
+        word, _, sounds = line.partition(" ")
+        if not _WORD.fullmatch(word) or not _SOUNDS.fullmatch(sounds) or word in names:
+            raise ValueError(f"{path}, line {number}: {line!r} is not a new word and its sounds")
+        names[word] = sounds
+    return names
+
+
+def with_names(known: dict[str, str], names: dict[str, str]) -> dict[str, str]:
+    """What a name's possessive sounded like goes with its old sounds."""
+    return {word: sounds for word, sounds in known.items() if word.removesuffix("'s") not in names} | names
+
+
+def read_all(sentences: Path, words: Path) -> dict[str, str]:
     from hibari import Hibari
 
     reader = Hibari()
-    with gzip.open(options.sentences, "rt", encoding="utf-8") as f:
+    with gzip.open(sentences, "rt", encoding="utf-8") as f:
         known = collect(read_in_sentences(json.loads(line) for line in f))
     print(f"{len(known):,} words in sentences", flush=True)
-    words = options.words.read_text(encoding="utf-8").split()
-    known |= collect(read_alone(words, known, lambda word: " ".join(reader.phonemize(word)).strip(_MARKS)))
-    kept = without_rules(known)
+    listed = words.read_text(encoding="utf-8").split()
+    return known | collect(read_alone(listed, known, lambda word: " ".join(reader.phonemize(word)).strip(_MARKS)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=Path, help="with phonemes, as training.carry packs them")
+    parser.add_argument("--words", type=Path, help="a word list, one on a line")
+    parser.add_argument("--names", type=Path, default=NAMES, help=f"default: {NAMES.name}, beside this file")
+    parser.add_argument("--out", type=Path, default=FILE)
+    options = parser.parse_args()
+    if (options.sentences is None) != (options.words is None):
+        parser.error("--sentences and --words go together")
+    names = read_names(options.names)
+    if options.sentences is None:
+        known = dict(Lexicon.read(options.out).sounds)
+    else:
+        known = read_all(options.sentences, options.words)
+    kept = without_rules(with_names(known, names))
     Lexicon(kept).write(options.out)
-    print(f"{len(kept):,} of {len(known):,} words kept, {options.out.stat().st_size / 1e6:.2f} MB")
+    print(f"{len(kept):,} words, {len(names)} of them names, {options.out.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from training.lexicon import collect, read_alone, read_in_sentences, without_rules
+from pathlib import Path
+
+import pytest
+from training.lexicon import NAMES, collect, read_alone, read_in_sentences, read_names, with_names, without_rules
 
 from sonant.audio.lexicon import Lexicon
 from training import lexicon
@@ -46,3 +49,20 @@ def test_the_lexicon_knows_common_words() -> None:
     assert len(words.sounds) > 80_000
     for word in ("the", "of", "and", "you", "water", "people", "photosynthesis", "wednesday's", "colonel"):
         assert words.find(word), word
+
+
+def test_names_are_said_as_the_list_has_them() -> None:
+    names = read_names(NAMES)
+    shipped = Lexicon.read(lexicon.FILE)
+    assert names
+    assert {name: shipped.find(name) for name in names} == names
+    known = {"jose": "ʤˈOs", "jose's": "ʤˈOsᵻz", "cat": "kˈæt"}
+    assert with_names(known, {"jose": "hOzˈA"}) == {"jose": "hOzˈA", "cat": "kˈæt"}
+    assert shipped.find("garcia's") == "ɡɑɹsˈiəz"
+
+
+@pytest.mark.parametrize("line", ["jose", "Jose hOzˈA", "jose hOzéA", "jose hOzˈA extra", "ana ˈænə\nana ˈɑnə", ""])
+def test_a_line_that_is_no_name_is_told(tmp_path: Path, line: str) -> None:
+    (tmp_path / "names.txt").write_text(f"# remark\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"names.txt, line \d"):
+        read_names(tmp_path / "names.txt")
