@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from string import ascii_lowercase
 
 from sonant.errors import CheckpointError
 
@@ -18,10 +19,10 @@ from sonant.errors import CheckpointError
 # and boy, T is the flap of "water".
 PLAIN_SOUNDS = "AIOTWYbdfhijklmnpstuvwz"
 OTHER_SOUNDS = "ɐɑɔəɛɜɡɪŋɹʃʊʌʒʤʧæðθᵊᵻˈˌ"
-_NAMES = (
+_LETTER_NAMES = (
     "ˈA bˈi sˈi dˈi ˈi ˈɛf ʤˈi ˈAʧ ˈI ʤˈA kˈA ˈɛl ˈɛm ˈɛn ˈO pˈi kjˈu ˈɑɹ ˈɛs tˈi jˈu vˈi dˈʌbᵊlju ˈɛks wˈI zˈi"
-)  # of the letters
-_LETTERS = dict(zip("abcdefghijklmnopqrstuvwxyz", _NAMES.split(), strict=True))
+)
+_NAME_OF = dict(zip(ascii_lowercase, _LETTER_NAMES.split(), strict=True))
 _WIDER = 0xFEE0  # from a plain letter to its wide form
 _WIDE = {ord(c): chr(ord(c) + _WIDER) for c in PLAIN_SOUNDS}
 _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
@@ -60,7 +61,7 @@ class Lexicon:
             if spelt(word):
                 return word
             if len(word) == 1 and word not in "aI" and not (word == "A" and _ARTICLE.match(text, match.end())):
-                found: str | None = _LETTERS[word.lower()]
+                found: str | None = _NAME_OF[word.lower()]
             else:
                 found = self.find(word.lower())
             return word if found is None else found.translate(_WIDE)
