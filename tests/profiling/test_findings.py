@@ -86,6 +86,31 @@ def test_a_host_that_cannot_keep_up_is_told(tmp_path: Path) -> None:
                 machine.kernel(GEMM, 3.5)
     found = findings(machine, tmp_path)["launch_bound"]
     assert found.share > 0.4 and found.source == "model.py(7): forward"
+    assert 90 <= found.count <= 100  # a gap is one, however many calls and breaths it is made of
+
+
+def test_a_gap_with_many_calls_in_it_is_one_gap(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(20):
+        with machine.range("sonant.step rows=1 bucket=1 prefill=0 codec=1"):
+            for _ in range(50):
+                for _ in range(4):
+                    machine.call("cudaStreamIsCapturing", 5.0)
+                    machine.host += 5.0
+                machine.kernel(GEMM, 3.5)
+    found = findings(machine, tmp_path)["launch_bound"]
+    assert found.count == pytest.approx(50, abs=1) and found.evidence[0].what == "gaps 10 to 100 µs"
+
+
+def test_a_pause_without_a_stack_is_told_by_what_follows_it(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(20):
+        with machine.range("sonant.step rows=1 bucket=1 prefill=0 codec=1"):
+            machine.kernel(GEMM, 50.0)
+            machine.host += 500.0
+            machine.kernel(ADD, 50.0, op="aten::add_")
+    found = findings(machine, tmp_path)["pauses"]
+    assert found.evidence[0].what == "before aten::add_" and found.evidence[0].count == pytest.approx(1, abs=0.1)
 
 
 def test_casts_copies_and_joins_are_told_apart(tmp_path: Path) -> None:

@@ -9,6 +9,10 @@ import pytest
 
 from sonant.profiling.kernels import Work, classify, short
 
+MULTIPLICATION = (
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, "
+    "float, float, at::native::binary_internal::MulFunctor<float> > >(at::TensorIteratorBase&)::{lambda(int)#1}>"
+)
 NAMES = {
     Work.GEMM: [
         "nvjet_tst_64x8_64x16_4x1_v_bz_TNT",
@@ -33,6 +37,7 @@ NAMES = {
         "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "_attention",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
     ],
     Work.NORM: [
         "void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>",
@@ -57,6 +62,7 @@ NAMES = {
         "_snake_beta",
         "_depthwise",
         "aten::mkldnn_convolution",
+        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_execute_kernel__5x_cudnn",
     ],
     Work.COMMUNICATION: ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)", "cross_device_reduce_1stage"],
     Work.FILL: [
@@ -71,17 +77,25 @@ NAMES = {
         "Memcpy DtoD (Device -> Device)",
         "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl<at::native::direct_copy_kernel_cuda(x)> >",
     ],
-    Work.CAST: ["void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda(x), 4>"],
+    Work.CAST: [
+        "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda(x), 4>",
+        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(x), 4, memory::LoadWithCast<1>>",
+        "triton_poi_fused_cast_2",
+    ],
     Work.CAT: ["void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 3, 64, 64>"],
     Work.EMBEDDING: [
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>",
         "void at::native::vectorized_gather_kernel<16, long>",
         "void at::native::index_elementwise_kernel<128, 4, gpu_index_kernel>",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::index_copy_kernel_impl<OpaqueType<4> >(x)>",
     ],
     Work.ELEMENTWISE: [
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>>",
         "triton_poi_fused_add_mul_7",
         "void at::native::vectorized_elementwise_kernel<2, masked_fill_kernel(TensorIterator&, Scalar const&)>",
+        MULTIPLICATION,
+        "void at::native::unrolled_elementwise_kernel<at::native::CUDAFunctor_add<int>, 4, memory::LoadWithoutCast>",
+        "void at::native::unrolled_elementwise_kernel<at::native::CUDAFunctor_add<long>, 4, memory::LoadWithCast<2> >",
     ],
     Work.MOE: ["fused_moe_kernel", "void vllm::moe::topkGating<8, 128, 4, 16, 32>"],
     Work.OTHER: ["my_own_thing"],
@@ -108,4 +122,6 @@ def test_none_of_our_own_kernels_is_a_stranger() -> None:
 def test_names_are_shortened_to_what_tells_them_apart() -> None:
     long = NAMES[Work.FILL][1]
     assert short(long) == "vectorized_elementwise_kernel<FillFunctor>"
+    assert short(MULTIPLICATION) == "elementwise_kernel<MulFunctor>"
+    assert short(NAMES[Work.EMBEDDING][3]) == "index_elementwise_kernel<index_copy_kernel_impl>"
     assert len(short("x" * 500)) == 80

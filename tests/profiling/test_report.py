@@ -56,6 +56,16 @@ def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Scen
     assert "[syncs]" in report_text(report, everything=True)
 
 
+def test_large_counts_are_written_out(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(12):
+        with machine.range("sonant.step rows=1"):
+            for _ in range(1500):
+                machine.kernel(GEMM, 2.0)
+    text = report_text(make_report(scene_of(machine, tmp_path), "trace.json"))
+    assert re.search(r"1,\d{3} × a step", text) and "e+0" not in text
+
+
 def test_the_page_needs_nothing_else_and_cannot_be_broken_by_a_name(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!--"
     machine = Machine()

@@ -34,3 +34,8 @@ class Finding:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
         return cls(**{**data, "evidence": tuple(Evidence(**e) for e in data["evidence"])})
+
+
+def times(count: float) -> str:
+    """How often, as people write it: 6,819 × and not 6.82e+03 ×."""
+    return f"{count:,.0f} ×" if count >= 1000 else f"{count:.4g} ×"

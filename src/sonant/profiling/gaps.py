@@ -142,7 +142,7 @@ class _Divider:
             now = called
         if now < end:
             parts.append(self._busy(now, end, waited))
-        return parts
+        return _joined(parts)
 
     @staticmethod
     def _quiet(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
@@ -154,3 +154,13 @@ class _Divider:
     def _busy(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
         """Launching; on the account of the wait that emptied the queue, where one did."""
         return (start, end, Cause.SYNC if waited >= 0 else Cause.LAUNCH, waited)
+
+
+def _joined(parts: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Neighbours of one cause as one: launching is many calls, with a little Python between, and one gap."""
+    whole: list[tuple[int, int, int, int]] = []
+    for part in parts:
+        if whole and whole[-1][2:] == part[2:]:
+            part = (whole.pop()[0], *part[1:])
+        whole.append(part)
+    return whole

@@ -56,11 +56,12 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.ROPE, r"rotary|rope|apply_rotary"),
     (Work.ATTENTION, r"flash_?(fwd|bwd|attn|mla)|fmha|attention|paged_attn|attn_(fwd|bwd)|\bmha\b|splitkv|"
                      r"decode_att|batchprefill|batchdecode|singleprefill|unified_att|merge_state|mla_(decode|prefill)|flashattn|"
-                     r"_fwd_(grouped_)?kernel(_stage)?|_fwd_kernel_ep64"),
+                     r"_fwd_(grouped_)?kernel(_stage)?|_fwd_kernel_ep64|sdpa"),
     (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|fused_add_norm|instance_norm"),
     (Work.MOE, r"moe|expert|topkgating|token_permut|align_block"),
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
                     r"cumsum|philox|distribution_|^_uniforms$|gathertopk|sbtopk|mbtopk|aten::sort"),
+    (Work.CODEC, r"implicit_gemm|xmma_(fprop|dgrad|wgrad)"),  # convolutions as products
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
                 r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
                 r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma"),
@@ -69,8 +70,8 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.QUANT, r"quant|fp8|int8|nvfp4|mxfp"),
     (Work.ACTIVATION, r"silu|swiglu|gelu|act_and_mul|glu_kernel|relu|sigmoid|tanh"),
     (Work.CAT, r"catarray|cat_kernel|aten::cat|aten::stack|triton_\w*_cat_"),
-    (Work.CAST, r"(bfloat16|float16|float8|half)_copy_kernel|convert_element|to_copy|cast|aten::_to_copy"),
-    (Work.COPY, r"direct_copy_kernel|copy_kernel|memcpy|copy_device|aten::(copy_|clone|contiguous)|copyfunctor|"
+    (Work.CAST, r"(bfloat16|float16|float8|half)_copy_kernel|convert_element|to_copy|(?<![a-z])cast|aten::_to_copy"),
+    (Work.COPY, r"(?<!index_)copy_kernel|memcpy|copy_device|aten::(copy_|clone|contiguous)|copyfunctor|"
                 r"triton_\w*_(clone|copy)_\d|(?<!aten::)transpose"),
     (Work.EMBEDDING, r"embedding|index_?(select|put|get|copy|kernel|elementwise)|indexselect|gather|scatter|take_|"
                      r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
@@ -121,6 +122,10 @@ class Works:
 
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::|std::array<char\*, \d+ul?>")
 
+_FUNCTOR = re.compile(r"\w+(?:Functor\w*|_kernel_cuda|_kernel_impl|_kernel|_scalar)\b")
+# around a functor that says what is done
+_WRAPPERS = ("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor", "gpu_kernel_impl", "gpu_index_kernel")
+
 
 def short(name: str, width: int = 80) -> str:
     """A kernel's name for people: without namespaces, parameters and most template arguments."""
@@ -129,6 +134,6 @@ def short(name: str, width: int = 80) -> str:
     if inner is not None and "elementwise" in text:
         text = f"{text.split('<')[0]}<{inner[1]}>"
     elif "elementwise_kernel<" in text:
-        functor = re.search(r"(\w+(?:Functor|_kernel_cuda|_kernel_impl)\w*)", text)
-        text = f"{text.split('<')[0]}<{functor[1]}>" if functor else text
+        functors = [n for n in _FUNCTOR.findall(text) if n not in _WRAPPERS and not n.endswith("elementwise_kernel")]
+        text = f"{text.split('<')[0]}<{functors[0]}>" if functors else text
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonant.profiling.finding import Finding
+from sonant.profiling.finding import Finding, times
 from sonant.profiling.report import Report
 
 _HIDDEN = 0.01  # findings below this share are counted and not shown
@@ -59,12 +59,12 @@ def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
     for number, f in enumerate(shown, 1):
         lost = f"{'at most ' if f.at_most else ''}{f.lost_us:,.1f} µs a step, {100 * f.share:.1f} %"
         lines += textwrap.wrap(
-            f"{number}. {f.title}: {lost}, {f.count:.4g} × a step [{f.rule}]", _WIDTH, subsequent_indent="   "
+            f"{number}. {f.title}: {lost}, {times(f.count)} a step [{f.rule}]", _WIDTH, subsequent_indent="   "
         )
         for e in f.evidence[: 6 if everything else 2]:
             source = f", by {e.source}" if e.source else ""
             lines += textwrap.wrap(
-                f"{e.count:.4g} × {e.what}: {e.us:,.1f} µs{source}",
+                f"{times(e.count)} {e.what}: {e.us:,.1f} µs{source}",
                 _WIDTH,
                 initial_indent="   - ",
                 subsequent_indent="     ",

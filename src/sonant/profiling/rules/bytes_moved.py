@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonant.profiling.finding import Finding
+from sonant.profiling.finding import Finding, times
 from sonant.profiling.kernels import Work
 from sonant.profiling.rules.making import of_events
 from sonant.profiling.scene import Scene
@@ -29,7 +29,7 @@ def copies(scene: Scene) -> Iterator[Finding]:
     if len(events):
         lost = scene.trace.device.duration[events]
         kinds = [(work, int(scene.works.among([work], events).sum())) for work in (Work.COPY, Work.CAST, Work.CAT)]
-        told = ", ".join(f"{count / scene.count:.3g} × {work.value}" for work, count in kinds if count)
+        told = ", ".join(f"{times(count / scene.count)} {work.value}" for work, count in kinds if count)
         yield of_events(
             scene,
             "copies",

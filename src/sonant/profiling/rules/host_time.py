@@ -156,13 +156,16 @@ def _thread(scene: Scene) -> int | None:
 
 
 def _frame(scene: Scene, gap: int) -> str | None:
+    """What Python was at; without its stack, who asked for what the device does next."""
     thread = _thread(scene)
     if thread is None:
         return None
     middle = int(scene.gaps.start[gap] + scene.gaps.end[gap]) // 2
     inner, mine = scene.sources.frame_at(thread, middle), scene.sources.line_at(thread, middle)
     if inner is None:
-        return scene.sources.range_at(thread, middle)
+        following = int(np.searchsorted(scene.trace.device.start, scene.gaps.end[gap]))
+        source = scene.source_of([following]) if following < len(scene.trace.device) else None
+        return source if source is None or source.startswith("range ") else f"before {source}"
     return inner if mine in (None, inner) else f"{inner} in {mine}"
 
 
