@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from sonant.engine.graphs import Captured, capture_graph
+from sonant.engine.graphs import Captured, GraphPool, capture_graph
+from sonant.models.base import reserve_pinned, to_device
 
 pytestmark = pytest.mark.gpu
 
 
 def test_a_replay_leaves_the_results_of_other_graphs_alone() -> None:
     """The pool's memory is shared: a graph captured later gets its results where an earlier one works."""
-    pool = torch.cuda.graph_pool_handle()
+    pool = GraphPool(torch.device("cuda"))
 
     def works(given: Tensor) -> Tensor:
         return (given.expand(1 << 20) * 3).cumsum(0)[-1:]
@@ -35,7 +37,7 @@ def test_two_threads_may_capture_at_once() -> None:
     captured: list[Captured] = []
 
     def capture() -> None:
-        pool = torch.cuda.graph_pool_handle()
+        pool = GraphPool(torch.device("cuda"))
         with torch.cuda.stream(torch.cuda.Stream()):
             for n in range(8):
                 given = torch.full((1024,), float(n), device="cuda")
@@ -51,3 +53,13 @@ def test_two_threads_may_capture_at_once() -> None:
         each.graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(each.out, each.rows * 2)
+
+
+def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:
+    device = torch.device("cuda")
+    reserve_pinned(device)
+    asked = torch.cuda.host_memory_stats()["num_host_alloc"]
+    capture_graph("anything", lambda x: x * 2, torch.ones(8, device=device), GraphPool(device))
+    sent = [to_device(np.zeros(size), device) for size in (1, 100, 10_000)]
+    assert [len(each) for each in sent] == [1, 100, 10_000]
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == asked

@@ -22,7 +22,7 @@ from sonant.models.qwen3_tts.model import Qwen3TTS
 
 FRAMES = 4
 # tiny CustomVoice model, two rows, torch 2.13: operators that torch dispatches
-CPU_FRAME_OPERATORS = 3739
+CPU_FRAME_OPERATORS = 3740
 CPU_CODEC_OPERATORS = {1: 822, 16: 813}  # by frames in a chunk; views count too
 # 1.7B shapes, one row. Kernels: counted on an H200 on 2026-11-15 (624, then five fewer). The rest is what the design
 # asks for: the row index in, the result to memory of its own, the records out, no wait but for the step before.

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sonant.bench.tune_cases import conv_cases, product_cases
-from sonant.kernels.reference import Bans, Heads, Place, Snake
+from sonant.kernels.reference import Bans, Heads, Lookup, Place, Snake
 from sonant.kernels.triton import (
     conv,
     depthwise,
@@ -97,7 +97,8 @@ def all_kernels(dtype: torch.dtype) -> None:
     draw["top_k"] = torch.ones(2, dtype=torch.int32)
     flags = torch.zeros(2, dtype=torch.bool)
     for vocab, bans in ((2048, None), (3072, Bans(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags))):
-        sample.sample(values(2, vocab), torch.zeros(2), **draw, bans=bans)
+        for lookup in (None, Lookup(values(vocab, 1024), values(2, 1024))):
+            sample.sample(values(2, vocab), torch.zeros(2), **draw, bans=bans, lookup=lookup)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 

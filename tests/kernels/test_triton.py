@@ -332,6 +332,18 @@ def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
     assert (got == expected).all(), (got != expected).nonzero()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 96])
+def test_sample_fetches_what_its_ids_stand_for(width: int, dtype: torch.dtype) -> None:
+    rows, vocab = 9, 40
+    table, out = random(vocab, width, seed=1, dtype=dtype), torch.full((rows, width), -1.0, dtype=dtype, device=DEVICE)
+    drawing = draws(vocab, rows, vocab)
+    logits, uniform = random(rows, vocab, seed=2, dtype=dtype), torch.linspace(0, 0.99, rows, device=DEVICE)
+    ids = kernel("sample")(logits, uniform, **drawing, lookup=reference.Lookup(table, out))
+    assert (ids == reference.sample(logits, uniform, **drawing)).all() and len(set(ids.tolist())) > 3
+    assert (out == table[ids]).all()
+
+
 def test_sample_takes_ties_and_a_lone_candidate() -> None:
     logits = torch.full((2, 64), float("-inf"), device=DEVICE)
     logits[0, 7] = 0.0

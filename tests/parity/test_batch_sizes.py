@@ -18,7 +18,7 @@ from sonant import Engine, EngineConfig
 from sonant.bench.listener import TEXT
 from sonant.bench.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Lookup
 from sonant.models.base import RUNNING
 from sonant.models.qwen3_tts import model as qwen3_tts
 from sonant.types import SpeechRequest
@@ -36,9 +36,14 @@ class Forced:
     def __call__(self, **values: Tensor) -> Forced:
         return self
 
-    def pick(self, logits: Tensor, uniform: Tensor, bans: Bans | None = None) -> Tensor:
+    def pick(
+        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+    ) -> Tensor:
         self.logits.append(logits.float())
-        return self.left.pop(0)
+        code = self.left.pop(0)
+        if lookup is not None:
+            lookup.fetch(code)
+        return code
 
 
 @torch.inference_mode()

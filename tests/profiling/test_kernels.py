@@ -79,7 +79,7 @@ NAMES = {
     ],
     Work.CAST: [
         "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda(x), 4>",
-        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(x), 4, memory::LoadWithCast<1>>",
+        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(x), memory::LoadWithCast<1>>",
         "triton_poi_fused_cast_2",
     ],
     Work.CAT: ["void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 3, 64, 64>"],

@@ -28,7 +28,7 @@ from training.talker.vocabulary import character_bpe
 import sonant
 import tiny_voice
 from sonant.audio.lexicon import alphabet
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Lookup
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
@@ -175,9 +175,11 @@ def test_teacher_forcing_gives_the_engines_logits(
 
     draw = Draw.pick
 
-    def noted(self: Draw, logits: torch.Tensor, uniform: torch.Tensor, bans: Bans | None = None) -> torch.Tensor:
+    def noted(
+        self: Draw, logits: torch.Tensor, uniform: torch.Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+    ) -> torch.Tensor:
         (rest if bans is None else first).append(logits[:1].clone())
-        return draw(self, logits, uniform, bans)
+        return draw(self, logits, uniform, bans, lookup)
 
     monkeypatch.setattr(Draw, "pick", noted)
     request = request_of(Line(text, "ben", np.zeros((1, 1), np.int16)), config.batch)

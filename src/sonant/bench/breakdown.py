@@ -21,7 +21,7 @@ from sonant.bench.step_counts import Counts, count
 from sonant.bench.step_parts import FrameParts, Part, codec_bytes
 from sonant.bench.step_rig import StepRig, step_bucket
 from sonant.engine.engine import Engine
-from sonant.engine.graphs import GraphedStep
+from sonant.engine.graphs import GraphedStep, GraphPool
 from sonant.models.base import to_device
 
 _WALL_ROUNDS = 5
@@ -128,7 +128,7 @@ def _part_ms(part: Part, rows: Tensor, rig: StepRig) -> float:
     if device.type != "cuda":
         return time_ms(lambda: part.run(rows), device)
     step = GraphedStep(part.name, repeated, device, rig.runner.rows.scratch)
-    step.capture([len(rows)], torch.cuda.graph_pool_handle())
+    step.capture([len(rows)], GraphPool(rows.device))
     captured = step.captured[len(rows)]
     captured.rows.copy_(rows)
     return time_ms(captured.graph.replay, device) / part.repeats

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sonant.engine.kv_cache import token_bytes
 from sonant.errors import ConfigError
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Lookup
 from sonant.models.base import SpeechModel
 from sonant.models.qwen3_tts.fields import draw_values
 from sonant.models.qwen3_tts.model import Qwen3TTS
@@ -38,7 +38,11 @@ class _Given(Draw):
 
     code: Tensor
 
-    def pick(self, logits: Tensor, uniform: Tensor, bans: Bans | None = None) -> Tensor:
+    def pick(
+        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+    ) -> Tensor:
+        if lookup is not None:
+            lookup.fetch(self.code)
         return self.code
 
 

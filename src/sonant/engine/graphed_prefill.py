@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sonant.engine.graphs import Captured, capture_graph
+from sonant.engine.graphs import Captured, GraphPool, capture_graph
 from sonant.models.base import PrefillItem, SpeechModel, to_device
 
 Shape = tuple[int, int]  # prompts, positions of each
@@ -31,7 +30,7 @@ class GraphedPrefill:
         self.captured: dict[Shape, Captured] = {}
         self.replays = True
 
-    def capture(self, buckets: Iterable[Shape], pool: Any) -> None:
+    def capture(self, buckets: Iterable[Shape], pool: GraphPool) -> None:
         for count, positions in buckets:
             lines = to_device(self.model.pack_lines([], count, positions), self.device)
             run = partial(self._run, positions=positions)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +44,33 @@ class Captured:
         return self.out
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> Captured:
+class GraphPool:
+    """Where graphs are captured: memory that all of them work in, and one stream, for which libraries keep scratch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    @contextmanager
+    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """As `torch.cuda.graph`, which would also empty the cache of pinned memory: `reserve_pinned` has filled it, and
+        steps that find it empty ask the driver."""
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            # other threads may be encoding a voice: what they do must not spoil the capture
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+
+
+def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> Captured:
     start = time.perf_counter()
     graph = torch.cuda.CUDAGraph()
     with _CAPTURING:
         out = torch.empty_like(run(given))  # that run compiles kernels and picks algorithms, which a capture may not
         torch.cuda.synchronize(given.device)
-        # other threads may be encoding a voice: what they do must not spoil the capture
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with pool.capturing(graph):
             out.copy_(run(given))
     logger.debug("captured %s in %.2f s", name, time.perf_counter() - start)
     return Captured(graph, given, out)
@@ -64,7 +84,7 @@ class GraphedStep:
         self.captured: dict[int, Captured] = {}
         self.replays = True
 
-    def capture(self, buckets: Iterable[int], pool: Any) -> None:
+    def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
         """Smallest first. The steps run for real while they are captured, on the scratch row only."""
         for bucket in buckets:
             rows = torch.full((bucket,), self.scratch_row, device=self.device)

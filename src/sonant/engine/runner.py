@@ -18,7 +18,7 @@ import torch
 from sonant.config import EngineConfig
 from sonant.engine.captures import Captures, Wanted
 from sonant.engine.graphed_prefill import PREFILL_SHAPES, GraphedPrefill
-from sonant.engine.graphs import GraphedStep, buckets_up_to
+from sonant.engine.graphs import GraphedStep, GraphPool, buckets_up_to
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot, take_sound
 from sonant.engine.request import Phase, Request
@@ -77,7 +77,7 @@ class Runner:
     def _captures(self) -> Captures:
         if self.device.type != "cuda":
             return Captures((), None)
-        return Captures(self._graphs(), torch.cuda.graph_pool_handle())
+        return Captures(self._graphs(), GraphPool(self.device))
 
     def _graphs(self) -> list[Wanted]:
         largest = self.config.max_batch

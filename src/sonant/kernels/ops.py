@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Bans, Heads, Place, Snake
+from sonant.kernels.reference import Bans, Heads, Lookup, Place, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,6 +101,7 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     bans: Bans | None = None,
+    lookup: Lookup | None = None,
 ) -> Tensor:
-    draw = pick("sample", logits)
-    return draw(logits, uniform, greedy=greedy, temperature=temperature, top_k=top_k, top_p=top_p, bans=bans)
+    draw, how = pick("sample", logits), {"greedy": greedy, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return draw(logits, uniform, **how, bans=bans, lookup=lookup)

@@ -263,6 +263,16 @@ class Bans(NamedTuple):
     rows: Tensor | None = None  # [B]: whose line of `seen` is meant; None: line b is row b's
 
 
+class Lookup(NamedTuple):
+    """What a drawn id stands for, fetched by who draws it."""
+
+    table: Tensor  # [V, D]
+    out: Tensor  # [B, D], written: the line of each row's id
+
+    def fetch(self, ids: Tensor) -> None:
+        torch.index_select(self.table, 0, ids, out=self.out)
+
+
 def penalize(logits: Tensor, bans: Bans) -> Tensor:
     """Repetition penalty over ids already drawn, then the ban on stopping early, then the fixed bans."""
     factor = bans.penalty[:, None]
@@ -281,6 +291,7 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     bans: Bans | None = None,
+    lookup: Lookup | None = None,
 ) -> Tensor:
     """Draw one id for each row: penalty and bans if given, temperature, top-k, top-p, then one uniform number.
 
@@ -305,4 +316,7 @@ def sample(
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
     running = weights.cumsum(-1)
     drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
-    return torch.where(greedy != 0, best, drawn)
+    ids = torch.where(greedy != 0, best, drawn)
+    if lookup is not None:
+        lookup.fetch(ids)
+    return ids

@@ -1,4 +1,4 @@
-"""One kernel from logits to a drawn id: bans, penalty, temperature, top-k, top-p and the draw.
+"""One kernel from logits to a drawn id: bans, penalty, temperature, top-k, top-p, the draw, and what the id stands for.
 
 Thresholds are found digit by digit over the order-preserving integer form of the scores, several candidates in one
 pass, half as many passes where scores have sixteen bits: sums over a row that stays in registers cost far less than
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Lookup
 from sonant.kernels.triton.early import begin, options, wait
 
 _DIGITS: tl.constexpr = tl.constexpr(8)
@@ -62,8 +62,9 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 @triton.jit
 def _sample(
     logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, banned, stop_id, ban_stop, rows, vocab,
-    uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
-    PENALIZE: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    table, found, uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
+    PENALIZE: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -105,6 +106,10 @@ def _sample(
     drawn = tl.minimum(drawn, final)
     chosen = tl.where(tl.load(greedy + row * greedy_stride) != 0, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
+    if WIDTH > 0:
+        place = tl.arange(0, LINE)
+        line = tl.load(table + chosen.to(tl.int64) * WIDTH + place, mask=place < WIDTH)
+        tl.store(found + row * WIDTH + place, line, mask=place < WIDTH)
 
 
 def sample(
@@ -116,16 +121,19 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     bans: Bans | None = None,
+    lookup: Lookup | None = None,
 ) -> Tensor:
     batch, vocab = logits.shape
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(vocab)
     seen, penalty, banned, stop_id, ban_stop, rows = bans or (logits, uniform, logits, -1, logits, None)
+    table, found = (logits, logits) if lookup is None else (lookup.table.contiguous(), lookup.out)
+    width = 0 if lookup is None else table.shape[1]
     _sample[(batch,)](
         logits.contiguous(), uniform, greedy, temperature, top_k, top_p, out,
-        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab,
+        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab, table, found,
         *(t.stride(0) for t in (uniform, greedy, temperature, top_k, top_p, penalty)),
-        PENALIZE=bans is not None, INDEXED=rows is not None,
+        PENALIZE=bans is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
         BITS=16 if logits.dtype is torch.bfloat16 and bans is None else 32,
         BLOCK=block, num_warps=max(1, min(16, block // 512)), **options(logits),
     )  # fmt: skip

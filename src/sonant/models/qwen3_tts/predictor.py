@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import Bans, Lookup
 from sonant.layers.attention import FullContext, ShortContext
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig
@@ -28,7 +28,9 @@ class Draw:
     top_k: Tensor
     top_p: Tensor
 
-    def pick(self, logits: Tensor, uniform: Tensor, bans: Bans | None = None) -> Tensor:
+    def pick(
+        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+    ) -> Tensor:
         return ops.sample(
             logits,
             uniform,
@@ -37,6 +39,7 @@ class Draw:
             top_k=self.top_k,
             top_p=self.top_p,
             bans=bans,
+            lookup=lookup,
         )
 
 
@@ -71,20 +74,24 @@ class CodePredictor(nn.Module):
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
         opening = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
         x = self.model.forward_at(opening, range(2), ShortContext(cache, 0))[:, -1]
-        codes = [draw.pick(self._head(0, x), uniforms[:, 0])]
-        for group in range(1, self.groups - 1):
-            x, at = self._input(group - 1, codes[-1])[:, None], group + 1
-            x = self.model.forward_at(x, range(at, at + 1), ShortContext(cache, at))[:, 0]
-            codes.append(draw.pick(self._head(group, x), uniforms[:, group]))
+        codes, given = [], hidden.new_empty(batch, opening.shape[-1])
+        for group in range(self.groups - 1):
+            if group > 0:
+                at = group + 1
+                x = self.model.forward_at(given[:, None], range(at, at + 1), ShortContext(cache, at))[:, 0]
+            lookup = Lookup(self._inputs(group), given) if group < self.groups - 2 else None
+            codes.append(draw.pick(self._head(group, x), uniforms[:, group], lookup=lookup))
         return torch.stack(codes, 1)
 
     def _head(self, group: int, x: Tensor) -> Tensor:
         return ops.linear(x, cast(nn.Linear, self.lm_head[group]).weight)
 
-    def _input(self, group: int, code: Tensor) -> Tensor:
+    def _inputs(self, group: int) -> Tensor:
+        """What each code of a group is to the stack: [vocab, hidden]."""
         if self.inputs is not None:
-            return self.inputs[group][code]
-        return self.small_to_mtp_projection(self.model.codec_embedding[group](code))
+            table: Tensor = self.inputs[group]
+            return table
+        return cast(nn.Embedding, self.model.codec_embedding[group]).weight
 
     def forced_logits(self, hidden: Tensor, first: Tensor, codes: Tensor) -> Tensor:
         """Logits for codes 1… given the true ones before each: [B, groups - 1, vocab]. For training and tests.
