@@ -62,7 +62,7 @@ def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
             f"{number}. {f.title}: {lost}, {times(f.count)} a step [{f.rule}]", _WIDTH, subsequent_indent="   "
         )
         for e in f.evidence[: 6 if everything else 2]:
-            source = f", by {e.source}" if e.source else ""
+            source = f", by {e.source}" if e.source and e.source != e.what else ""
             lines += textwrap.wrap(
                 f"{times(e.count)} {e.what}: {e.us:,.1f} µs{source}",
                 _WIDTH,

@@ -51,10 +51,11 @@ def pauses(scene: Scene) -> Iterator[Finding]:
                  ns / scene.count / 1e3, where)
         for where, ns in time.most_common(6)
     ]  # fmt: skip
+    some = f"; told are the {_LOOKUPS} longest" if len(gaps) > _LOOKUPS else ""
     yield finding(
         scene,
         "pauses",
-        "the step thread does something else and the device runs dry",
+        f"the step thread does something else and the device runs dry{some}",
         lost_ns=float(scene.gaps.duration[gaps].sum()),
         count=len(gaps),
         evidence=evidence,
