@@ -96,9 +96,11 @@ def all_kernels(dtype: torch.dtype) -> None:
     draw = {"greedy": torch.zeros(2, dtype=torch.bool), "temperature": torch.ones(2), "top_p": torch.ones(2)}
     draw["top_k"] = torch.ones(2, dtype=torch.int32)
     flags = torch.zeros(2, dtype=torch.bool)
-    for vocab, bans in ((2048, None), (3072, Bans(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags))):
-        for lookup in (None, Lookup(values(vocab, 1024), values(2, 1024))):
-            sample.sample(values(2, vocab), torch.zeros(2), **draw, bans=bans, lookup=lookup)
+    lookup = Lookup(values(2048, 1024), values(2, 1024))
+    bans = Bans(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags)
+    sample.sample(values(2, 2048), torch.zeros(2), **draw)
+    sample.sample(values(2, 2048), torch.zeros(2), **draw, lookup=lookup)
+    sample.sample(values(2, 3072), torch.zeros(2), **draw, bans=bans)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 
