@@ -8,30 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonant.kernels import dispatch, reference
+from kernels.against import DEVICE, DTYPES, close, kernel, random
+from sonant.kernels import reference
 from sonant.kernels.reference import Heads, Place, Snake
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.bfloat16]
-RELATIVE_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # the interpreter truncates where a GPU rounds
-
-
-def kernel(op: str) -> Any:
-    choice = dispatch.choose(op, "cuda")
-    assert choice.implementation == "triton"
-    return choice.function
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
-
-
-def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, roundings: int = 1) -> None:
-    assert got.shape == expected.shape and got.dtype == expected.dtype and got.isfinite().all()
-    allowed = roundings * RELATIVE_ERROR[dtype]
-    assert float((got.double() - expected.double()).norm() / expected.double().norm()) < allowed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -293,70 +275,3 @@ def test_short_attention(heads: int, kv_heads: int, dim: int, positions: int, no
         close(kernel("short_attention")(qkv, of, caches[1], first), expected, dtype, roundings=2)
         assert torch.equal(caches[0].isnan(), caches[1].isnan())
         close(caches[1].nan_to_num(), caches[0].nan_to_num(), dtype)
-
-
-def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
-    g = torch.Generator().manual_seed(seed)
-    options = {
-        "greedy": torch.rand(rows, generator=g) < 0.2,
-        "temperature": 0.3 + 2 * torch.rand(rows, generator=g),
-        "top_k": torch.tensor([0, 1, 5, 50, vocab, 10 * vocab])[torch.randint(0, 6, (rows,), generator=g)].int(),
-        "top_p": torch.tensor([0.05, 0.5, 0.9, 1.0])[torch.randint(0, 4, (rows,), generator=g)],
-    }
-    return {k: v.to(DEVICE) for k, v in options.items()}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", [40, 2048, 3072])
-@pytest.mark.parametrize("penalized", [False, True])
-def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
-    rows, indexed = 24, dtype is torch.float32
-    g = torch.Generator().manual_seed(vocab)
-    logits = 3 * random(rows, vocab, seed=vocab, dtype=dtype)
-    uniform = torch.rand(rows, 2, generator=g).to(DEVICE)[:, 1]
-    options = {
-        name: torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
-        for name, value in draws(vocab, rows, vocab).items()
-    }  # columns of tables, as an engine keeps them
-    if penalized:
-        options["bans"] = reference.Bans(
-            seen=(torch.rand(rows + 5, vocab, generator=g) < 0.3).to(DEVICE)[: None if indexed else rows],
-            penalty=(1 + torch.rand(rows, 2, generator=g)).to(DEVICE)[:, 1],
-            banned=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
-            stop_id=vocab // 2,
-            ban_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
-            rows=torch.randperm(rows + 5, generator=g)[:rows].to(DEVICE) if indexed else None,
-        )
-    expected = reference.sample(logits, uniform, **options)
-    got = kernel("sample")(logits, uniform, **options)
-    assert (got == expected).all(), (got != expected).nonzero()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [16, 96])
-def test_sample_fetches_what_its_ids_stand_for(width: int, dtype: torch.dtype) -> None:
-    rows, vocab = 9, 40
-    table, out = random(vocab, width, seed=1, dtype=dtype), torch.full((rows, width), -1.0, dtype=dtype, device=DEVICE)
-    drawing = draws(vocab, rows, vocab)
-    logits, uniform = random(rows, vocab, seed=2, dtype=dtype), torch.linspace(0, 0.99, rows, device=DEVICE)
-    ids = kernel("sample")(logits, uniform, **drawing, lookup=reference.Lookup(table, out))
-    assert (ids == reference.sample(logits, uniform, **drawing)).all() and len(set(ids.tolist())) > 3
-    assert (out == table[ids]).all()
-
-
-def test_sample_takes_ties_and_a_lone_candidate() -> None:
-    logits = torch.full((2, 64), float("-inf"), device=DEVICE)
-    logits[0, 7] = 0.0
-    logits[1, 10:14] = 1.0
-    one = torch.ones(2, device=DEVICE)
-    options = {"greedy": one < 0, "temperature": one, "top_k": (2 * one).int(), "top_p": 0.3 * one}
-    for u in (0.0, 0.3, 0.999):
-        got = kernel("sample")(logits, u * one, **options)
-        assert (got == reference.sample(logits, u * one, **options)).all()
-
-
-def test_uniforms() -> None:
-    g = torch.Generator().manual_seed(1)
-    seed = torch.randint(-(2**31), 2**31, (9, 3), generator=g).int().to(DEVICE)[:, 1:]
-    frame = torch.randint(0, 10_000, (9, 2), generator=g).to(DEVICE)[:, 1]
-    assert (kernel("uniforms")(seed, frame, 16) == reference.uniforms(seed, frame, 16)).all()

@@ -1,0 +1,29 @@
+"""What tests of a kernel against its reference share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sonant.kernels import dispatch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16]
+RELATIVE_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # the interpreter truncates where a GPU rounds
+
+
+def kernel(op: str) -> Any:
+    choice = dispatch.choose(op, "cuda")
+    assert choice.implementation == "triton"
+    return choice.function
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, roundings: int = 1) -> None:
+    assert got.shape == expected.shape and got.dtype == expected.dtype and got.isfinite().all()
+    allowed = roundings * RELATIVE_ERROR[dtype]
+    assert float((got.double() - expected.double()).norm() / expected.double().norm()) < allowed

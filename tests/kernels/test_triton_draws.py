@@ -1,0 +1,80 @@
+"""The kernels that draw: what they pick is what the reference picks, for every way to draw. As test_triton.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.against import DEVICE, DTYPES, kernel, random
+from sonant.kernels import reference
+
+pytest.importorskip("triton")
+
+
+def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(seed)
+    options = {
+        "greedy": torch.rand(rows, generator=g) < 0.2,
+        "temperature": 0.3 + 2 * torch.rand(rows, generator=g),
+        "top_k": torch.tensor([0, 1, 5, 50, vocab, 10 * vocab])[torch.randint(0, 6, (rows,), generator=g)].int(),
+        "top_p": torch.tensor([0.05, 0.5, 0.9, 1.0])[torch.randint(0, 4, (rows,), generator=g)],
+    }
+    return {k: v.to(DEVICE) for k, v in options.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [40, 2048, 3072])
+@pytest.mark.parametrize("penalized", [False, True])
+def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
+    rows, indexed = 24, dtype is torch.float32
+    g = torch.Generator().manual_seed(vocab)
+    logits = 3 * random(rows, vocab, seed=vocab, dtype=dtype)
+    uniform = torch.rand(rows, 2, generator=g).to(DEVICE)[:, 1]
+    options = {
+        name: torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
+        for name, value in draws(vocab, rows, vocab).items()
+    }  # columns of tables, as an engine keeps them
+    if penalized:
+        options["bans"] = reference.Bans(
+            seen=(torch.rand(rows + 5, vocab, generator=g) < 0.3).to(DEVICE)[: None if indexed else rows],
+            penalty=(1 + torch.rand(rows, 2, generator=g)).to(DEVICE)[:, 1],
+            banned=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
+            stop_id=vocab // 2,
+            ban_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
+            rows=torch.randperm(rows + 5, generator=g)[:rows].to(DEVICE) if indexed else None,
+        )
+    expected = reference.sample(logits, uniform, **options)
+    got = kernel("sample")(logits, uniform, **options)
+    assert (got == expected).all(), (got != expected).nonzero()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 96])
+def test_sample_fetches_what_its_ids_stand_for(width: int, dtype: torch.dtype) -> None:
+    rows, vocab = 9, 40
+    table, out = random(vocab, width, seed=1, dtype=dtype), torch.full((rows, width), -1.0, dtype=dtype, device=DEVICE)
+    drawing = draws(vocab, rows, vocab)
+    logits, uniform = random(rows, vocab, seed=2, dtype=dtype), torch.linspace(0, 0.99, rows, device=DEVICE)
+    ids = kernel("sample")(logits, uniform, **drawing, lookup=reference.Lookup(table, out))
+    assert (ids == reference.sample(logits, uniform, **drawing)).all() and len(set(ids.tolist())) > 3
+    assert (out == table[ids]).all()
+
+
+def test_sample_takes_ties_and_a_lone_candidate() -> None:
+    logits = torch.full((2, 64), float("-inf"), device=DEVICE)
+    logits[0, 7] = 0.0
+    logits[1, 10:14] = 1.0
+    one = torch.ones(2, device=DEVICE)
+    options = {"greedy": one < 0, "temperature": one, "top_k": (2 * one).int(), "top_p": 0.3 * one}
+    for u in (0.0, 0.3, 0.999):
+        got = kernel("sample")(logits, u * one, **options)
+        assert (got == reference.sample(logits, u * one, **options)).all()
+
+
+def test_uniforms() -> None:
+    g = torch.Generator().manual_seed(1)
+    seed = torch.randint(-(2**31), 2**31, (9, 3), generator=g).int().to(DEVICE)[:, 1:]
+    frame = torch.randint(0, 10_000, (9, 2), generator=g).to(DEVICE)[:, 1]
+    assert (kernel("uniforms")(seed, frame, 16) == reference.uniforms(seed, frame, 16)).all()
