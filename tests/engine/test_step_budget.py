@@ -25,8 +25,8 @@ FRAMES = 4
 CPU_FRAME_OPERATORS = 3740
 CPU_CODEC_OPERATORS = {1: 822, 16: 813}  # by frames in a chunk; views count too
 # 1.7B shapes, one row. Kernels: counted on an H200 on 2026-11-15. The rest is what the design asks for: the row index
-# in, the result to memory of its own, the records out, no wait but for the step before; a codec's eight other copies
-# are four bytes each that cuDNN's attention sets.
+# in, the result to memory of its own, the records out, no wait but for the step before. A codec step has eight memsets
+# of four bytes besides, as many as it has attentions.
 GPU_FRAME = {"kernels": 603, "copies": 3, "syncs": 0, "waits": 1}
 GPU_CODEC = {"kernels": 229, "copies": 11, "syncs": 0, "waits": 1}  # of 16 frames
 
