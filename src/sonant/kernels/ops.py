@@ -103,5 +103,13 @@ def sample(
     bans: Bans | None = None,
     lookup: Lookup | None = None,
 ) -> Tensor:
-    draw, how = pick("sample", logits), {"greedy": greedy, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    return draw(logits, uniform, **how, bans=bans, lookup=lookup)
+    return pick("sample", logits)(
+        logits,
+        uniform,
+        greedy=greedy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        bans=bans,
+        lookup=lookup,
+    )

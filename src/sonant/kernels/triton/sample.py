@@ -62,7 +62,7 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 @triton.jit
 def _sample(
     logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, banned, stop_id, ban_stop, rows, vocab,
-    table, found, uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
+    table, fetched, uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
     PENALIZE: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
     EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +109,7 @@ def _sample(
     if WIDTH > 0:
         place = tl.arange(0, LINE)
         line = tl.load(table + chosen.to(tl.int64) * WIDTH + place, mask=place < WIDTH)
-        tl.store(found + row * WIDTH + place, line, mask=place < WIDTH)
+        tl.store(fetched + row * WIDTH + place, line, mask=place < WIDTH)
 
 
 def sample(
@@ -127,11 +127,11 @@ def sample(
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(vocab)
     seen, penalty, banned, stop_id, ban_stop, rows = bans or (logits, uniform, logits, -1, logits, None)
-    table, found = (logits, logits) if lookup is None else (lookup.table.contiguous(), lookup.out)
+    table, fetched = (logits, logits) if lookup is None else (lookup.table.contiguous(), lookup.out)
     width = 0 if lookup is None else table.shape[1]
     _sample[(batch,)](
         logits.contiguous(), uniform, greedy, temperature, top_k, top_p, out,
-        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab, table, found,
+        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab, table, fetched,
         *(t.stride(0) for t in (uniform, greedy, temperature, top_k, top_p, penalty)),
         PENALIZE=bans is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
         BITS=16 if logits.dtype is torch.bfloat16 and bans is None else 32,

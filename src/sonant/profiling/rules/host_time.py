@@ -166,7 +166,7 @@ def _frame(scene: Scene, gap: int) -> str | None:
     if inner is None:
         following = int(np.searchsorted(scene.trace.device.start, scene.gaps.end[gap]))
         source = scene.source_of([following]) if following < len(scene.trace.device) else None
-        return source if source is None or source.startswith("range ") else f"before {source}"
+        return None if source is None else f"before {source}"
     return inner if mine in (None, inner) else f"{inner} in {mine}"
 
 
