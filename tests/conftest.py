@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton loads
 
 from sonant.models.qwen3_tts.config import Kind
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
 # the same examples on every machine and every day: a change that fails is the change's doing
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -17,11 +17,11 @@ import torch
 import sonant
 from parity.forcing import forced, relative
 from sonant import EngineConfig
-from sonant.bench import offline
-from sonant.bench.listener import TEXT
-from sonant.bench.offline_table import table
+from sonant.bench.engine import offline
+from sonant.bench.engine.listener import TEXT
+from sonant.bench.engine.offline_table import table
 from sonant.models.qwen3_tts.model import Qwen3TTS
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.types import SpeechRequest
 
 

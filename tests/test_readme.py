@@ -15,7 +15,7 @@ import soundfile as sf
 
 from clips import reference_clip
 from sonant.cli.main import main
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

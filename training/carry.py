@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sonant.audio.normalize import normalize_english
+from sonant.text.normalize import normalize_english
 from training import settings
 from training.corpus import CorpusSettings
 from training.teachers.hibari import DURATIONS

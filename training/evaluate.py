@@ -27,9 +27,9 @@ from torch import Tensor
 
 import sonant
 from sonant import Engine, EngineConfig, Speech
-from sonant.audio.normalize import normalize_english
-from sonant.bench.transcript import distance
+from sonant.bench.quality.transcript import distance
 from sonant.errors import BadText
+from sonant.text.normalize import normalize_english
 from training import settings
 from training.clip import SAMPLE_RATE
 from training.evaluate_codec import Judge, at_16k, mos_judge, plain, transcriber

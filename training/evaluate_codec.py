@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.bench.transcript import distance
+from sonant.bench.quality.transcript import distance
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into

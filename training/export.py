@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.qwen3_tts.shapes import model_shapes
+from sonant.models.qwen3_tts.synthetic.shapes import model_shapes
 from sonant.models.weights import stored_names
 from training import settings
 from training.talker import checkpoint

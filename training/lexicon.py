@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from sonant.audio.lexicon import OTHER_SOUNDS, PLAIN_SOUNDS, Lexicon
-from sonant.audio.normalize import normalize_english
 from sonant.errors import BadText
+from sonant.text.lexicon import OTHER_SOUNDS, PLAIN_SOUNDS, Lexicon
+from sonant.text.normalize import normalize_english
 
 FILE = Path(__file__).parent / "lexicon.zz"
 NAMES = Path(__file__).parent / "names.txt"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonant.bench.level import ClientError, Level
-from sonant.bench.load import Load
-from sonant.bench.results import Run
-from sonant.bench.sample import Failure, Sample
+from sonant.bench.client.load import Load
+from sonant.bench.client.load_level import ClientError, Level
+from sonant.bench.client.sample import Failure, Sample
+from sonant.bench.report.results import Run
 
 ON_TIME = ClientError(0.0001, 0.0005, 0.001, 0.0)
 TARGET = {

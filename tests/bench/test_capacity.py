@@ -7,9 +7,9 @@ import random
 import pytest
 
 from bench.samples import failed, level, sample
-from sonant.bench.capacity import Measure, Promise, Search, needed_requests, share_at_least
-from sonant.bench.level import Level
-from sonant.bench.sample import Failure, Sample
+from sonant.bench.client.capacity import Measure, Promise, Search, needed_requests, share_at_least
+from sonant.bench.client.load_level import Level
+from sonant.bench.client.sample import Failure, Sample
 from sonant.errors import ConfigError
 
 

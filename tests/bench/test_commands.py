@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.scripted import Call, in_thread
-from sonant.bench.metronome import Metronome
+from sonant.bench.client.metronome import Metronome
 from sonant.cli.main import main
 
 COMMAND = (sys.executable, "-m", "sonant.cli.main", "bench")

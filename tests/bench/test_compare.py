@@ -10,14 +10,14 @@ import pytest
 
 from bench.samples import TARGET, failed, level, noisy_run, sample
 from bench.scripted import Call, scripted
-from sonant.bench.compare import Verdict, compare, table
-from sonant.bench.driver import Driver
-from sonant.bench.level import Level
-from sonant.bench.load import Load, shares
-from sonant.bench.prompts import Prompt
-from sonant.bench.results import Run
-from sonant.bench.sample import Failure
-from sonant.bench.target import Target
+from sonant.bench.client.driver import Driver
+from sonant.bench.client.load import Load, shares
+from sonant.bench.client.load_level import Level
+from sonant.bench.client.prompts import Prompt
+from sonant.bench.client.sample import Failure
+from sonant.bench.client.target import Target
+from sonant.bench.report.compare import Verdict, compare, table
+from sonant.bench.report.results import Run
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 

@@ -14,10 +14,10 @@ import pytest
 
 from bench.scripted import PCM_100_MS, Call, Script, scripted
 from sonant.audio.pcm import growing_wav_header, wav_header
-from sonant.bench.exchange import speak
-from sonant.bench.prompts import Prompt
-from sonant.bench.sample import Failure, Sample
-from sonant.bench.target import Target
+from sonant.bench.client.exchange import speak
+from sonant.bench.client.prompts import Prompt
+from sonant.bench.client.sample import Failure, Sample
+from sonant.bench.client.target import Target
 from sonant.serving.encode import open_encoder
 
 MS = 0.001

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.bench.kernel_cases import Cases, stacks
-from sonant.bench.kernels import Ceiling, measure
+from sonant.bench.kernels.cases import Cases, stacks
+from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
 from sonant.kernels.dispatch import OPS

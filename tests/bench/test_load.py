@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.scripted import Call, Script, ScriptedServer, scripted
-from sonant.bench.driver import Driver
-from sonant.bench.load import Load, shares
-from sonant.bench.prompts import Prompt, Reference
-from sonant.bench.sample import Sample
-from sonant.bench.target import Address, Target
+from sonant.bench.client.driver import Driver
+from sonant.bench.client.load import Load, shares
+from sonant.bench.client.prompts import Prompt, Reference
+from sonant.bench.client.sample import Sample
+from sonant.bench.client.target import Address, Target
 from sonant.errors import ConfigError
 
 PROMPTS = [Prompt(f"p{i}", f"Text {i}.") for i in range(3)]

@@ -13,10 +13,10 @@ import torch
 
 import sonant
 from sonant import Engine, EngineConfig
-from sonant.bench.startup import Order, measure
-from sonant.bench.step_counts import _from_trace
-from sonant.bench.step_parts import FrameParts, size_of
-from sonant.bench.step_rig import StepRig
+from sonant.bench.engine.startup import Order, measure
+from sonant.bench.engine.step_counts import _from_trace
+from sonant.bench.engine.step_parts import FrameParts, size_of
+from sonant.bench.engine.step_rig import StepRig
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 

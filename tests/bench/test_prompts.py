@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sonant.bench.prompts import LANGUAGES, LENGTHS, built_in, from_file
+from sonant.bench.client.prompts import LANGUAGES, LENGTHS, built_in, from_file
 from sonant.errors import ConfigError
 
 

@@ -10,12 +10,12 @@ import pytest
 import soundfile as sf
 
 from bench.samples import level, sample
-from sonant.bench.judges import Judges, open_transcriber, windows
-from sonant.bench.prompts import Prompt, Reference
-from sonant.bench.quality import Judged, Quality, duration_limits, judge_level, samples_of
-from sonant.bench.quality_compare import compare_quality, quality_table
-from sonant.bench.sample import Sample
-from sonant.bench.transcript import distance, errors
+from sonant.bench.client.prompts import Prompt, Reference
+from sonant.bench.client.sample import Sample
+from sonant.bench.quality.compare import compare_quality, quality_table
+from sonant.bench.quality.judges import Judges, open_transcriber, windows
+from sonant.bench.quality.scores import Judged, Quality, duration_limits, judge_level, samples_of
+from sonant.bench.quality.transcript import distance, errors
 from sonant.errors import ConfigError
 from sonant.serving.encode import open_encoder
 from sonant.types import Samples

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonant.bench import tune
-from sonant.bench.kernel_cases import Call
-from sonant.bench.kernels import Ceiling
+from sonant.bench.kernels import tune
+from sonant.bench.kernels.cases import Call
+from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.cli.main import main
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
-from sonant.bench.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
+from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
 
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
@@ -82,7 +82,7 @@ def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_gpu_there_is_nothing_to_tune(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "sonant.bench.tune_cases")
+    monkeypatch.delitem(sys.modules, "sonant.bench.kernels.tune_cases")
     monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has none
     for name in [n for n in sys.modules if n.startswith("sonant.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)

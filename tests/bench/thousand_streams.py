@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sonant.bench.fleet import Fleet, Measured
-from sonant.bench.level import CLIENT_ERROR_S
-from sonant.bench.load import Load
-from sonant.bench.prompts import Prompt
-from sonant.bench.target import Target
-from sonant.bench.worker import allow_files, loop_factory
+from sonant.bench.client.load import Load
+from sonant.bench.client.load_level import CLIENT_ERROR_S
+from sonant.bench.client.prompts import Prompt
+from sonant.bench.client.target import Target
+from sonant.bench.client.worker import allow_files, loop_factory
+from sonant.bench.client.worker_pool import Fleet, Measured
 
 STUB = Path(__file__).with_name("stub_server.py")
 

@@ -10,11 +10,11 @@ import torch
 
 import sonant
 from sonant import EngineConfig
-from sonant.engine.recorder import StepRecorder
+from sonant.engine.step_profiler import StepRecorder
+from sonant.profiling.analysis import look
 from sonant.profiling.budget import broken_limits
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import Report, make_report
-from sonant.profiling.scene import look
 
 ROWS = 2
 

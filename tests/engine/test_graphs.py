@@ -17,8 +17,8 @@ from clips import reference_clip
 from engine.conftest import MakeEngine
 from engine.test_batching import request, same
 from sonant import Engine
-from sonant.engine import graphed_prefill, graphs
-from sonant.engine.captures import Captures
+from sonant.engine import graphs, prefill_graphs
+from sonant.engine.graph_warmup import Captures
 from sonant.engine.graphs import Captured, GraphedStep, Run
 from sonant.engine.runner import Runner
 from sonant.models.base import STOPPED, PrefillItem
@@ -43,7 +43,7 @@ def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> Captured:
 
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (graphs, graphed_prefill):
+    for module in (graphs, prefill_graphs):
         monkeypatch.setattr(module, "capture_graph", capture_graph)
 
 

@@ -9,7 +9,7 @@ import torch
 from engine.test_scheduler import SPEC
 from sonant.engine.rows import Rows
 from sonant.models.base import Field
-from sonant.models.columns import LINES, Columns, counted
+from sonant.models.row_layout import LINES, Columns, counted
 
 SPEC_OF_LINES = replace(
     SPEC,

@@ -15,9 +15,9 @@ import torch
 import sonant
 from engine.conftest import MakeEngine
 from sonant import EngineConfig
-from sonant.bench.breakdown import count_steps
-from sonant.bench.step_counts import Counts, show_copies
-from sonant.bench.step_rig import StepRig
+from sonant.bench.engine.breakdown import count_steps
+from sonant.bench.engine.step_counts import Counts, show_copies
+from sonant.bench.engine.step_rig import StepRig
 from sonant.models.qwen3_tts.model import Qwen3TTS
 
 FRAMES = 4

@@ -15,18 +15,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from sonant.bench.tune_cases import conv_cases, product_cases
+from sonant.bench.kernels.tune_cases import conv_cases, product_cases
 from sonant.kernels.reference import Bans, Heads, Lookup, Place, Snake
 from sonant.kernels.triton import (
     conv,
     depthwise,
-    early,
+    gemv,
     norm,
     paged,
+    pdl,
     qk_rope,
     sample,
     short,
-    skinny,
     snake,
     swiglu,
     uniforms,
@@ -64,10 +64,10 @@ def all_kernels(dtype: torch.dtype) -> None:
     swiglu.swiglu(values(2, 1, 6144))
     for rows, depth in ((1, 1024), (1, 6144), (8, 1024), (64, 6144)):
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
-        skinny.linear(x, weight)
-        skinny.linear_add(x, weight, values(rows, 1, 256))
-        skinny.norm_linear(x, gain, 1e-6, weight)
-        skinny.norm_gated(x, gain, 1e-6, weight)
+        gemv.linear(x, weight)
+        gemv.linear_add(x, weight, values(rows, 1, 256))
+        gemv.norm_linear(x, gain, 1e-6, weight)
+        gemv.norm_gated(x, gain, 1e-6, weight)
     depthwise.depthwise(values(2, 9, 96), values(96, 1, 7), values(96))
     for inputs, columns, taps in ((768, 768, 7), (768, 768, 1), (1536, 6144, 2), (96, 96, 7), (96, 1, 7)):
         channels = min(columns, 768)
@@ -114,7 +114,7 @@ def tuned_kernels() -> None:
 
 def main() -> None:
     JITFunction.run = compile_instead  # type: ignore[method-assign]
-    early._can = lambda device: True  # type: ignore[assignment]
+    pdl._can = lambda device: True  # type: ignore[assignment]
     for dtype in (torch.bfloat16, torch.float32):
         all_kernels(dtype)
     tuned_kernels()

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import Kind, Qwen3TTSConfig
-from sonant.models.qwen3_tts.presets import Size
-from sonant.models.qwen3_tts.shapes import codec_shapes, model_shapes
-from sonant.models.qwen3_tts.synthetic import write_checkpoint, write_configs
+from sonant.models.qwen3_tts.synthetic.presets import Size
+from sonant.models.qwen3_tts.synthetic.shapes import codec_shapes, model_shapes
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint, write_configs
 
 NAMES = Path(__file__).parent / "published_names"
 

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sonant.errors import BadText, CheckpointError
+from sonant.models.qwen3_tts.synthetic.vocabulary import ADDED_TOKENS, write_tokenizer
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
-from sonant.models.qwen3_tts.vocabulary import ADDED_TOKENS, write_tokenizer
 
 ASSISTANT = "<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
 INSTRUCT = "<|im_start|>user\n{text}<|im_end|>\n"

@@ -19,7 +19,7 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
 from clips import reference_clip  # noqa: E402
 from sonant.models.qwen3_tts.config import Kind  # noqa: E402
-from sonant.models.qwen3_tts.synthetic import write_checkpoint  # noqa: E402
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint  # noqa: E402
 
 KINDS: dict[str, Kind] = {"base": "base", "custom": "custom_voice", "design": "voice_design"}
 ENGLISH, MIXED = "hello the world and speech, 1 2 3.", "你好，the quick brown fox."

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 from transformers import Qwen2TokenizerFast  # noqa: E402
 
-from sonant.models.qwen3_tts.vocabulary import write_tokenizer  # noqa: E402
+from sonant.models.qwen3_tts.synthetic.vocabulary import write_tokenizer  # noqa: E402
 
 TEMPLATE = "<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
 TEXTS = [

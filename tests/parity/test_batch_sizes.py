@@ -15,8 +15,8 @@ from torch import Tensor
 import sonant
 from parity.forcing import forced, relative
 from sonant import Engine, EngineConfig
-from sonant.bench.listener import TEXT
-from sonant.bench.step_rig import StepRig
+from sonant.bench.engine.listener import TEXT
+from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
 from sonant.kernels.reference import Bans, Lookup
 from sonant.models.base import RUNNING

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from sonant.profiling.analysis import look
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
-from sonant.profiling.scene import look
 
 _PYTHON = 30  # frames and operators around each kernel
 _KERNELS = 40  # a step

@@ -8,10 +8,10 @@ import pytest
 
 from profiling.plays import WASTE, start_up, steps
 from profiling.scripted import ADD, COPY_STREAM, GEMM, STREAM, Machine, write_kineto, write_nsight
+from sonant.profiling.analysis import look
 from sonant.profiling.finding import Finding
 from sonant.profiling.read import read_trace
 from sonant.profiling.rules import apply
-from sonant.profiling.scene import look
 
 # What each waste costs the device in a step, in microseconds; a sync costs what it takes to fill the device again.
 COST_US = {"zeros": 240, "item": 12, "pageable copy": 700, "chain": 497.5, "allocation": 900, "pause": 2000}

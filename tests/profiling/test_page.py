@@ -8,10 +8,10 @@ import pytest
 
 from profiling.plays import WASTE, start_up, steps
 from profiling.scripted import Machine, write_kineto
+from sonant.profiling.analysis import look
 from sonant.profiling.page import write_page
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
-from sonant.profiling.scene import look
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"

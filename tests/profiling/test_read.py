@@ -13,11 +13,11 @@ import pytest
 
 from profiling.plays import prefill, start_up, steps
 from profiling.scripted import Machine, write_kineto, write_nsight
+from sonant.profiling.analysis import look
 from sonant.profiling.events import Trace, TraceError
 from sonant.profiling.metrics import measure
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
-from sonant.profiling.scene import look
 
 
 @pytest.fixture(params=[True, False], ids=["graphs", "eager"])

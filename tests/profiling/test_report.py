@@ -13,6 +13,7 @@ import pytest
 from profiling.plays import WASTE, item, start_up, steps, zeros
 from profiling.scripted import ATTENTION, GEMM, Machine, write_kineto
 from sonant.errors import ConfigError
+from sonant.profiling.analysis import Scene, look
 from sonant.profiling.budget import broken_limits, parse_budget
 from sonant.profiling.diff import compare, diff_text, median_ratio
 from sonant.profiling.events import TraceError
@@ -20,7 +21,6 @@ from sonant.profiling.page import write_page
 from sonant.profiling.perfetto import write_perfetto
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import Report, load_report, make_report, save_report
-from sonant.profiling.scene import Scene, look
 from sonant.profiling.table import report_text
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from profiling.plays import STEP, item, prefill, start_up, steps, zeros
 from profiling.scripted import ADD, FILL, GEMM, SAMPLE, STREAM, Machine, write_kineto
+from sonant.profiling.analysis import Scene, look
 from sonant.profiling.events import TraceError
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import Report, make_report
-from sonant.profiling.scene import Scene, look
 from sonant.profiling.steps import Phase
 
 

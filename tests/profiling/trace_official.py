@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent / "src"), str(TESTS), str(TESTS / "parity")]
 
 from profiling.recording import StepRanges, record  # noqa: E402
-from sonant.models.qwen3_tts.synthetic import write_checkpoint  # noqa: E402
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint  # noqa: E402
 
 TEXT = "The quick brown fox jumps over the lazy dog while seven wise owls watch from the old oak tree."
 

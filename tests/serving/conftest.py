@@ -16,10 +16,10 @@ import uvicorn
 
 import sonant
 from sonant import EngineConfig
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe
 from sonant.serving.app import create_app
-from sonant.serving.host import EngineHost
+from sonant.serving.engine_supervisor import EngineHost
 from sonant.serving.options import ServeOptions
 from sonant.serving.server import server_for
 

@@ -11,9 +11,9 @@ import pytest
 
 from serving.conftest import Serve, Served
 from sonant.cli.main import main
+from sonant.profiling.analysis import look
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
-from sonant.profiling.scene import look
 
 
 def record(served: Served, **body: object) -> httpx.Response:

@@ -13,7 +13,7 @@ import pytest
 from serving.conftest import Serve
 from sonant.cli.main import build_parser
 from sonant.cli.serve import read_options
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 

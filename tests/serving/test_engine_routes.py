@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.conftest import Serve, wait_for
-from sonant.serving.gpu import GpuCollector
-from sonant.serving.host import EngineHost
-from sonant.serving.metrics import Metrics
-from sonant.serving.recent import WINDOW_S, RecentFigures, quantile
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.observability.gpu import GpuCollector
+from sonant.serving.observability.metrics import Metrics
+from sonant.serving.observability.recent_stats import WINDOW_S, RecentFigures, quantile
 
 BODY = {"input": "hello the world", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 

@@ -15,7 +15,7 @@ import soundfile
 from clips import reference_clip
 from serving.conftest import Serve
 from sonant.errors import BadAudio, ConfigError
-from sonant.serving.fetch import ClipFetcher
+from sonant.serving.voices.fetch import ClipFetcher
 
 
 class Files(BaseHTTPRequestHandler):
@@ -134,9 +134,9 @@ def test_the_name_is_resolved_once_and_the_checked_address_is_used(
     port = files.server_port
     fetcher = ClipFetcher([f"media.example:{port}", f"127.0.0.1:{port}"])  # the inner address is named too
     with monkeypatch.context() as patch:
-        patch.setattr("sonant.serving.fetch.socket.getaddrinfo", resolve)
+        patch.setattr("sonant.serving.voices.fetch.socket.getaddrinfo", resolve)
         real = socket.create_connection
-        patch.setattr("sonant.serving.fetch.socket.create_connection", lambda to, t: _to(real, to, t, asked))
+        patch.setattr("sonant.serving.voices.fetch.socket.create_connection", lambda to, t: _to(real, to, t, asked))
         assert fetcher.fetch(f"http://media.example:{port}/clip.wav")[:4] == b"RIFF"
     assert asked == ["media.example", "connect 127.0.0.1"]
 

@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import Serve, Served
-from sonant.serving import gpu
-from sonant.serving.host import EngineHost
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.observability import gpu
 
 ROOT = Path(__file__).parents[2]
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
@@ -106,7 +106,7 @@ def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path,
     served.post(**{**BODY, "voice": "nobody"})
     with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
     known = families_ever(served, gpu_host) | with_rejected
-    board = json.loads(files("sonant.serving").joinpath("dashboards/sonant.json").read_text("utf-8"))
+    board = json.loads(files("sonant.serving.observability").joinpath("dashboards/sonant.json").read_text("utf-8"))
     asked: set[str] = set()
     for panel in board["panels"]:
         assert panel["title"] and panel["targets"]

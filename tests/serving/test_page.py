@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 
 from serving.conftest import Serve, wait_for
 from sonant.audio.pcm import pcm16
-from sonant.serving.page_routes import page_routes
+from sonant.serving.page.routes import page_routes
 from sonant.types import Samples
 
 playwright_api = pytest.importorskip(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serving.conftest import Serve, Served
-from sonant.serving.page_routes import FOLDER
+from sonant.serving.page.routes import FOLDER
 
 FILES = sorted(file.name for file in FOLDER.iterdir() if file.name != "index.html")
 

@@ -14,7 +14,7 @@ from sonant import Engine
 from sonant.errors import EngineClosed
 from sonant.serving import warm_up as warm_up_module
 from sonant.serving.encode import FORMATS, Encoder, open_encoder
-from sonant.serving.host import EngineHost
+from sonant.serving.engine_supervisor import EngineHost
 from sonant.serving.warm_up import warm_up
 
 

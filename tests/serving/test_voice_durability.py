@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from sonant.errors import StoreError, UnknownVoice
-from sonant.serving.store_index import wanted_files
-from sonant.serving.voice_store import StoreOptions, VoiceRecord, VoiceStore
+from sonant.serving.voices.store_index import wanted_files
+from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 from sonant.types import Voice
 
 KILLING_S = 10.0

@@ -13,8 +13,8 @@ import pytest
 import sonant
 from sonant import Engine, Voice
 from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported, VoiceExists
-from sonant.serving.voice_names import OPENAI_VOICES, VoiceNames, default_aliases, reserved_names
-from sonant.serving.voice_store import StoreOptions, VoiceRecord, VoiceStore
+from sonant.serving.voices.voice_names import OPENAI_VOICES, VoiceNames, default_aliases, reserved_names
+from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 
 OWN = ("vivian", "Uncle_Fu", "ryan")
 

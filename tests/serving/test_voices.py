@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sonant.errors import BadRequest, ConfigError, UnknownConsent, UnknownVoice, VoiceExists
-from sonant.serving.voice_store import StoreOptions, VoiceRecord, VoiceStore
+from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 from sonant.types import Voice
 
 HOSTILE = [

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from sonant.errors import SonantError, StoreError, UnknownVoice, VoiceExists
-from sonant.serving.voice_store import StoreOptions, VoiceStore
+from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.types import Voice
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from training.lexicon import NAMES, collect, read_alone, read_in_sentences, read_names, with_names, without_rules
 
-from sonant.audio.lexicon import Lexicon
+from sonant.text.lexicon import Lexicon
 from training import lexicon
 
 

@@ -27,11 +27,11 @@ from training.talker.vocabulary import character_bpe
 
 import sonant
 import tiny_voice
-from sonant.audio.lexicon import alphabet
 from sonant.kernels.reference import Bans, Lookup
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
+from sonant.text.lexicon import alphabet
 from sonant.types import Sampling
 from training import encode
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sonant.models.qwen3_tts.config import CodecDecoderConfig, CodecEncoderConfig
-from sonant.models.qwen3_tts.presets import codec_config
+from sonant.models.qwen3_tts.synthetic.presets import codec_config
 
 PHONEMES = 178  # ids that the corpus labels may hold
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.qwen3_tts.presets import small_files
-from sonant.models.qwen3_tts.shapes import codec_shapes
+from sonant.models.qwen3_tts.synthetic.presets import small_files
+from sonant.models.qwen3_tts.synthetic.shapes import codec_shapes
 from sonant.models.weights import FUSED
 from training import settings
 from training.codec import checkpoint

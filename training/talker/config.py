@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.qwen3_tts.presets import generation_config, model_config
+from sonant.models.qwen3_tts.synthetic.presets import generation_config, model_config
 from training.talker.guide import Guide
 
 SPECIAL_CODES = 1024  # the engine and the official code never draw the top so many ids, but for the stop code

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
-from sonant.models.qwen3_tts.presets import small_files
+from sonant.models.qwen3_tts.synthetic.presets import small_files
 from training import lexicon
 from training.talker.config import TalkerTraining
 from training.talker.vocabulary import write_character_tokenizer

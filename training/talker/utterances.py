@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sonant.audio.lexicon import Lexicon
 from sonant.errors import BadText
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.load import FRONT_ENDS
 from sonant.models.qwen3_tts.prompt import PromptBuilder
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
+from sonant.text.lexicon import Lexicon
 from sonant.types import SpeechRequest
 from training.talker.config import Batch
 from training.talker.folder import FRONT_END, LEXICON

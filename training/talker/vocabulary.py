@@ -11,8 +11,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from sonant.audio.lexicon import alphabet
-from sonant.models.qwen3_tts.vocabulary import byte_characters, write_tokenizer
+from sonant.models.qwen3_tts.synthetic.vocabulary import byte_characters, write_tokenizer
+from sonant.text.lexicon import alphabet
 
 _CHAINS = (
     ("ss", "ssi", "ssis", "assis", "assist", "assista", "assistan", "assistant"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from sonant.cli.options import Commands, add_command
 from sonant.cli.sound_file import OutputError
 from sonant.load import pick_device
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
 KINDS = ("custom_voice", "base", "voice_design")
 SIZES = ("tiny", "0.6b", "1.7b")

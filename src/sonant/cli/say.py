@@ -8,7 +8,6 @@ import torch
 from safetensors import SafetensorError
 
 import sonant
-from sonant.audio.text import check_text
 from sonant.cli.model_folder import model_folder
 from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
 from sonant.cli.progress import Progress
@@ -17,6 +16,7 @@ from sonant.cli.text_source import read_text
 from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
+from sonant.text.sentences import check_text
 from sonant.types import Sampling, Speech, SpeechRequest, Voice
 
 # One text needs few rows, and on a GPU the cache then takes what they can use instead of all memory. A long

@@ -43,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         from sonant.serving.app import create_app
-        from sonant.serving.host import EngineHost
+        from sonant.serving.engine_supervisor import EngineHost
         from sonant.serving.server import server_for
     except ModuleNotFoundError as e:
         raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from sonant.audio.clip import read_clip
-from sonant.audio.text import check_text, split_text
 from sonant.config import EngineConfig
 from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
 from sonant.engine.loop import StepLoop
@@ -28,6 +27,7 @@ from sonant.engine.telemetry import Telemetry
 from sonant.engine.text_feed import PIECES_AT_ONCE, TextFeed
 from sonant.errors import BadText, EngineClosed
 from sonant.models.base import SpeechModel
+from sonant.text.sentences import check_text, split_text
 from sonant.types import Speech, SpeechRequest, Voice
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from sonant.config import EngineConfig
-from sonant.engine.captures import Captures, Wanted
-from sonant.engine.graphed_prefill import PREFILL_SHAPES, GraphedPrefill
+from sonant.engine.graph_warmup import Captures, Wanted
 from sonant.engine.graphs import GraphedStep, GraphPool, buckets_up_to
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot, take_sound
+from sonant.engine.prefill_graphs import PREFILL_SHAPES, GraphedPrefill
 from sonant.engine.request import Phase, Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan

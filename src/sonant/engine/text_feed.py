@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonant.audio.text import check_text, split_text
 from sonant.config import EngineConfig
 from sonant.engine.long_text import LongText, PartSink
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadText
+from sonant.text.sentences import check_text, split_text
 from sonant.types import SpeechRequest
 
 PIECES_AT_ONCE = 2  # the next is begun beside the one that plays: short clauses leave no time between them

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonant.engine.engine import Engine
-from sonant.engine.recorder import Recording, StepRecorder
+from sonant.engine.step_profiler import Recording, StepRecorder
 from sonant.profiling.events import TraceError
 from sonant.types import Sampling
 

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.events import Kind
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import Work
 from sonant.profiling.launches import ALLOCATION, GRAPH_LAUNCH, PREPARATION, SYNC, named
 from sonant.profiling.rules.device_time import TINY_NS
 from sonant.profiling.rules.transfers import PAGEABLE
-from sonant.profiling.scene import Scene
 
 _READS = re.compile(r"^aten::(_local_scalar_dense|nonzero|is_nonzero)$")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.kernels import ORDER, short
 from sonant.profiling.perfetto import stretch
 from sonant.profiling.report import Report
-from sonant.profiling.scene import Scene
 
 _STEPS = 6  # on the timeline
 _MOST_SPANS = 60_000

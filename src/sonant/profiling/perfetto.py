@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.events import Events
 from sonant.profiling.finding import Finding
-from sonant.profiling.scene import Scene
 
 STEPS = 12
 _HOST, _DEVICE, _FINDINGS, _STEPS = 1, 2, 3, 4

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from sonant.profiling import rules
+from sonant.profiling.analysis import Scene, look
 from sonant.profiling.events import TraceError
 from sonant.profiling.finding import Finding
 from sonant.profiling.gaps import busy_union
 from sonant.profiling.kernels import ORDER, Work, short
 from sonant.profiling.metrics import measure
 from sonant.profiling.read import read_trace
-from sonant.profiling.scene import Scene, look
 from sonant.profiling.steps import Phase
 
 FORMAT = "sonant-profile/1"

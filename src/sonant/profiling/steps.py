@@ -14,10 +14,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from sonant.profiling.anchors import Anchors, find_anchors
 from sonant.profiling.events import Events, Ints, Trace
 from sonant.profiling.kernels import Work, Works
 from sonant.profiling.launches import PREPARATION, Launches, named
+from sonant.profiling.step_detection import Anchors, find_anchors
 
 _PREFILL = re.compile(r"prefill=[1-9]|PREFILL|EXTEND|execute_context_[1-9]")
 _NO_DRAW = re.compile(r"\brows=0\b")

@@ -15,24 +15,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
 from sonant.models.description import Description
-from sonant.serving import problems
-from sonant.serving.batch import batch_routes
-from sonant.serving.debug_routes import debug_routes
+from sonant.serving.api import error_responses as problems
+from sonant.serving.api.batch import batch_routes
+from sonant.serving.api.debug_routes import debug_routes
+from sonant.serving.api.engine_routes import engine_routes
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import SpeechBody
+from sonant.serving.api.speech_response import SoundResponse
+from sonant.serving.api.speech_session import session_routes
+from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.encode import CONTENT_TYPES
-from sonant.serving.engine_routes import engine_routes
-from sonant.serving.guard import Guard
-from sonant.serving.host import EngineHost
-from sonant.serving.json_body import JsonRoute
-from sonant.serving.metrics import CONTENT_TYPE
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.limits.middleware import Guard
+from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
-from sonant.serving.page_routes import page_routes
-from sonant.serving.response import SoundResponse
-from sonant.serving.schemas import SpeechBody
+from sonant.serving.page.routes import page_routes
 from sonant.serving.service import SpeechService
-from sonant.serving.speech_session import session_routes
-from sonant.serving.voice_names import VoiceNames, reserved_names
-from sonant.serving.voice_routes import voice_routes
-from sonant.serving.voice_store import StoreOptions, VoiceStore
+from sonant.serving.voices.voice_names import VoiceNames, reserved_names
+from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
 

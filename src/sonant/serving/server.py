@@ -13,11 +13,11 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from sonant.serving.connection import connection_type
 from sonant.serving.idle_memory import IdleMemory, share_arenas
+from sonant.serving.limits.connection import connection_type
+from sonant.serving.limits.socket_connection import SocketConnection
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
-from sonant.serving.socket_connection import SocketConnection
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadAudio, BadRequest, Overloaded, Unsupported
 from sonant.models.base import ModelSpec
-from sonant.serving.admission import Admission
-from sonant.serving.fetch import ClipFetcher, is_address
-from sonant.serving.host import EngineHost
-from sonant.serving.metrics import Metrics
+from sonant.serving.api.error_responses import Refused
+from sonant.serving.api.schemas import SpeechBody, SpeechFields, TaskType, VoiceId
+from sonant.serving.audio_pipeline import SoundPath
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.limits.admission import Admission
+from sonant.serving.limits.in_flight import Work
+from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
-from sonant.serving.problems import Refused
-from sonant.serving.schemas import SpeechBody, SpeechFields, TaskType, VoiceId
-from sonant.serving.sound import SoundPath
-from sonant.serving.voice_names import VoiceNames
-from sonant.serving.work import Work
+from sonant.serving.voices.fetch import ClipFetcher, is_address
+from sonant.serving.voices.voice_names import VoiceNames
 from sonant.types import SpeechRequest, Voice
 
 _ENCODER_THREADS = 4

@@ -18,10 +18,10 @@ from torch import Tensor
 from sonant.kernels import reference
 from sonant.kernels.reference import Snake
 from sonant.kernels.triton.conv_tile import tile_for
-from sonant.kernels.triton.early import begin, options, wait
-from sonant.kernels.triton.parts import arrivals, arrive_last, room, sum_of_parts
+from sonant.kernels.triton.pdl import begin, options, wait
 from sonant.kernels.triton.snake import snake as snake_of
 from sonant.kernels.triton.snake import snake_beta, snake_factors
+from sonant.kernels.triton.split_k import arrivals, arrive_last, room, sum_of_parts
 from sonant.kernels.tuning import Tile
 
 

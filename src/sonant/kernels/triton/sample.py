@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Bans, Lookup
-from sonant.kernels.triton.early import begin, options, wait
+from sonant.kernels.triton.pdl import begin, options, wait
 
 _DIGITS: tl.constexpr = tl.constexpr(8)
 

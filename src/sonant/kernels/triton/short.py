@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
-from sonant.kernels.triton.early import begin, options, wait
-from sonant.kernels.triton.turn import gains, partner_of, turned
+from sonant.kernels.triton.norm_rope import gains, partner_of, turned
+from sonant.kernels.triton.pdl import begin, options, wait
 
 
 @triton.jit

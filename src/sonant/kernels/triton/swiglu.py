@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.early import begin, options, wait
+from sonant.kernels.triton.pdl import begin, options, wait
 
 
 @triton.jit

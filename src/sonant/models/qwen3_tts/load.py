@@ -13,16 +13,16 @@ from types import MappingProxyType
 
 import torch
 
-from sonant.audio.lexicon import Lexicon
-from sonant.audio.normalize import normalize_english
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig, read_json
-from sonant.models.qwen3_tts.fields import Limits
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.prompt import FrontEnd, PromptBuilder
+from sonant.models.qwen3_tts.row_state import Limits
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
+from sonant.text.lexicon import Lexicon
+from sonant.text.normalize import normalize_english
 
 _TRAILING_TOKENS = 1024
 FRONT_ENDS: Mapping[str, FrontEnd] = MappingProxyType({"english": normalize_english})

@@ -19,14 +19,14 @@ from sonant.kernels import ops
 from sonant.kernels.reference import Bans
 from sonant.layers.attention import PagedContext
 from sonant.models.base import CAPPED, RUNNING, STOPPED, Ints, Memory, ModelSpec, PrefillItem, Prompt, to_device
-from sonant.models.columns import LINES, Columns, counted
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.qwen3_tts.fields import COUNTED, Limits, draw_values, sampling_values, staged_fields, state_fields
+from sonant.models.qwen3_tts.packed_prompts import Lines, LineShape, positions_needed
 from sonant.models.qwen3_tts.predictor import Draw
-from sonant.models.qwen3_tts.prefill_lines import Lines, LineShape, positions_needed
 from sonant.models.qwen3_tts.prompt import Layout, PromptBuilder
+from sonant.models.qwen3_tts.row_state import COUNTED, Limits, draw_values, sampling_values, staged_fields, state_fields
+from sonant.models.row_layout import LINES, Columns, counted
 from sonant.types import Samples, SpeechRequest, Voice
 
 _MIN_FRAMES = 2  # the official generation forbids the stop code in its first two draws

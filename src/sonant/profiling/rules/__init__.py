@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.finding import Finding
 from sonant.profiling.rules import bytes_moved, device_time, host_time, transfers
-from sonant.profiling.scene import Scene
 
 Rule = Callable[[Scene], Iterable[Finding]]
 

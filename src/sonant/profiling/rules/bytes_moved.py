@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.finding import Finding, times
 from sonant.profiling.kernels import Work
-from sonant.profiling.rules.making import of_events
-from sonant.profiling.scene import Scene
+from sonant.profiling.rules.builders import of_events
 
 
 def fills(scene: Scene) -> Iterator[Finding]:

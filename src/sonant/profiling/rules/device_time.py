@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.events import Ints, Kind
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import NO_SOUND, Work, short
+from sonant.profiling.rules.builders import amount, by_kernel, finding, spans
 from sonant.profiling.rules.host_time import sizes
-from sonant.profiling.rules.making import amount, by_kernel, finding, spans
-from sonant.profiling.scene import Scene
 from sonant.profiling.sources import input_bytes
 
 TINY_NS = 3_000

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.events import Ints
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
 from sonant.profiling.launches import ALLOCATION, PREPARATION, named
-from sonant.profiling.rules.making import amount, finding
-from sonant.profiling.scene import Scene
+from sonant.profiling.rules.builders import amount, finding
 
 _LOOKUPS = 200
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sonant.profiling.analysis import Scene
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import Work
 from sonant.profiling.launches import SYNC, named
-from sonant.profiling.rules.making import alone_ns, finding, of_events
-from sonant.profiling.scene import Scene
+from sonant.profiling.rules.builders import alone_ns, finding, of_events
 
 PAGEABLE = re.compile(r"Memcpy .*Pageable")
 

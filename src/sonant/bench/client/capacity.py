@@ -1,0 +1,176 @@
+"""The most listeners that a server holds, and how sure that is.
+
+A quick look at each load finds where it breaks: doubling, then halving the interval. Then the best load is confirmed
+with as many requests as the confidence needs: with 99 % asked for at 95 % confidence, 299 without a single bad one. A
+load that cannot be confirmed is lowered until one can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sonant.bench.client.load_level import Level
+from sonant.errors import ConfigError
+
+_QUICK_REQUESTS = 64
+_LOWER = 0.9  # from a load that was not confirmed to the next
+_MOST_EXTRA = 4.0  # requests that a confirmation may take, as a multiple of the least
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What "holds" means."""
+
+    ttfp_s: float = 0.5  # at p99
+    gap_s: float = 0.05  # underrun that a stream without a gap may have
+    share: float = 0.99  # of streams
+    confidence: float = 0.95
+    none_bad: bool = False  # not one bad stream may be seen; how many there were then shows `share` at `confidence`
+
+    def allows(self, good: int, count: int) -> bool:
+        return good >= (count if self.none_bad else self.share * count)
+
+
+@dataclass(frozen=True)
+class Probe:
+    listeners: int
+    requests: int
+    gap_free: int
+    in_time: int  # first sound within the bound
+    confirmed: bool  # counted with confidence, not only looked at
+    holds: bool
+    client_limited: bool
+
+
+@dataclass(frozen=True)
+class Capacity:
+    promise: Promise
+    listeners: int  # 0: not even one was confirmed
+    breaks_at: int | None  # the smallest load seen to fail; None: none did, up to the most that was tried
+    probes: list[Probe] = field(default_factory=list)
+
+
+Measure = Callable[[int, int], Level]  # (listeners, requests)
+
+
+def needed_requests(promise: Promise) -> int:
+    """How many it takes when all are good."""
+    return math.ceil(math.log(1 - promise.confidence) / math.log(promise.share))
+
+
+def share_at_least(good: int, count: int, confidence: float) -> float:
+    """The one-sided Clopper-Pearson bound: the true share is at least this, so sure."""
+    if good == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _chance_of_at_least(good, count, middle) > 1 - confidence:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _chance_of_at_least(good: int, count: int, share: float) -> float:
+    """Of `good` or more in `count`, each with this chance."""
+    if share in (0.0, 1.0):
+        return share
+    whole = math.lgamma(count + 1)
+    return math.fsum(
+        math.exp(
+            whole
+            - math.lgamma(k + 1)
+            - math.lgamma(count - k + 1)
+            + k * math.log(share)
+            + (count - k) * math.log1p(-share)
+        )
+        for k in range(good, count + 1)
+    )
+
+
+class Search:
+    def __init__(
+        self,
+        measure: Measure,
+        promise: Promise,
+        *,
+        start: int = 1,
+        most: int = 4096,
+        resolution: float = 0.05,
+        quick_requests: int = _QUICK_REQUESTS,
+    ) -> None:
+        self.measure, self.promise, self.start, self.most, self.resolution = measure, promise, start, most, resolution
+        self.quick_requests = quick_requests  # of a first look, at least
+        self.probes: list[Probe] = []
+
+    def run(self) -> Capacity:
+        """Also when it is interrupted, `probes` has what was seen."""
+        held, broke = self._find()
+        while held:
+            if self._confirm(held):
+                break
+            broke = held
+            held = min(held - 1, math.floor(_LOWER * held))
+        return Capacity(self.promise, held, broke, self.probes)
+
+    def _find(self) -> tuple[int, int | None]:
+        held, broke = 0, None
+        listeners = min(self.start, self.most)
+        while broke is None or broke - held > max(1, self.resolution * held):
+            if self._look(listeners):
+                held = listeners
+                if held == self.most:
+                    break
+            else:
+                broke = listeners
+            listeners = min(2 * held, self.most) if broke is None else (held + broke) // 2
+            if listeners == held:
+                break
+        return held, broke
+
+    def _look(self, listeners: int) -> bool:
+        level = self._measured(listeners, max(self.quick_requests, 2 * listeners))
+        good = self._count(level)
+        return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
+
+    def _confirm(self, listeners: int) -> bool:
+        """Adds requests while the bad ones leave hope."""
+        least = needed_requests(self.promise)
+        total = (0, 0, 0)
+        level = None
+        while total[2] < _MOST_EXTRA * least:
+            level = self._measured(listeners, max(least, 2 * listeners))
+            gap_free, in_time, count = self._count(level)
+            total = (total[0] + gap_free, total[1] + in_time, total[2] + count)
+            bounds = [share_at_least(good, total[2], self.promise.confidence) for good in total[:2]]
+            allowed = self.promise.allows(min(total[:2]), total[2])
+            if allowed and min(bounds) >= self.promise.share:
+                return self._note(listeners, total, level, holds=True, confirmed=True)
+            if not allowed:
+                break
+        assert level is not None
+        return self._note(listeners, total, level, holds=False, confirmed=True)
+
+    def _measured(self, listeners: int, requests: int) -> Level:
+        level = self.measure(listeners, requests)
+        if level.good and all(s.heard is None for s in level.good):
+            raise ConfigError("gaps cannot be told in this format: measure capacity with streamed pcm or wav")
+        if level.interrupted:
+            raise KeyboardInterrupt
+        return level
+
+    def _count(self, level: Level) -> tuple[int, int, int]:
+        """Streams without a gap, streams in time, all of them. What failed is neither."""
+        gap_free = sum(s.heard is not None and s.heard.gap_s <= self.promise.gap_s for s in level.good)
+        return gap_free, sum(s.ttfp_s <= self.promise.ttfp_s for s in level.good), len(level.samples)
+
+    def _note(
+        self, listeners: int, counts: tuple[int, int, int], level: Level, *, holds: bool, confirmed: bool = False
+    ) -> bool:
+        limited = level.client is not None and level.client.limited
+        gap_free, in_time, count = counts
+        self.probes.append(Probe(listeners, count, gap_free, in_time, confirmed, holds, limited))
+        return holds

@@ -1,0 +1,120 @@
+"""What the server says of itself: the difference of its Prometheus metrics over a level.
+
+A client sees only when bytes arrive. Steps, tokens and queues are the server's to tell, and explain why.
+"""
+
+from __future__ import annotations
+
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sonant.bench.client.target import Target
+
+_TIMEOUT_S = 5.0
+Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bound)
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """A series is a family with its labels: `steps{phase="prefill"}`."""
+
+    kinds: Mapping[str, str]  # of each series
+    values: Mapping[Key, float]
+
+
+def scrape(target: Target) -> Scrape | None:
+    """None where the server has no metrics, or none that we can read."""
+    request = urllib.request.Request(f"{target.address.root}/metrics")
+    if target.api_key:
+        request.add_header("Authorization", f"Bearer {target.api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=target.tls) as response:
+            text = response.read().decode("utf-8")
+    except (urllib.error.URLError, OSError, UnicodeDecodeError):
+        return None
+    return parse(text)
+
+
+def parse(text: str) -> Scrape | None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    kinds: dict[str, str] = {}
+    values: dict[Key, float] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                suffix = sample.name.removeprefix(family.name)
+                if suffix == "_created":
+                    continue
+                labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()) if k != "le")
+                series = f"{family.name}{{{labels}}}" if labels else family.name
+                kinds[series] = family.type
+                values[series, suffix, float(sample.labels["le"]) if suffix == "_bucket" else None] = sample.value
+    except ValueError:  # a page that is not Prometheus'
+        return None
+    return Scrape(kinds, values) if kinds else None
+
+
+def difference(before: Scrape | None, after: Scrape | None, wall_s: float) -> dict[str, Any] | None:
+    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges as they are."""
+    if before is None or after is None:
+        return None
+    moved: dict[str, Any] = {}
+    for name, kind in after.kinds.items():
+        if kind in ("histogram", "summary"):
+            entry = _histogram(name, before, after)
+        elif kind == "counter":
+            entry = _counter(name, before, after, wall_s)
+        else:
+            entry = _gauge(name, before, after, wall_s)
+        if entry is not None:
+            moved[name] = entry
+    return moved
+
+
+def _delta(before: Scrape, after: Scrape, key: Key) -> float:
+    return after.values.get(key, 0.0) - before.values.get(key, 0.0)
+
+
+def _counter(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[str, Any] | None:
+    suffix = "_total" if (name, "_total", None) in after.values else ""
+    grown = _delta(before, after, (name, suffix, None))
+    return {"kind": "counter", "grown": grown, "per_s": grown / wall_s} if grown and wall_s else None
+
+
+def _gauge(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[str, Any] | None:
+    """Some servers count in gauges: what only grew is told as a rate too."""
+    now, grown = after.values.get((name, "", None)), _delta(before, after, (name, "", None))
+    if now is None or not grown:
+        return None
+    return {"kind": "gauge", "now": now, "grown": grown, "per_s": grown / wall_s if wall_s else None}
+
+
+def _histogram(name: str, before: Scrape, after: Scrape) -> dict[str, Any] | None:
+    count = _delta(before, after, (name, "_count", None))
+    if count <= 0:
+        return None
+    total = _delta(before, after, (name, "_sum", None))
+    bounds = sorted(b for family, suffix, b in after.values if family == name and suffix == "_bucket" and b is not None)
+    below = [_delta(before, after, (name, "_bucket", b)) for b in bounds]
+    entry: dict[str, Any] = {"kind": "histogram", "count": count, "mean": total / count}
+    for share in (0.5, 0.99):
+        entry[f"p{100 * share:g}"] = _quantile(bounds, below, share * count)
+    return entry
+
+
+def _quantile(bounds: list[float], below: list[float], rank: float) -> float | None:
+    """Within its bucket by straight line, as Prometheus does; past the last bound, that bound."""
+    low, low_count = 0.0, 0.0
+    for bound, count in zip(bounds, below, strict=True):
+        if count >= rank:
+            if math.isinf(bound):
+                return low
+            part = (rank - low_count) / (count - low_count) if count > low_count else 1.0
+            return low + (bound - low) * part
+        low, low_count = bound, count
+    return None

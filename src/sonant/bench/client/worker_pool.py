@@ -1,0 +1,129 @@
+"""The client's processes, from the outside: starts them, hands out shares of a load, gathers what they measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from sonant.bench.client import worker
+from sonant.bench.client.load import Load, shares
+from sonant.bench.client.prompts import Prompt
+from sonant.bench.client.sample import Sample
+from sonant.bench.client.target import Target
+from sonant.bench.client.worker import Done, Order, Progress
+from sonant.errors import EngineError, SonantError
+
+_LEAD_S = 0.1  # from the order to the start: all processes have it by then
+_JOIN_S = 10.0
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A level as it was measured. `origin_s` is its start on the machine's clock."""
+
+    load: Load
+    origin_s: float
+    wall_s: float
+    samples: list[Sample]
+    errors_s: list[float]
+    interrupted: bool
+
+
+class Fleet:
+    """`with Fleet(target, prompts, processes=2) as fleet: fleet.run(load)`"""
+
+    def __init__(
+        self, target: Target, prompts: Sequence[Prompt], *, processes: int = 1, timeout_s: float = 300.0
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.orders: list[Connection] = []
+        self.results: list[Connection] = []
+        self.processes = []
+        for _ in range(processes):
+            taken, given = context.Pipe(duplex=False)
+            heard, told = context.Pipe(duplex=False)
+            process = context.Process(target=worker.main, args=(taken, told, target, prompts, timeout_s))
+            process.start()
+            taken.close()
+            told.close()
+            self.orders.append(given)
+            self.results.append(heard)
+            self.processes.append(process)
+
+    def __enter__(self) -> Fleet:
+        try:
+            for pipe in self.results:
+                self._receive(pipe)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """A process ends when its orders do."""
+        for pipe in (*self.orders, *self.results):
+            pipe.close()
+        for process in self.processes:
+            process.join(_JOIN_S)
+            if process.is_alive():
+                process.kill()
+
+    def run(self, load: Load, *, keep_sound: bool = False, on_progress: OnProgress | None = None) -> Measured:
+        """A level. Ctrl-C ends it early, and what was measured until then is given all the same."""
+        parts = shares(load, len(self.processes))
+        used = self.results[: len(parts)]
+        origin_s = time.perf_counter() + _LEAD_S
+        for pipe, share in zip(self.orders, parts, strict=False):
+            pipe.send(Order(load, share, origin_s, keep_sound))
+        done: dict[Connection, Done] = {}
+        states: dict[Connection, Progress] = {}
+        interrupted = False
+        while len(done) < len(used):
+            try:
+                self._gather(used, done, states)
+                if on_progress is not None:
+                    on_progress(_together(states))
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise  # the second time it is meant
+                interrupted = True
+                for pipe in self.orders[: len(parts)]:
+                    pipe.send("stop")
+        samples = sorted((s for d in done.values() for s in d.samples), key=lambda s: s.started_s)
+        ends_s = [s.started_s + s.end_s for s in samples]
+        wall_s = max(ends_s, default=origin_s) - origin_s
+        errors_s = [e for d in done.values() for e in d.errors_s]
+        return Measured(load, origin_s, wall_s, samples, errors_s, interrupted)
+
+    def _gather(self, used: list[Connection], done: dict[Connection, Done], states: dict[Connection, Progress]) -> None:
+        for pipe in wait(set(used) - done.keys(), timeout=0.5):
+            assert isinstance(pipe, Connection)
+            message = self._receive(pipe)
+            if isinstance(message, Progress):
+                states[pipe] = message
+            else:
+                done[pipe] = message
+
+    def _receive(self, pipe: Connection) -> Any:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError) as e:
+            raise EngineError("a process of the load test died; see its message above") from e
+        if isinstance(message, SonantError):
+            raise message
+        return message
+
+
+def _together(states: dict[Connection, Progress]) -> Progress:
+    values = states.values()
+    return Progress(sum(s.done for s in values), sum(s.failed for s in values), sum(s.in_flight for s in values))

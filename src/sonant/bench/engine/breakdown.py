@@ -1,0 +1,174 @@
+"""Where a step's time goes: by part, with the bytes that each part cannot avoid, and what the host adds.
+
+Device time is of CUDA graphs that hold one part each, replayed for the same bucket and the same rows; on the CPU the
+same parts are run as they are. The whole frame is the engine's own graph, and "rest" what its parts do not explain.
+Wall time is of the engine's own steps, launched one ahead of the host: what is over the device's is a gap.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.bench.engine.device_clock import time_ms
+from sonant.bench.engine.step_counts import Counts, count
+from sonant.bench.engine.step_parts import FrameParts, Part, codec_bytes
+from sonant.bench.engine.step_rig import StepRig, step_bucket
+from sonant.engine.engine import Engine
+from sonant.engine.graphs import GraphedStep, GraphPool
+from sonant.models.base import to_device
+
+_WALL_ROUNDS = 5
+_STEPS_A_ROUND = 16
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """Of one frame for all rows."""
+
+    name: str
+    ms: float
+    floor_ms: float  # of its bytes alone; 0: it has none of its own
+    gb_per_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the floor in the time: 1 is as fast as bytes can move."""
+        return self.floor_ms / self.ms if self.ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    streams: int
+    bucket: int  # rows that the graph works on
+    mean_positions: float  # of a row in the cache
+    chunk_frames: int  # that the codec was given at once
+    parts: list[PartTime]  # talker … gaps: they add up to step_ms
+    frame_ms: float  # the whole frame on the device
+    codec_ms: dict[int, float]  # a frame's worth, by frames at once
+    step_ms: float  # wall time of a frame, its share of the codec included
+    floor_ms: float
+    frame_counts: Counts
+    codec_counts: Counts
+
+
+def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> Breakdown:
+    """Of an engine that has been closed; rows stand at their prompt and `frames` frames."""
+    with StepRig(engine, streams, frames) as rig, torch.inference_mode():
+        chunk = engine.config.chunk_frames[-1]
+        part_ms, bytes_of = _frame_parts(rig)
+        frame_ms = _frame_ms(rig)
+        codec_ms = {n: _codec_ms(rig, n) for n in engine.config.chunk_frames}
+        step_ms = _step_ms(rig, chunk)
+        device_ms = frame_ms + codec_ms[chunk]
+        sampling_ms = part_ms["predictor, drawn"] - part_ms["predictor"]
+        codec_moved = sum(codec_bytes(engine.model, len(g), chunk) for g in rig.groups(chunk)) / chunk
+        known_ms = part_ms["talker"] + part_ms["first code"] + part_ms["predictor, drawn"]
+
+        def timed(name: str, ms: float, moved: float = 0.0) -> PartTime:
+            return PartTime(name, ms, 1e3 * moved / bandwidth, moved / ms / 1e6 if ms > 0 else 0.0)
+
+        parts = [
+            timed("talker", part_ms["talker"], bytes_of["talker"]),
+            timed("first code", part_ms["first code"], bytes_of["first code"]),
+            timed("predictor", part_ms["predictor"], bytes_of["predictor"]),
+            timed("its sampling", sampling_ms, bytes_of["predictor, drawn"] - bytes_of["predictor"]),
+            timed("rest", frame_ms - known_ms),
+            timed("codec", codec_ms[chunk], codec_moved),
+            timed("gaps", step_ms - device_ms),
+        ]
+        return Breakdown(
+            streams=streams,
+            bucket=step_bucket(rig.runner, streams),
+            mean_positions=rig.positions / streams,
+            chunk_frames=chunk,
+            parts=parts,
+            frame_ms=frame_ms,
+            codec_ms=codec_ms,
+            step_ms=step_ms,
+            floor_ms=sum(p.floor_ms for p in parts),
+            frame_counts=count_steps(rig, rig.draw),
+            codec_counts=count_steps(rig, lambda: rig.voice(chunk)),
+        )
+
+
+def count_steps(rig: StepRig, step: Callable[[], None]) -> Counts:
+    """Of a step of the engine as it runs: row writes, graph, and the way back to the host."""
+    rig.drain()
+    step()  # with one step ahead, each counted step then collects the one before
+    counts = count(step, rig.engine.device)
+    rig.drain()
+    return counts
+
+
+def _frame_parts(rig: StepRig) -> tuple[dict[str, float], dict[str, int]]:
+    runner = rig.runner
+    padded = np.full(step_bucket(runner, len(rig.requests)), runner.rows.scratch)
+    padded[: len(rig.requests)] = rig.rows
+    rows = to_device(padded, rig.engine.device)
+    made = FrameParts(rig.engine.model, rows, runner.span_blocks, rig.positions)
+    parts = made.parts()
+    return {p.name: _part_ms(p, rows, rig) for p in parts}, {p.name: p.bytes for p in parts}
+
+
+def _part_ms(part: Part, rows: Tensor, rig: StepRig) -> float:
+    device = rig.engine.device
+
+    def repeated(rows: Tensor) -> Tensor:
+        for _ in range(part.repeats - 1):
+            part.run(rows)
+        return part.run(rows)
+
+    if device.type != "cuda":
+        return time_ms(lambda: part.run(rows), device)
+    step = GraphedStep(part.name, repeated, device, rig.runner.rows.scratch)
+    step.capture([len(rows)], GraphPool(rows.device))
+    captured = step.captured[len(rows)]
+    captured.rows.copy_(rows)
+    return time_ms(captured.graph.replay, device) / part.repeats
+
+
+def _frame_ms(rig: StepRig) -> float:
+    return _graphed_ms(rig.runner.frame, rig.rows, rig)
+
+
+def _codec_ms(rig: StepRig, frames: int) -> float:
+    """A frame's worth for all rows, in the groups that the engine would make."""
+    sizes = [[r.row for r in group] for group in rig.groups(frames)]
+    known: dict[int, float] = {}
+    for rows in sizes:
+        if len(rows) not in known:
+            known[len(rows)] = _graphed_ms(rig.runner.codec[frames], rows, rig)
+    return sum(known[len(rows)] for rows in sizes) / frames
+
+
+def _graphed_ms(step: GraphedStep, rows: list[int], rig: StepRig) -> float:
+    """Of the engine's own graph, without the copy of its row indices."""
+    device = rig.engine.device
+    step(rows)
+    bucket = next((size for size in step.captured if size >= len(rows)), None)
+    if bucket is None:
+        return time_ms(lambda: step(rows), device)
+    return time_ms(step.captured[bucket].graph.replay, device)
+
+
+def _step_ms(rig: StepRig, chunk: int) -> float:
+    """Wall time of a frame: `chunk` steps that draw, then their sound, again and again."""
+    rounds = []
+    cycles = max(1, _STEPS_A_ROUND // chunk)
+    for _ in range(_WALL_ROUNDS):
+        rig.drain()
+        began_s = time.perf_counter()
+        for _ in range(cycles):
+            for _ in range(chunk):
+                rig.draw()
+            rig.voice(chunk)
+        rig.drain()
+        rounds.append(1e3 * (time.perf_counter() - began_s) / (cycles * chunk))
+    return statistics.median(rounds)

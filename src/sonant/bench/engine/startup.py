@@ -1,0 +1,102 @@
+"""From the start of a process to its first sound, and where the time goes. Run as a module, it is that process.
+
+The process runs twice: what it finds in caches (the weights' pages, compiled kernels) it leaves there for the second,
+which is the one that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sonant.errors import ConfigError
+
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds, one after the other."""
+
+    imports: float  # the interpreter, torch and ours
+    weights: float  # read and put in place
+    engine: float  # memory, and on a GPU kernels and graphs
+    first_request: float  # to its first chunk
+
+    @property
+    def total(self) -> float:
+        return self.imports + self.weights + self.engine + self.first_request
+
+
+@dataclass(frozen=True)
+class Startup:
+    first: Stages  # caches as they were found
+    warm: Stages
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the process is to load."""
+
+    folder: str
+    device: str
+    dtype: str
+    codec_dtype: str
+    max_rows: int
+
+
+def measure(order: Order) -> Startup:
+    return Startup(_start(order), _start(order))
+
+
+def _start(order: Order) -> Stages:
+    command = [sys.executable, "-m", "sonant.bench.engine.startup", json.dumps(asdict(order))]
+    began_s = time.time()  # the one clock that two processes share everywhere
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"a fresh process made no sound in {_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(f"a fresh process could not speak: {last}")
+    marks: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return Stages(
+        imports=marks["imported"] - began_s,
+        weights=marks["weights"] - marks["imported"],
+        engine=marks["engine"] - marks["weights"],
+        first_request=marks["sound"] - marks["engine"],
+    )
+
+
+def _speak(order: Order) -> dict[str, float]:
+    """The moments at which each stage ended."""
+    import torch
+
+    from sonant.bench.engine.listener import TEXT
+    from sonant.config import EngineConfig
+    from sonant.engine.engine import Engine
+    from sonant.load import pick_device, pick_dtype
+    from sonant.models.registry import load_model
+
+    marks = {"imported": time.time()}
+    device, config = pick_device(order.device), EngineConfig(max_rows=order.max_rows)
+    dtypes = (pick_dtype(name, device) for name in (order.dtype, order.codec_dtype))
+    model = load_model(Path(order.folder), config, device, *dtypes)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    marks["weights"] = time.time()
+    with Engine(model, config, device) as engine:
+        marks["engine"] = time.time()
+        with engine.stream(TEXT, seed=0, max_frames=8) as stream:
+            next(iter(stream))
+            marks["sound"] = time.time()
+    return marks
+
+
+if __name__ == "__main__":
+    print(json.dumps(_speak(Order(**json.loads(sys.argv[1])))))

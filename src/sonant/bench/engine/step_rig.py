@@ -1,0 +1,128 @@
+"""Rows of an engine, stepped by hand: a step alone, as often as a measurement needs it, always the same work.
+
+The engine must be closed: its step thread is gone then, and its rows, cache and graphs are free to be used. Every row
+is prefilled and drawn to its last frame. There the device freezes it, so that each further step does what a step does
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from sonant.bench.engine.listener import TEXT
+from sonant.engine.engine import Engine
+from sonant.engine.request import Phase, Request
+from sonant.engine.runner import Runner, Step
+from sonant.engine.scheduler import Plan
+from sonant.errors import ConfigError
+from sonant.types import AudioChunk, FinishReason, Sampling, SpeechRequest
+
+
+class _Nowhere:
+    """A sink: nobody listens."""
+
+    def push(self, chunk: AudioChunk) -> None: ...
+    def finish(self, reason: FinishReason) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+class StepRig:
+    """`with StepRig(engine, rows, frames) as rig:` leaves every row free again."""
+
+    def __init__(self, engine: Engine, rows: int, frames: int) -> None:
+        loop = engine._loop
+        if loop._thread.is_alive():
+            raise ConfigError("a step is measured by hand on a closed engine only; close it first")
+        if rows > loop.scheduler.rows.scratch:
+            raise ConfigError(f"{rows} rows were asked for, and the engine has {loop.scheduler.rows.scratch}")
+        self.engine, self.runner, self.scheduler = engine, loop.runner, loop.scheduler
+        self.requests = [self._request(seed, frames) for seed in range(rows)]
+        self._flying: list[Step] = []
+        self._left = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.device)
+        self._left.callback(self._release)
+        self._left.enter_context(self.runner.on_stream())
+        try:
+            self._settle()
+        except BaseException:
+            self._left.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.drain()
+        self._left.close()
+
+    @property
+    def rows(self) -> list[int]:
+        return [r.row for r in self.requests]
+
+    @property
+    def positions(self) -> int:
+        """That the rows hold in the cache, together."""
+        index = torch.tensor(self.rows, device=self.engine.device)
+        return int(self.runner.rows.fields["position"][index].sum())
+
+    def draw(self) -> None:
+        """A step that draws one frame for every row, and no sound."""
+        for request in self.requests:
+            request.launched = min(request.launched + 1, request.prompt.max_frames)
+        self._run(Plan(draw=list(self.requests)))
+
+    def voice(self, frames: int) -> None:
+        """Sound of `frames` frames for every row, in as many steps as the engine would take."""
+        for group in self.groups(frames):
+            for request in group:
+                request.voiced += frames
+            self._run(Plan(voice={frames: group}))
+
+    def groups(self, frames: int) -> list[list[Request]]:
+        """The rows that go through the codec together when each is given so many frames."""
+        size = max(1, self.engine.config.codec_frames // frames)
+        return [self.requests[i : i + size] for i in range(0, len(self.requests), size)]
+
+    def drain(self) -> None:
+        """Until every launched step has come back."""
+        while self._flying:
+            self.runner.collect(self._flying.pop(0))
+
+    def _request(self, seed: int, frames: int) -> Request:
+        speech = SpeechRequest(text=TEXT, seed=seed, max_frames=frames, sampling=Sampling(), live=False)
+        return Request(speech, self.engine.model.prompt(speech), _Nowhere(), time.monotonic())
+
+    def _run(self, plan: Plan) -> None:
+        """One step ahead of the host, where the engine is."""
+        self._flying.append(self.runner.launch(plan))
+        while len(self._flying) > (self.engine.config.steps_ahead or 0):
+            self.runner.collect(self._flying.pop(0))
+
+    def _settle(self) -> None:
+        self.scheduler.waiting.extend(self.requests)
+        while any(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.requests):
+            plan = self.scheduler.plan(time.monotonic())
+            if not plan:
+                raise ConfigError(f"the KV cache has no room for {len(self.requests)} such requests; raise kv_tokens")
+            self._run(plan)
+        while any(r.total is None for r in self.requests):
+            self.draw()
+        self.drain()
+
+    def _release(self) -> None:
+        """After a failure too: steps in flight have been launched, and come back."""
+        self.drain()
+        for request in self.requests:
+            if request.phase is not Phase.WAITING or request in self.scheduler.waiting:
+                self.scheduler.release(request)
+
+
+def step_bucket(runner: Runner, rows: int) -> int:
+    """How many rows a frame step works on for so many: the next captured size, or just as many."""
+    return next((size for size in runner.frame.captured if size >= rows), rows)

@@ -1,0 +1,192 @@
+"""Each kernel against the plain torch it replaces, on the same device in the same run, with the floor beside both.
+
+On CUDA a measurement is one graph of many calls, so that launching from Python costs nothing, and the median of its
+replays. Calls go through more weights and cache than the device's own cache holds: a step finds them there no more
+than they do. The floor is the larger of bytes over copy bandwidth and operations over the library's best product.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import cycle
+from typing import Any
+
+import torch
+
+from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_ms
+from sonant.bench.engine.step_counts import count
+from sonant.bench.kernels.cases import Call, Case
+from sonant.bench.report.results import FORMAT
+from sonant.bench.report.table import grid
+from sonant.kernels import reference
+from sonant.kernels.dispatch import Choice, choose
+
+_ROTATED_BYTES = 256 << 20  # over the 200 MB that no L2 cache of today holds
+_LEAST_CALLS, _MOST_CALLS = 32, 256
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    bytes_per_s: float
+    flops_per_s: float
+
+    def floor_us(self, case: Case) -> float:
+        return 1e6 * max(case.bytes / self.bytes_per_s, case.flops / self.flops_per_s)
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    op: str
+    where: str
+    rows: int
+    floor_us: float
+    reference_us: float
+    kernel_us: float | None  # None: the reference is what runs here
+    gb_per_s: float  # of what dispatch picks
+    tflop_per_s: float
+    picked: str
+    reason: str
+    launches: Mapping[str, float]  # what a call of the picked one runs: names of kernels, operators on a CPU
+
+    @property
+    def picked_us(self) -> float:
+        return self.reference_us if self.kernel_us is None else self.kernel_us
+
+    @property
+    def share(self) -> float:
+        return self.floor_us / self.picked_us
+
+    @property
+    def speed_up(self) -> float | None:
+        return None if self.kernel_us is None else self.reference_us / self.kernel_us
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    device: str
+    torch: str
+    dtype: str
+    ceiling: Ceiling
+    times: list[KernelTime]
+    made_at: str
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        for row, timed in zip(data["times"], self.times, strict=True):
+            row |= {"share_of_floor": timed.share, "speed_up": timed.speed_up}
+        return {"format": FORMAT, "kind": "kernels", **data}
+
+
+def run(
+    cases: Iterable[Case],
+    device: torch.device,
+    dtype: torch.dtype,
+    on_time: Callable[[KernelTime], None] = lambda timed: None,
+) -> KernelReport:
+    cuda = device.type == "cuda"
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
+    times = []
+    with torch.inference_mode():  # dispatch gives the reference to whoever wants gradients
+        for case in cases:
+            times.append(measure(case, device, ceiling))
+            on_time(times[-1])
+    return KernelReport(
+        device=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        torch=torch.__version__,
+        dtype=str(dtype).removeprefix("torch."),
+        ceiling=ceiling,
+        times=times,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
+    choice = choose(case.op, device.type, training=False)
+    calls = _calls(case)
+    plain = getattr(reference, case.op)
+    reference_us = _call_us(plain, calls, device)
+    kernel_us = None if choice.function is plain else _call_us(choice.function, calls, device)
+    picked_us = reference_us if kernel_us is None else kernel_us
+    return KernelTime(
+        op=case.op,
+        where=case.where,
+        rows=case.rows,
+        floor_us=ceiling.floor_us(case),
+        reference_us=reference_us,
+        kernel_us=kernel_us,
+        gb_per_s=case.bytes / picked_us / 1e3,
+        tflop_per_s=case.flops / picked_us / 1e6,
+        picked=choice.implementation,
+        reason=choice.reason,
+        launches=_launches(choice, calls[0], device),
+    )
+
+
+def _calls(case: Case) -> list[Call]:
+    if not case.streamed_bytes:
+        return [case.make()]
+    return [case.make() for _ in range(min(_MOST_CALLS, 1 + _ROTATED_BYTES // case.streamed_bytes))]
+
+
+def _call_us(function: Callable[..., Any], calls: Sequence[Call], device: torch.device) -> float:
+    """Of one call, in the middle of many."""
+    turns = cycle(calls)
+
+    def one() -> None:
+        call = next(turns)
+        function(*call.args, **call.kwargs)
+
+    if device.type != "cuda":
+        return 1e3 * time_ms(one, device)
+    count = max(_LEAST_CALLS, len(calls))
+
+    def many() -> None:
+        for _ in range(count):
+            one()
+
+    many()  # compiles kernels and picks library algorithms, which a capture may not
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        many()
+    return 1e3 * time_ms(graph.replay, device) / count
+
+
+def _launches(choice: Choice, call: Call, device: torch.device) -> Mapping[str, float]:
+    """An op of ours may hand a shape on to the library: only what ran tells."""
+    return count(lambda: choice.function(*call.args, **call.kwargs), device, runs=1).names
+
+
+def table(report: KernelReport) -> str:
+    on_gpu = any(t.kernel_us is not None for t in report.times)
+    head = (
+        f"{report.device}, torch {report.torch}, {report.dtype}: copy {report.ceiling.bytes_per_s / 1e9:,.0f} GB/s, "
+        f"library product {report.ceiling.flops_per_s / 1e12:,.1f} TFLOP/s"
+    )
+    blocks = [head]
+    for op in sorted({t.op for t in report.times}):
+        mine = [t for t in report.times if t.op == op]
+        blocks.append(f"{op}: {mine[0].picked}, {mine[0].reason}\n{grid(list(_rows(mine)))}")
+    if not on_gpu:
+        blocks.append("The reference only: there are no kernels for this device, so there is nothing to compare.")
+    return "\n\n".join(blocks)
+
+
+def _rows(times: Sequence[KernelTime]) -> Iterator[tuple[str, ...]]:
+    yield ("where", "rows", "floor µs", "plain µs", "ours µs", "speed-up", "GB/s", "TFLOP/s", "of floor", "runs")
+    for t in times:
+        ours = "-" if t.kernel_us is None else f"{t.kernel_us:.2f}"
+        faster = "-" if t.speed_up is None else f"{t.speed_up:.2f}×"
+        flops = f"{t.tflop_per_s:.2f}" if t.tflop_per_s else "-"
+        yield (
+            t.where, str(t.rows), f"{t.floor_us:.2f}", f"{t.reference_us:.2f}", ours, faster, f"{t.gb_per_s:,.0f}",
+            flops, f"{100 * t.share:.0f}%", _short(t.launches),
+        )  # fmt: skip
+
+
+def _short(launches: Mapping[str, float], width: int = 40) -> str:
+    names = " + ".join(name.split("<")[0].split("(")[0].removeprefix("void ").split("::")[-1] for name in launches)
+    return names if len(names) <= width else names[: width - 1] + "…"

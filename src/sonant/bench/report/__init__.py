@@ -1,0 +1,1 @@
+"""Results on disk, and what people read of them: tables, pictures, pages, comparisons."""

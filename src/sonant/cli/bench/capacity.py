@@ -1,0 +1,106 @@
+"""`sonant bench capacity`: how many listeners does this server hold?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonant.cli.bench import target as bench_target
+from sonant.cli.options import Commands, add_command, whole_number
+from sonant.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sonant.bench.client.capacity import Probe
+
+EXIT_INTERRUPTED = 130
+EXAMPLES = """
+sonant bench capacity --base-url http://localhost:8000 --ttfp 300
+sonant bench capacity --base-url http://localhost:8000 --start 64 --most 512 --length medium
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "find the most listeners a server holds without gaps and with the first sound in time"
+    parser = add_command(commands, "capacity", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("--ttfp", metavar="MS", type=float, default=500.0, help="bound of p99 (default: 500)")
+    parser.add_argument(
+        "--gap", metavar="MS", type=float, default=50.0, help="underrun that still counts as none (default: 50)"
+    )
+    parser.add_argument(
+        "--share", metavar="PERCENT", type=float, default=99.0, help="of streams without a gap (default: 99)"
+    )
+    parser.add_argument("--confidence", metavar="PERCENT", type=float, default=95.0, help="(default: 95)")
+    parser.add_argument("--start", metavar="N", type=whole_number(1), default=1, help="first load (default: 1)")
+    parser.add_argument("--most", metavar="N", type=whole_number(1), default=1024, help="last load (default: 1024)")
+    parser.add_argument(
+        "--ramp", metavar="S", type=float, default=2.0, help="seconds in which listeners come in (default: 2)"
+    )
+    bench_target.add_target(parser)
+    bench_target.add_prompts(parser)
+    bench_target.add_client(parser)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the result as JSON (default: nowhere)")
+
+
+def run(args: argparse.Namespace) -> int:
+    bench_target.need_bench_packages()
+    from sonant.bench.client.capacity import Promise, Search
+    from sonant.bench.client.load import Load
+    from sonant.bench.client.load_level import Level
+    from sonant.bench.client.sweep import Sweep
+    from sonant.bench.client.worker_pool import Fleet
+
+    for option, value in (("--share", args.share), ("--confidence", args.confidence)):
+        if not 50 <= value < 100:
+            raise ConfigError(f"{option} is a percentage from 50 to below 100, not {value:g}")
+    promise = Promise(args.ttfp / 1e3, args.gap / 1e3, args.share / 100, args.confidence / 100)
+    prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
+    processes = bench_target.processes_of(args, args.most)
+    line = bench_target.ProgressLine(quiet=args.quiet)
+    with Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
+        sweep = Sweep(target, fleet, args.warmups, line)
+
+        def measure(listeners: int, requests: int) -> Level:
+            level = sweep.level(Load(requests, concurrency=listeners, ramp_s=args.ramp, seed=args.seed))
+            if level is None:
+                raise KeyboardInterrupt
+            return level
+
+        search = Search(measure, promise, start=args.start, most=args.most)
+        try:
+            found = search.run()
+        except KeyboardInterrupt:
+            line.clear()
+            print(_probe_table(search.probes))
+            print("interrupted: nothing was confirmed")
+            return EXIT_INTERRUPTED
+    line.clear()
+    print(_probe_table(search.probes))
+    print(_sentence(found.listeners, found.breaks_at, args))
+    if args.out:
+        facts = bench_target.client_facts(args, processes)
+        data = {"kind": "capacity", "target": target.describe(), "client": facts, **asdict(found)}
+        args.out.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return 0
+
+
+def _probe_table(probes: list[Probe]) -> str:
+    from sonant.bench.report.table import grid
+
+    rows: list[tuple[str, ...]] = [("c", "requests", "gap-free", "in time", "counted", "holds")]
+    for p in probes:
+        shares = (f"{100 * n / p.requests:.1f}%" if p.requests else "-" for n in (p.gap_free, p.in_time))
+        how = "confirmed" if p.confirmed else "quick look"
+        holds = ("yes" if p.holds else "no") + (" (client late)" if p.client_limited else "")
+        rows.append((str(p.listeners), str(p.requests), *shares, how, holds))
+    return grid(rows)
+
+
+def _sentence(listeners: int, breaks_at: int | None, args: argparse.Namespace) -> str:
+    bound = f"{args.share:g} % of streams without a gap over {args.gap:g} ms and TTFP p99 within {args.ttfp:g} ms"
+    if not listeners:
+        return f"not even one listener gets {bound}, at {args.confidence:g} % confidence"
+    above = f"; {breaks_at} did not hold" if breaks_at else f"; more than {args.most} were not tried"
+    return f"holds {listeners} listeners with {bound}, at {args.confidence:g} % confidence{above}"

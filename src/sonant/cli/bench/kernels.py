@@ -1,0 +1,130 @@
+"""`sonant bench kernels`: every op of ours against plain torch, at the shapes of the published models."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonant.cli.bench.facts import machine_facts
+from sonant.cli.options import DTYPES, Commands, add_command, whole_number
+from sonant.errors import ConfigError
+from sonant.load import pick_device, pick_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from sonant.bench.kernels.versus_torch import KernelTime
+
+EXAMPLES = """
+sonant bench kernels --device cuda --out kernels.json
+sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
+sonant bench kernels --tune
+"""
+SIZES = ("0.6b", "1.7b")
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "measure every kernel against plain torch at the models' shapes: µs, GB/s, share of the floor"
+    parser = add_command(commands, "kernels", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("--ops", metavar="OP,OP…", help="names as `sonant doctor` lists them (default: all)")
+    parser.add_argument(
+        "--size", metavar="S,S…", default=",".join(SIZES), help="whose shapes: 0.6b, 1.7b (default: both)"
+    )
+    parser.add_argument(
+        "--rows", metavar="N,N…", help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU)"
+    )
+    parser.add_argument(
+        "--prefill", metavar="N", type=whole_number(0), help="positions; 0: none (default: 512 on a GPU, 0 on a CPU)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and values (default: auto)")
+    parser.add_argument(
+        "--tune", action="store_true", help="find the best tile of each kernel on this GPU at the 1.7b model's shapes"
+    )
+    parser.add_argument(
+        "--tune-seconds", metavar="S", type=whole_number(1), default=120, help="when to stop tuning (default: 120)"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write all figures there as JSON (default: nowhere; with --tune where kernels look for them)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from sonant.bench.kernels import versus_torch as kernels
+    from sonant.bench.kernels.cases import Cases
+    from sonant.bench.report.results import write_json
+    from sonant.kernels.dispatch import OPS
+
+    device = pick_device(args.device)
+    dtype = pick_dtype(args.dtype, device)
+    gpu = device.type == "cuda"
+    ops = args.ops.split(",") if args.ops else list(OPS)
+    if unknown := [op for op in ops if op not in OPS]:
+        raise ConfigError(f"there is no op {unknown[0]!r}; there are {', '.join(OPS)}")
+    if args.tune:
+        return _tune(device, ops, args.tune_seconds, args.out)
+    sizes = args.size.split(",")
+    if unknown := [size for size in sizes if size not in SIZES]:
+        raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(SIZES)}")
+    rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
+    prefill = args.prefill if args.prefill is not None else 512 * gpu
+    cases = (case for case in Cases(device, dtype).every(sizes, rows, prefill) if case.op in ops)
+    report = kernels.run(cases, device, dtype, on_time=_tell)
+    print(kernels.table(report))
+    if args.out:
+        write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
+    return 0
+
+
+def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) -> int:
+    if device.type != "cuda":  # where triton need not be installed
+        raise ConfigError(f"--tune needs a GPU, and {device} is none")
+    import torch
+
+    from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
+    from sonant.bench.kernels import tune
+    from sonant.bench.kernels.tune_cases import Tunable, conv_cases, product_cases
+    from sonant.bench.kernels.versus_torch import Ceiling
+    from sonant.kernels import tuning
+
+    torch.cuda.set_device(device)
+    gpu = torch.cuda.get_device_name(device)
+    every: list[Tunable] = [*product_cases(), *conv_cases()]
+    cases = [case for case in every if case.op in ops]
+    if not cases:
+        raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
+    results = tune.run(cases, device, ceiling, seconds, _say)
+    print(tune.table(results))
+    path = out or tuning.user_path(gpu)
+    known = {} if out else dict(tuning.read(path))
+    figures = {r.key: [round(us, 2) for us in (r.best_us, r.library_us, r.floor_us)] for r in results}
+    facts = {"machine": machine_facts(("triton",)), "best_library_floor_us": figures}
+    tuning.write(path, gpu, known | {r.key: r.tile for r in results}, facts)
+    print(f"{len(results)} of {len(cases)} shapes tuned → {path}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _rows(text: str) -> list[int]:
+    try:
+        rows = [int(n) for n in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--rows takes whole numbers with commas, not {text!r}") from None
+    if min(rows) < 1:
+        raise ConfigError(f"--rows takes numbers of at least 1, not {text!r}")
+    return rows
+
+
+def _tell(timed: KernelTime) -> None:
+    """On a terminal, that it goes on."""
+    if sys.stderr.isatty():
+        print(f"{timed.op}, {timed.where}, {timed.rows} rows: {timed.picked_us:.1f} µs", file=sys.stderr)

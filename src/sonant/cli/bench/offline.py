@@ -1,0 +1,173 @@
+"""`sonant bench offline`: how fast the engine is on this machine, without a network in between."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sonant
+from sonant.cli.bench.facts import machine_facts
+from sonant.cli.model_folder import model_folder
+from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
+from sonant.config import EngineConfig
+from sonant.errors import ConfigError
+from sonant.load import pick_device
+
+if TYPE_CHECKING:
+    from sonant.bench.engine.offline import Report
+    from sonant.bench.engine.startup import Startup
+    from sonant.bench.engine.sustained_listeners import Held
+
+EXAMPLES = """
+sonant bench offline --model model --streams 1,4 --frames 25
+sonant bench offline --model model --measure all --device cuda --out report.json --plot report.png
+sonant bench offline --model model --measure held --held-frames 60 --first-audio 300
+"""
+MEASUREMENTS = ("streams", "steps", "saturated", "held", "startup")
+_DEFAULT = ("streams", "steps", "saturated")
+_STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "measure the engine itself: time by part, first audio, listeners held, sound a second, start-up"
+    parser = add_command(commands, "offline", run, summary=summary, examples=EXAMPLES)
+    add_model(parser)
+    parser.add_argument(
+        "--streams", metavar="N,N…",
+        help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
+        "the number of rows that the engine has",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frames", metavar="N", type=whole_number(1), default=125,
+        help="frames a request; 12.5 are a second (default: 125)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--measure", metavar="M,M…", default=",".join(_DEFAULT),
+        help="streams: whole runs; steps: a step by part, its bytes and counts; saturated: files only; held: listeners "
+        "in real time without an underrun, which takes minutes; startup: a fresh process to its first sound; or all "
+        f"(default: {','.join(_DEFAULT)})",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
+    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
+    _add_held(parser)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures there as JSON (default: nowhere)")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path,
+        help="draw a frame by part and the sound made there, as PNG; needs streams and steps (default: nowhere)",
+    )  # fmt: skip
+
+
+def _add_held(parser: argparse.ArgumentParser) -> None:
+    held = parser.add_argument_group("listeners held")
+    held.add_argument(
+        "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
+    )
+    held.add_argument(
+        "--first-audio", metavar="MS", type=float, default=500.0, help="first sound must come in (default: 500)"
+    )
+    held.add_argument(
+        "--held-share", metavar="PERCENT", type=float, default=99.0,
+        help="of streams that are to be sure to have no underrun, at 95 %% confidence: 99 takes 299 streams without "
+        "one, 95 takes 59 (default: 99)",
+    )  # fmt: skip
+    held.add_argument(
+        "--held-start", metavar="N", type=whole_number(1), help="first load (default: 64 on a GPU, 1 on a CPU)"
+    )
+    held.add_argument("--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from sonant.bench.engine import offline
+    from sonant.bench.engine.offline_table import picture, table
+    from sonant.bench.report import plots
+    from sonant.bench.report.results import write_json
+
+    wanted = _measurements(args.measure)
+    device = pick_device(args.device)
+    streams = _streams(args.streams or _STREAMS[device.type])
+    if not 50 <= args.held_share < 100:
+        raise ConfigError(f"--held-share is a percentage from 50 to below 100, not {args.held_share:g}")
+    if args.plot:
+        plots.need_matplotlib()
+        if not {"streams", "steps"} <= wanted:
+            raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
+    folder = model_folder(args.model)
+    startup = _startup(args, folder, max(streams)) if "startup" in wanted else None
+    engine = sonant.load(
+        folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=_config(streams)
+    )
+    with engine:
+        report = offline.run(engine, streams if "streams" in wanted else [], args.frames, on_level=_tell)
+        if "saturated" in wanted:
+            report.saturated = offline.saturate(engine, args.frames)
+        if "held" in wanted:
+            report.held = _hold(args, engine, max(streams))
+    report.startup = startup
+    if "steps" in wanted:
+        _break_down(engine, report, streams)
+    print(table(report))
+    if args.out:
+        data = report.to_json() | {"model": str(folder), "machine": machine_facts(("triton", "matplotlib"))}
+        write_json(args.out, data, indent=1)
+    if args.plot:
+        plots.write_png(args.plot, picture(report))
+    return 0
+
+
+def _config(streams: list[int]) -> EngineConfig:
+    return EngineConfig(max_rows=max(streams), warm_rows=max(streams))
+
+
+def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:
+    """Before the engine is loaded here, which would leave no memory for another."""
+    from sonant.bench.engine.startup import Order, measure
+
+    return measure(Order(str(folder), args.device, args.dtype, args.codec_dtype, rows))
+
+
+def _hold(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> Held:
+    from sonant.bench.client.capacity import Promise
+    from sonant.bench.engine.sustained_listeners import hold
+
+    promise = Promise(ttfp_s=args.first_audio / 1e3, gap_s=0.0, share=args.held_share / 100, none_bad=True)
+    return hold(
+        engine,
+        args.held_frames or args.frames,
+        promise,
+        start=args.held_start or (64 if engine.device.type == "cuda" else 1),
+        most=args.held_most or 4 * rows,
+        on_level=_tell,
+    )
+
+
+def _break_down(engine: sonant.Engine, report: Report, streams: list[int]) -> None:
+    from sonant.bench.engine.breakdown import break_down
+
+    for count in streams:
+        report.breakdowns.append(break_down(engine, count, report.frames, 1e9 * report.copy_gb_per_s))
+
+
+def _tell(level: object) -> None:
+    """On a terminal, that it goes on."""
+    if sys.stderr.isatty():
+        print(level, file=sys.stderr)
+
+
+def _measurements(text: str) -> set[str]:
+    names = set(MEASUREMENTS) if text == "all" else set(text.split(","))
+    if unknown := sorted(names - set(MEASUREMENTS)):
+        raise ConfigError(f"nothing called {unknown[0]!r} is measured; there are {', '.join(MEASUREMENTS)} and all")
+    return names
+
+
+def _streams(text: str) -> list[int]:
+    try:
+        streams = [int(n) for n in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--streams takes whole numbers with commas, not {text!r}") from None
+    if min(streams) < 1:
+        raise ConfigError(f"--streams takes numbers of at least 1, not {text!r}")
+    return streams

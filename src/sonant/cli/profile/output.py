@@ -1,0 +1,107 @@
+"""What commands that look at a trace have in common: how to look, where to write, and what a step may cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+from sonant.cli.bar import Bar
+from sonant.cli.sound_file import OutputError
+from sonant.errors import ConfigError
+from sonant.profiling.analysis import Scene, look
+from sonant.profiling.budget import broken_limits, parse_budget
+from sonant.profiling.events import Trace
+from sonant.profiling.page import write_page
+from sonant.profiling.perfetto import write_perfetto
+from sonant.profiling.read import read_trace
+from sonant.profiling.report import Report, make_report, save_report
+from sonant.profiling.table import report_text
+
+EXIT_OVER_BUDGET = 1
+
+
+def add_looking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--step", metavar="NAME", help="the range that is a step, or a part of its name (default: found by itself)"
+    )
+    parser.add_argument(
+        "--bandwidth", metavar="GB/S", type=_positive, help="the GPU's memory bandwidth (default: by the GPU's name)"
+    )
+
+
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="show findings under 1 %% too (default: off)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON (default: off)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts there (default: nowhere)")
+    parser.add_argument(
+        "--save", metavar="FILE", type=Path, help="write the report there, for `diff` (default: nowhere)"
+    )
+    parser.add_argument(
+        "--perfetto", metavar="FILE", type=Path, help="write a trace with findings marked there (default: nowhere)"
+    )
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--assert", metavar="LIMITS", dest="budget", type=_budget,
+        help='what a step may cost, as in "fills=0,syncs=0,kernels<=1300"; over it, exit with 1 (default: anything)',
+    )  # fmt: skip
+
+
+def _budget(text: str) -> str:
+    try:
+        parse_budget(text)  # here, and not after minutes of reading
+    except ConfigError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+    return text
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be over 0, not {text}")
+    return value
+
+
+def read_with_bar(path: Path) -> Trace:
+    bar = Bar(f"reading {path.name}")
+    try:
+        return read_trace(path, bar)
+    finally:
+        bar.clear()
+
+
+def show(args: argparse.Namespace, path: Path, mapping: Path | None) -> int:
+    """Look at a trace, print and write what was asked for, and give the exit code."""
+    second = read_with_bar(mapping) if mapping is not None else None
+    bandwidth = 1e9 * args.bandwidth if args.bandwidth else None
+    scene = look(read_with_bar(path), step_name=args.step, mapping=second, bandwidth=bandwidth)
+    report = make_report(scene, str(path))
+    _write(args, scene, report)
+    print(json.dumps(report.to_json(), indent=1) if args.json else report_text(report, everything=args.all))
+    return judge(args.budget, report)
+
+
+def _write(args: argparse.Namespace, scene: Scene, report: Report) -> None:
+    try:
+        if args.html:
+            write_page(scene, report, args.html)
+        if args.save:
+            save_report(report, args.save)
+        if args.perfetto:
+            write_perfetto(scene, report.findings, args.perfetto)
+    except OSError as e:
+        raise OutputError(f"cannot write {e.filename}: {e.strerror}") from e
+
+
+def judge(budget: str | None, report: Report) -> int:
+    broken = broken_limits(budget, report.metrics) if budget else []
+    for line in broken:
+        print(f"sonant: over budget: {line}", file=sys.stderr)
+    return EXIT_OVER_BUDGET if broken else 0

@@ -1,0 +1,32 @@
+"""`sonant profile read`: what a trace of any engine shows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sonant.cli.options import Commands, add_command
+from sonant.cli.profile.output import add_budget, add_looking, add_writing, show
+
+EXAMPLES = """
+sonant profile read trace.json.gz
+sonant profile read graphs.json.gz --mapping eager.json.gz --html report.html
+sonant profile read report.sqlite --step decode --perfetto marked.json.gz
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "read a trace of torch.profiler (JSON, gzip) or Nsight Systems (SQLite) and say what it wastes"
+    parser = add_command(commands, "read", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("trace", metavar="TRACE", type=Path)
+    parser.add_argument(
+        "--mapping", metavar="TRACE", type=Path,
+        help="a second trace, without graphs and with stacks, that tells where kernels come from (default: none)",
+    )  # fmt: skip
+    add_looking(parser)
+    add_writing(parser)
+    add_budget(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return show(args, args.trace, args.mapping)

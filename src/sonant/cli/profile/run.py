@@ -1,0 +1,66 @@
+"""`sonant profile run`: record our own engine under load, and look at it at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import sonant
+from sonant.cli.model_folder import model_folder
+from sonant.cli.options import DTYPES, Commands, add_command, whole_number
+from sonant.cli.profile.output import add_budget, add_looking, add_writing, show
+from sonant.cli.sound_file import OutputError
+from sonant.config import EngineConfig
+from sonant.profiling.capture import capture
+
+EXAMPLES = """
+sonant profile run model
+sonant profile run model --concurrency 16 --device cuda --html report.html
+sonant profile run model --assert "fills=0,syncs=0,driver_allocations=0"
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "record our engine in two traces, one for times and one for sources, and say what it wastes"
+    parser = add_command(commands, "run", run, summary=summary, examples=EXAMPLES)
+    parser.add_argument("folder", metavar="MODEL", nargs="?", help="folder of a checkpoint (default: SONANT_MODEL)")
+    parser.add_argument(
+        "--concurrency", metavar="N", type=whole_number(1), default=4, help="streams at once (default: 4)"
+    )
+    parser.add_argument(
+        "--frames",
+        metavar="N",
+        type=whole_number(1),
+        default=125,
+        help="of a stream; then it begins anew (default: 125)",
+    )
+    parser.add_argument("--steps", metavar="N", type=whole_number(8), default=100, help="to record (default: 100)")
+    parser.add_argument(
+        "--mapping-steps", metavar="N", type=whole_number(1), default=6,
+        help="to record with Python lines, which is slow (default: 6)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
+    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
+    parser.add_argument(
+        "--out", "-o", metavar="DIR", type=Path, default=Path("profile"), help="where the traces go (default: profile)"
+    )
+    add_looking(parser)
+    add_writing(parser)
+    add_budget(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = model_folder(args.folder)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
+    config = EngineConfig(max_rows=args.concurrency, warm_rows=args.concurrency)
+    types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
+    with sonant.load(folder, device=args.device, config=config, **types) as engine:
+        traces = capture(
+            engine, args.out, concurrency=args.concurrency, frames=args.frames, steps=args.steps,
+            mapping_steps=args.mapping_steps,
+        )  # fmt: skip
+    return show(args, traces.timing, traces.mapping)

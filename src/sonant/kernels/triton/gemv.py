@@ -1,0 +1,119 @@
+"""Matrix products with few rows: as fast as the weights can be read, with the norm before and the sum after inside.
+
+One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
+before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
+each program anew, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py), and from
+there on, or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile`
+is what a tuner tries with more than one row; None: the best known.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sonant.kernels import reference
+from sonant.kernels.triton import norm, small_m_gemm
+from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.tuning import Tile
+
+_DEEPEST = 8192
+_VECTORS = 64  # elements of the weights in each thread's hands
+
+
+@triton.jit
+def _skinny(
+    x, weight, gain, residual, out, columns, depth, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    known = column < columns
+    k = tl.arange(0, BLOCK_K)
+    inside = k < depth
+    dtype = out.dtype.element_ty
+    at = column.to(tl.int64)[:, None] * depth + k[None]
+    mask = known[:, None] & inside[None]
+    own = tl.load(weight + at, mask=mask, other=0.0)
+    if GATED:
+        up = tl.load(weight + columns.to(tl.int64) * depth + at, mask=mask, other=0.0)
+    if NORM:
+        scale_of = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
+    wait(EARLY)
+    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        # each result is rounded where the reference rounds it; the arithmetic between is float32
+        scale = tl.rsqrt(tl.sum(value * value, axis=0) / depth + eps)
+        value = (scale_of * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    total = tl.sum(own.to(tl.float32) * value[None], axis=1).to(dtype)
+    if GATED:
+        gate = total.to(tl.float32)
+        silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        total = (silu * tl.sum(up.to(tl.float32) * value[None], axis=1).to(dtype).to(tl.float32)).to(dtype)
+    if ADD:
+        before = tl.load(residual + column, mask=known, other=0.0).to(tl.float32)
+        total = (before + total.to(tl.float32)).to(dtype)
+    tl.store(out + column, total, mask=known)
+
+
+def _product(
+    x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
+    residual: Tensor | None = None, tile: Tile | None = None,
+) -> Tensor | None:  # fmt: skip
+    """None: too many rows, an unusual layout, or a shape in which the library is faster."""
+    depth = weight.shape[1]
+    columns = weight.shape[0] // 2 if gated else weight.shape[0]
+    rows = x.numel() // depth
+    if not weight.is_contiguous() or x.dtype != weight.dtype:
+        return None
+    out = x.new_empty(*x.shape[:-1], columns)
+    flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
+    residual = None if residual is None else residual.contiguous()
+    if rows == 1 and depth <= _DEEPEST:
+        _one_row(flat, weight, wanted, gain, eps, gated, residual)
+        return out
+    if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+    ):
+        return out
+    return None
+
+
+def _one_row(
+    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None
+) -> None:
+    depth, columns = x.shape[1], out.shape[1]
+    block_k = triton.next_power_of_2(depth)
+    warps = 8 if block_k > 4096 else 4
+    block_n = max(1, _VECTORS * 32 * warps // block_k // (2 if gated else 1))
+    _skinny[(triton.cdiv(columns, block_n),)](
+        x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
+        NORM=gain is not None, GATED=gated, ADD=residual is not None,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **options(x),
+    )  # fmt: skip
+
+
+def linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, tile=tile)
+    return reference.linear(x, weight) if out is None else out
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, residual=residual, tile=tile)
+    if out is not None:
+        return out
+    # into the residual itself: otherwise the library copies it first
+    return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
+    return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
+    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out

@@ -1,0 +1,164 @@
+"""Matrix products with a few rows on tensor cores, read at the speed of the weights.
+
+A program takes one strip of columns over all or a part of the depth. Its first tile of the weights is on its way
+before it waits for its input; the others follow through shared memory. Programs of one strip that split the depth add
+up as parts.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
+of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
+own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
+from sonant.kernels.triton.split_k import arrivals, arrive_last, room, sum_of_parts
+from sonant.kernels.tuning import Tile
+
+
+@triton.jit
+def _values(x, gain, row, k, depth, NORM: tl.constexpr):
+    """[K, M] of the input, scaled by the norm's gain, and the squares' sum of each row."""
+    value = tl.load(x + row[None] * depth + k[:, None])
+    square = tl.zeros([row.shape[0]], tl.float32)
+    if NORM:
+        wide = value.to(tl.float32)
+        square = tl.sum(wide * wide, axis=0)
+        value = (wide * tl.load(gain + k).to(tl.float32)[:, None]).to(value.dtype)
+    return value, square
+
+
+@triton.jit
+def _plus_product(total, own, value, FOLD: tl.constexpr, PRECISION: tl.constexpr):
+    if FOLD > 1:
+        deep: tl.constexpr = own.shape[1] // FOLD
+        own = tl.permute(tl.reshape(own, (own.shape[0], FOLD, deep)), (1, 0, 2))
+        value = tl.reshape(value, (FOLD, deep, value.shape[1]))
+    return tl.dot(own, value, total, input_precision=PRECISION)
+
+
+@triton.jit
+def _swiglu(gate, up):
+    """Rounded where the reference rounds."""
+    wide = gate.to(tl.float32)
+    silu = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return silu * up.to(tl.float32)
+
+
+@triton.jit
+def _finish(
+    total, other, square, residual, out, row, column, rows, columns, depth, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    dtype = out.dtype.element_ty
+    if NORM:
+        scale = tl.rsqrt(square / depth + eps)[None]
+        total *= scale
+        other *= scale
+    if GATED:
+        total = _swiglu(total.to(dtype), other.to(dtype))
+    at = row[None] * columns + column[:, None]
+    mask = (row < rows)[None] & (column < columns)[:, None]
+    if ADD:
+        total = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + total.to(dtype).to(tl.float32)
+    tl.store(out + at, total.to(dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "turns"])
+def _few(
+    x, weight, gain, residual, out, partial, squares, arrived, rows, columns, depth, turns, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    LOOP: tl.constexpr, FOLD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    strip, part = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, BLOCK_M)
+    column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = part * turns * BLOCK_K + tl.arange(0, BLOCK_K)
+    # rows and columns past the end are the last ones again: what comes of them is not stored
+    there = tl.minimum(row, rows - 1)
+    start = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
+    up_start = start + columns.to(tl.int64) * depth
+    own = tl.load(start + k[None])
+    up = own
+    if GATED:
+        up = tl.load(up_start + k[None])
+    wait(EARLY)
+    value, square = _values(x, gain, there, k, depth, NORM)
+    total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
+    other = total
+    if LOOP:
+        for turn in range(1, turns):
+            at = k + turn * BLOCK_K
+            next_value, next_square = _values(x, gain, there, at, depth, NORM)
+            square += next_square
+            total = _plus_product(total, tl.load(start + at[None]), next_value, FOLD, PRECISION)
+            if GATED:
+                other = _plus_product(other, tl.load(up_start + at[None]), next_value, FOLD, PRECISION)
+    # last, so that what the loop reads is on its way while these are
+    total = _plus_product(total, own, value, FOLD, PRECISION)
+    if GATED:
+        other = _plus_product(other, up, value, FOLD, PRECISION)
+    if FOLD > 1:
+        total, other = tl.sum(total, axis=0), tl.sum(other, axis=0)
+
+    last = True
+    if PARTS > 1:
+        planes: tl.constexpr = 2 if GATED else 1
+        cells: tl.constexpr = planes * BLOCK_M * BLOCK_N
+        cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + row[None]
+        slot, norms = partial + strip * PARTS * cells, squares + strip * PARTS * BLOCK_M
+        tl.store(slot + part * cells + cell, total)
+        if GATED:
+            tl.store(slot + part * cells + BLOCK_M * BLOCK_N + cell, other)
+        if NORM:
+            tl.store(norms + part * BLOCK_M + row, square)
+        last = arrive_last(arrived + strip, PARTS)
+        if last:
+            total = sum_of_parts(slot, cell, PARTS, cells)
+            if GATED:
+                other = sum_of_parts(slot + BLOCK_M * BLOCK_N, cell, PARTS, cells)
+            if NORM:
+                square = sum_of_parts(norms, row, PARTS, BLOCK_M)
+    if last:
+        _finish(total, other, square, residual, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
+
+
+def fits(rows: int, depth: int) -> bool:
+    return rows <= ROWS and block_depth(depth) >= 16
+
+
+def product(
+    x: Tensor, weight: Tensor, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
+    tile: Tile | None = None,
+) -> bool:  # fmt: skip
+    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
+
+    False: the library is known to be faster, and nothing was done. `tile` is what a tuner tries; None: the best known.
+    """
+    rows, depth = x.shape
+    columns = out.shape[1]
+    tile = tile or tile_for(x, columns, gated, norm=gain is not None)
+    if tile.library:
+        return False
+    block_m = max(16, triton.next_power_of_2(rows))
+    strips = triton.cdiv(columns, tile.n)
+    turns = depth // (tile.k * tile.splits)
+    if turns * tile.k * tile.splits != depth:
+        raise ValueError(f"{tile} does not divide a depth of {depth}")
+    squares = strips * tile.splits * block_m
+    partial = room(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
+    _few[(strips, tile.splits)](
+        x, weight, weight if gain is None else gain, out if residual is None else residual, out,
+        partial, partial[max(0, partial.numel() - squares) :],
+        arrivals(x.device, weight.data_ptr(), strips, tile.splits), rows, columns, depth, turns, eps,
+        NORM=gain is not None, GATED=gated, ADD=residual is not None,
+        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=turns > 1, FOLD=tile.fold,
+        BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, PARTS=tile.splits,
+        num_warps=tile.warps, num_stages=tile.stages, **options(x),
+    )  # fmt: skip
+    return True

@@ -1,0 +1,1 @@
+"""Random checkpoints in the published layout, for tests, benchmarks and a first try."""

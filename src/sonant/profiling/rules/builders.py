@@ -1,0 +1,112 @@
+"""How rules turn events into a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sonant.profiling.analysis import Scene
+from sonant.profiling.events import Ints
+from sonant.profiling.finding import Evidence, Finding
+from sonant.profiling.gaps import busy_union
+from sonant.profiling.kernels import short
+
+_EVIDENCE = 6
+_MARKS = 2000
+
+
+def finding(
+    scene: Scene,
+    rule: str,
+    title: str,
+    *,
+    lost_ns: float,
+    count: float,
+    fix: str,
+    evidence: Sequence[Evidence] = (),
+    source: str | None = None,
+    marks: Sequence[tuple[int, int]] = (),
+    at_most: bool = False,
+) -> Finding:
+    """`lost_ns` and `count` are of all steady steps together."""
+    lost_us = lost_ns / scene.count / 1e3
+    source = source or next((e.source for e in evidence if e.source), None)
+    return Finding(
+        rule=rule,
+        title=title,
+        lost_us=lost_us,
+        share=1e3 * lost_us / scene.step_ns,
+        count=count / scene.count,
+        source=source,
+        fix=fix,
+        evidence=tuple(evidence[:_EVIDENCE]),
+        at_most=at_most,
+        marks=tuple(marks[:_MARKS]),
+    )
+
+
+def of_events(scene: Scene, rule: str, title: str, events: Ints, lost_ns: Ints, fix: str) -> Finding:
+    """A finding whose evidence is the device's events themselves, each with the time that it loses."""
+    return finding(
+        scene,
+        rule,
+        title,
+        lost_ns=float(lost_ns.sum()),
+        count=len(events),
+        evidence=by_kernel(scene, events, lost_ns),
+        marks=spans(scene, events),
+        fix=fix,
+    )
+
+
+def by_kernel(scene: Scene, events: Ints, lost_ns: Ints) -> list[Evidence]:
+    """Kernels among `events`, the dearest first, with who launches them."""
+    device = scene.trace.device
+    rows = []
+    for number in np.unique(device.name[events]):
+        mine = device.name[events] == number
+        us = float(lost_ns[mine].sum()) / scene.count / 1e3
+        rows.append((us, float(mine.sum()) / scene.count, int(number), events[mine]))
+    rows.sort(key=lambda row: (-row[0], -row[1]))
+    return [
+        Evidence(_described(scene, number, mine), count, us, scene.source_of(mine.tolist()))
+        for us, count, number, mine in rows[:_EVIDENCE]
+    ]
+
+
+def _described(scene: Scene, number: int, events: Ints) -> str:
+    size = float(scene.trace.device.size[events].mean())
+    text = short(scene.trace.names[number])
+    return f"{text}, {amount(size)} each" if size else text
+
+
+def amount(size: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def spans(scene: Scene, events: Ints) -> list[tuple[int, int]]:
+    device = scene.trace.device
+    return list(zip(device.start[events].tolist(), device.end[events].tolist(), strict=True))
+
+
+def alone_ns(scene: Scene, events: Ints) -> Ints:
+    """How long each of these ran with no other work on the device beside it."""
+    device = scene.trace.device
+    other = np.ones(len(device), bool)
+    other[events] = False
+    if not other.any():
+        return device.duration[events]
+    starts, ends = busy_union(device.start[other], device.end[other])
+    covered = np.append(0, np.cumsum(ends - starts))
+
+    def busy_before(moment: Ints) -> Ints:
+        place = np.searchsorted(starts, moment, side="right")
+        over = np.where(place > 0, np.maximum(0, ends[np.maximum(place - 1, 0)] - moment), 0)
+        result: Ints = covered[place] - over
+        return result
+
+    return device.duration[events] - (busy_before(device.end[events]) - busy_before(device.start[events]))

@@ -1,0 +1,1 @@
+"""The routes, their bodies and messages, and how each answer or error is written."""

@@ -1,0 +1,95 @@
+"""Several texts in one request, each spoken into a file: vllm-omni's batch shape.
+
+All items run at once; one that fails says so in its place and the others go on. Who hangs up stops them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sonant.engine.engine import Engine
+from sonant.errors import BadText, EngineError
+from sonant.serving.api.disconnect import until_gone
+from sonant.serving.api.error_responses import answer, told
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
+from sonant.serving.audio_pipeline import check_complete
+from sonant.serving.service import SpeechService
+
+
+def batch_routes(service: SpeechService) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/v1/audio/speech/batch", response_class=JSONResponse)
+    async def batch(body: BatchBody, request: Request) -> Response:
+        chars = sum(len(item.input) for item in body.items)
+        if chars > MAX_INPUT_CHARS:
+            raise BadText(
+                f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
+            )
+        return BatchResponse(service, body.bodies(), request.state.client)
+
+    return router
+
+
+class BatchResponse(Response):
+    def __init__(self, service: SpeechService, bodies: list[SpeechBody], client: str) -> None:
+        self.service, self.bodies, self.client = service, bodies, client
+        self.background = None
+        self.started_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not await until_gone(self._work(scope, receive, send), receive):
+            self.service.metrics.aborted.labels("client_gone").inc()
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            try:
+                engine = self.service.admit(self.client, held, requests=len(self.bodies))
+            except Exception as e:
+                return await answer(e)(scope, receive, send)
+            tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
+            held.callback(lambda: [task.cancel() for task in tasks])
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            failures = [r for r in results if isinstance(r, Exception)]
+            if len(failures) == len(results) and isinstance(failures[0], EngineError):
+                return await answer(failures[0])(scope, receive, send)  # ours, not the items' doing
+            response = await run_in_threadpool(self._response, results)
+            return await response(scope, receive, send)
+
+    async def _item(self, engine: Engine, body: SpeechBody) -> dict[str, Any]:
+        with ExitStack() as held:
+            try:
+                stream, path = await self.service.speak(engine, body, True, held)
+                sound = [await path.push(chunk) async for chunk in stream]
+                check_complete(stream)
+                sound.append(await path.finish())
+            except Exception:
+                self.service.metrics.requests.labels("batch", "error").inc()
+                raise
+            self.service.metrics.count("batch", stream, path, self.started_s)
+            kind = path.encoder.content_type
+            return {"audio_data": b"".join(sound), "media_type": kind, "usage": path.usage(stream)}
+
+    def _response(self, results: list[dict[str, Any] | BaseException]) -> JSONResponse:
+        items: list[dict[str, Any]] = []
+        for index, result in enumerate(results):
+            if isinstance(result, BaseException):
+                error = result if isinstance(result, Exception) else RuntimeError("cancelled")
+                items.append({"index": index, "status": "error", "error": told(error).message})
+            else:
+                sound = base64.b64encode(result["audio_data"]).decode()
+                items.append({"index": index, "status": "success", **result, "audio_data": sound})
+        failed = sum(item["status"] == "error" for item in items)
+        answered = {"total": len(items), "succeeded": len(items) - failed, "failed": failed}
+        return JSONResponse({"id": f"speech-batch-{secrets.token_hex(16)}", "results": items, **answered})

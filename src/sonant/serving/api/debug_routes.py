@@ -1,0 +1,75 @@
+"""Records the steps of the engine while it serves: `POST /debug/profile`. Off unless the operator turned it on.
+
+A recording slows everybody down and shows how the server is built, so it is behind the API keys like every route, one
+at a time, and bounded in steps and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+
+from sonant.engine.engine import Engine
+from sonant.engine.step_profiler import StepRecorder
+from sonant.serving.api.error_responses import Refused
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.service import SpeechService
+
+MAX_STEPS = 2000
+MAX_WAIT_S = 120.0
+
+
+class ProfileBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 100
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 60.0
+    stacks: bool = False  # Python lines, shapes and memory: the recorded steps take far longer
+    graphs: bool = True  # false: operators one by one, so that each kernel has a source
+
+
+def debug_routes(service: SpeechService) -> APIRouter:
+    router = APIRouter(prefix="/debug", route_class=JsonRoute)
+    turn = asyncio.Lock()
+
+    @router.post("/profile", response_class=FileResponse)
+    async def profile(body: ProfileBody) -> FileResponse:
+        """A gzipped Chrome trace of the next steps; `x-steps` says how many came in time."""
+        if turn.locked():
+            raise Refused(409, "profile_under_way", "a recording is under way; wait for it to end", retry_s=1.0)
+        async with turn:
+            steps, path = await run_in_threadpool(_record, service.host.engine, body)
+        return FileResponse(
+            path,
+            media_type="application/gzip",
+            filename="trace.json.gz",
+            headers={"x-steps": str(steps)},
+            background=BackgroundTask(path.unlink, missing_ok=True),
+        )
+
+    return router
+
+
+def _record(engine: Engine, body: ProfileBody) -> tuple[int, Path]:
+    recording = StepRecorder(engine).record(
+        body.steps, stacks=body.stacks, graphs=body.graphs, timeout_s=body.timeout_s
+    )
+    if not recording.steps:
+        message = f"no step ran in {body.timeout_s:g} s: send speech requests while it records"
+        raise Refused(409, "nothing_to_profile", message)
+    with tempfile.NamedTemporaryFile(prefix="sonant-", suffix=".json.gz", delete=False) as file:
+        path = Path(file.name)
+    try:
+        recording.save(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return recording.steps, path

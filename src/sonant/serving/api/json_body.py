@@ -1,0 +1,44 @@
+"""JSON from strangers. It is read on the event loop, which all listeners share, so what costs time is bounded first.
+
+A clip of some megabytes is one value and costs nothing; a million small values in as many bytes would hold everybody
+up for seconds, in the parser and again in the list of all that is wrong with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sonant.serving.api.error_responses import Refused
+
+MAX_VALUES = 100_000  # in one body or message: far more than the longest list that any field takes
+
+
+def parsed(raw: str | bytes) -> Any:
+    """Raises `Refused` for what is too much, and ValueError or RecursionError for what is no JSON."""
+    commas = raw.count(",") if isinstance(raw, str) else raw.count(b",")
+    if commas > MAX_VALUES:  # those in strings are counted too, which spares us from looking for strings
+        raise Refused(400, "too_many_values", f"the JSON holds over {MAX_VALUES:,} values; send less at once")
+    return json.loads(raw)
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        return parsed(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """For routes that take a JSON body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_bounded(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_bounded

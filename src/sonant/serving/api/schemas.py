@@ -1,0 +1,117 @@
+"""The bodies and messages that clients send, field by field with their limits. An unknown field is refused by name.
+
+The batch and WebSocket shapes are vllm-omni's, so that its clients need no change. Where its fields steer what we do
+anyway (`initial_codec_chunk_frames`), they are taken and change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from sonant.text.splitter import Granularity
+from sonant.types import Sampling
+
+AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
+Name = Annotated[str, Field(max_length=256)]
+Frames = Annotated[int, Field(ge=1, le=2**20)]
+MAX_INPUT_CHARS = 100_000  # the engine's own limit, with its own message, lies below
+MAX_BATCH_ITEMS = 32
+MAX_EMBEDDING = 8192
+MAX_FIELDS = 100
+
+
+class Closed(BaseModel):
+    """Refuses fields that it does not know, and does so once: not in a list of a hundred thousand complaints."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_size(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"an object with {len(value):,} fields; there are not half as many as {MAX_FIELDS}")
+        return value
+
+
+class VoiceId(Closed):
+    id: Name
+
+
+class SpeechFields(Closed):
+    """How to speak: what every route takes."""
+
+    model: Name | None = None
+    voice: Annotated[Name | VoiceId | None, Field(validation_alias=AliasChoices("voice", "speaker"))] = None
+    speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] | None = None
+    instructions: Annotated[str, Field(max_length=4096)] | None = None
+    language: Name | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    sample_rate: Literal[8000, 16000, 24000, 48000] | None = None
+    max_frames: Frames | None = None
+    max_new_tokens: Frames | None = None  # another server's name for max_frames
+    ref_audio: str | None = None  # base64, a data: URI, or the address of an allowed host
+    ref_text: Annotated[str, Field(max_length=4096)] | None = None
+    x_vector_only_mode: bool | None = None  # true: the clip's timbre only, whatever ref_text says
+    speaker_embedding: Annotated[list[float], Field(min_length=1, max_length=MAX_EMBEDDING)] | None = None
+    task_type: TaskType | None = None  # what the client takes the model for; refused if it is another
+    non_streaming_mode: bool | None = None  # true: the prompt holds the whole text
+    initial_codec_chunk_frames: Annotated[int, Field(ge=0)] | None = None  # the first chunk is one frame already
+    word_timestamps: Literal[False] = False  # there are none
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+
+class SpeechBody(SpeechFields):
+    """`POST /v1/audio/speech`: OpenAI's fields, then ours. Sound is streamed unless `stream` is false."""
+
+    input: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
+    response_format: AudioFormat = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+    stream: bool = True
+
+
+class BatchItem(SpeechFields):
+    """One text of a batch; what it sets goes before what the batch sets."""
+
+    input: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
+    response_format: AudioFormat | None = None
+
+
+class BatchBody(SpeechFields):
+    """`POST /v1/audio/speech/batch`."""
+
+    items: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_BATCH_ITEMS)]
+    response_format: AudioFormat = "wav"
+
+    def bodies(self) -> list[SpeechBody]:
+        shared = _given(self, {"items"})
+        return [SpeechBody.model_validate({**shared, **_given(item, set()), "stream": False}) for item in self.items]
+
+
+class SessionConfig(SpeechFields):
+    """The `session.config` message of `WS /v1/audio/speech/stream`."""
+
+    response_format: AudioFormat = "wav"
+    stream_audio: bool | None = None  # true: sound as it is made; false: a file a piece; None: true for pcm
+    split_granularity: Granularity = "auto"
+
+    @property
+    def streams(self) -> bool:
+        return self.response_format == "pcm" if self.stream_audio is None else self.stream_audio
+
+
+def _given(fields: SpeechFields, without: set[str]) -> dict[str, Any]:
+    return fields.model_dump(exclude=without, exclude_none=True)

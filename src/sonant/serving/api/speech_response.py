@@ -1,0 +1,101 @@
+"""One utterance as an HTTP response: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
+
+Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
+a body that ends cleanly would pass for a complete utterance. Whoever hangs up frees their row at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sonant.engine.stream import SpeechStream
+from sonant.errors import EngineError
+from sonant.serving.api.disconnect import until_gone
+from sonant.serving.api.error_responses import answer
+from sonant.serving.audio_pipeline import SoundPath, check_complete
+from sonant.serving.observability.metrics import Metrics
+
+Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, SoundPath]]]
+
+
+class SoundResponse(Response):
+    """`open_stream` starts the work; what it enters on the stack is left when the response is over."""
+
+    def __init__(self, open_stream: Open, metrics: Metrics, *, sse: bool, whole: bool) -> None:
+        self.open_stream, self.metrics, self.sse, self.whole = open_stream, metrics, sse, whole
+        self.background = None
+        self.started_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if not await until_gone(self._work(scope, receive, send), receive):
+                self.metrics.aborted.labels("client_gone").inc()
+        except asyncio.CancelledError:
+            self.metrics.aborted.labels("shutdown").inc()
+            raise
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            try:
+                stream, path = await self.open_stream(held)
+                pieces = self._pieces(stream, path)
+                first = b"".join([piece async for piece in pieces]) if self.whole else await anext(pieces, b"")
+                if not first:
+                    raise EngineError("the model made no sound of this text; try other words or another seed")
+            except Exception as e:
+                self.metrics.requests.labels("speech", "error").inc()
+                await answer(e)(scope, receive, send)
+                return
+            try:
+                if self.whole:
+                    await Response(first, 200, path.headers(stream))(scope, receive, send)
+                else:
+                    await self._send(send, path, stream, first, pieces)
+            except Exception:
+                self.metrics.requests.labels("speech", "error").inc()
+                self.metrics.aborted.labels("failed").inc()
+                raise  # breaks the connection off
+            self.metrics.count("speech", stream, path, self.started_s)
+
+    async def _send(
+        self, send: Send, path: SoundPath, stream: SpeechStream, first: bytes, pieces: AsyncIterator[bytes]
+    ) -> None:
+        headers = path.headers(stream)
+        if self.sse:
+            headers["content-type"] = "text/event-stream; charset=utf-8"
+        raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        self.metrics.ttfp.observe(time.monotonic() - self.started_s)
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pieces(self, stream: SpeechStream, path: SoundPath) -> AsyncIterator[bytes]:
+        """Encoded sound, never empty pieces; with SSE, wrapped in events."""
+        async for chunk in stream:
+            data = await path.push(chunk)
+            if data:
+                yield _delta(data) if self.sse else data
+        check_complete(stream)
+        tail = await path.finish()
+        if tail:
+            yield _delta(tail) if self.sse else tail
+        if self.sse:
+            yield _event({"type": "speech.audio.done", "usage": path.usage(stream)})
+
+
+def _delta(data: bytes) -> bytes:
+    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+
+
+def _event(value: dict[str, object]) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()

@@ -1,0 +1,269 @@
+"""`WS /v1/audio/speech/stream`: a conversation of utterances, in vllm-omni's messages.
+
+    client: session.config, then input.text …, input.done (speak it all; the session goes on), at last session.close
+    server: audio.start, binary sound, audio.done for each piece of text; session.done after each utterance; error
+
+One task reads and one speaks. The reader stops reading while more text waits than may be spoken at once, so that a
+client that writes faster than anybody can speak is held back by its own socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from sonant.config import EngineConfig
+from sonant.errors import EngineClosed, Overloaded
+from sonant.serving.api.error_responses import Refused, first_problem, told
+from sonant.serving.api.json_body import parsed
+from sonant.serving.api.schemas import SessionConfig
+from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
+from sonant.serving.service import SpeechService
+
+CONFIG_S = 10.0  # for the first message
+MAX_TEXT_MESSAGE_CHARS = 128 * 1024
+MAX_QUEUED_UTTERANCES = 32
+
+CLOSED, POLICY, TOO_BIG, FAILED, RESTARTING, TRY_LATER = 1000, 1008, 1009, 1011, 1012, 1013
+
+
+class SessionEnd(Exception):
+    """The server ends the session; the client is told why."""
+
+    def __init__(self, code: int, message: str, error_code: str) -> None:
+        super().__init__(message)
+        self.code, self.error_code = code, error_code
+
+
+class BadMessage(Exception):
+    """One message that cannot be followed; the session goes on."""
+
+
+def session_routes(service: SpeechService) -> APIRouter:
+    router = APIRouter()
+
+    @router.websocket("/v1/audio/speech/stream")
+    async def stream(socket: WebSocket) -> None:
+        await SpeechSession(socket, service).run()
+
+    return router
+
+
+class SpeechSession:
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        self.socket, self.service = socket, service
+        self.client: str = socket.scope["state"]["client"]
+        self.config: SessionConfig | None = None
+        self.current: UtteranceText | None = None  # that text is being added to
+        self.queue: deque[UtteranceText] = deque()  # begun and not yet spoken to the end
+        self.speaker: UtteranceSpeaker | None = None
+        self.begun = 0
+        self.closing = False  # the client has said all it wanted
+        self.changed = asyncio.Event()
+        self.active_s = time.monotonic()
+
+    async def run(self) -> None:
+        await self.socket.accept()
+        metrics = self.service.metrics
+        with ExitStack() as held:
+            ending: Exception | None = None
+            metrics.sessions.inc()
+            held.callback(metrics.sessions.dec)
+            watch = asyncio.create_task(self._watch_for_shutdown())
+            held.callback(watch.cancel)
+            try:
+                self._check_origin()
+                engine = self.service.host.engine
+                held.enter_context(self.service.admission.session(self.client))
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._read(engine.config))
+                    tasks.create_task(self._speak())
+            except asyncio.CancelledError:
+                metrics.aborted.labels("shutdown").inc()
+                raise
+            except Exception as e:
+                ending = _first(e)
+            await self._close(ending)
+
+    def _check_origin(self) -> None:
+        """Browsers let any page open a WebSocket anywhere, with no question asked before, as for other requests."""
+        headers, allowed = self.socket.headers, self.service.options.cors_origins
+        origin = headers.get("origin")
+        own = origin is None or urlsplit(origin).netloc == headers.get("host")
+        if not own and origin not in allowed and "*" not in allowed:
+            raise SessionEnd(POLICY, "pages of that origin may not use this server; see cors_origins", "origin_refused")
+
+    async def _close(self, ending: Exception | None) -> None:
+        if isinstance(ending, WebSocketDisconnect):
+            if self.queue:
+                self.service.metrics.aborted.labels("client_gone").inc()
+            return None
+        with suppress(WebSocketDisconnect, RuntimeError):  # gone meanwhile
+            if ending is None:
+                return await self.socket.close(CLOSED)
+            end = ending if isinstance(ending, SessionEnd) else self._end_for(ending)
+            if self.speaker is None or not self.speaker.reported:
+                await self._send({"type": "error", "message": str(end), "code": end.error_code})
+            await self.socket.close(end.code, end.error_code)
+        return None
+
+    def _end_for(self, error: Exception) -> SessionEnd:
+        if isinstance(error, Refused) and self.speaker is None:  # else it was counted with the utterance
+            self.service.rejected(error)
+        t = told(error)
+        if isinstance(error, Refused | Overloaded | EngineClosed):
+            code = RESTARTING if self.service.work.draining.is_set() else TRY_LATER
+            return SessionEnd(code, t.message, t.code)
+        self.service.metrics.aborted.labels("failed").inc()
+        return SessionEnd(FAILED, t.message, t.code)
+
+    # Reading
+
+    async def _read(self, engine: EngineConfig) -> None:
+        while not self.closing:
+            while self._is_full(engine.max_text_chars):
+                self.changed.clear()
+                await self.changed.wait()
+            try:
+                self._take(_parsed(await self._receive()), engine)
+            except BadMessage as e:
+                if self.config is None:  # what begins wrong is not gone on with
+                    raise SessionEnd(POLICY, str(e), "invalid_message") from None
+                await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
+
+    def _is_full(self, max_chars: int) -> bool:
+        """Whether what has come should be spoken before more is read."""
+        waiting = sum(u.pieces.held_chars for u in self.queue if u.complete or u.config.split_granularity != "none")
+        return waiting >= max_chars or len(self.queue) > MAX_QUEUED_UTTERANCES
+
+    async def _receive(self) -> str | None:
+        """The next message; None: it was binary."""
+        limit_s = self.service.options.ws_idle_s
+        if self.config is None:
+            limit_s = min(CONFIG_S, limit_s)
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, self.active_s + limit_s - time.monotonic())):
+                    event = await self.socket.receive()
+                break
+            except TimeoutError:
+                if self._speaking():
+                    self.active_s = time.monotonic()
+                    continue
+                self.service.metrics.aborted.labels("idle").inc()
+                what = "session.config" if self.config is None else "a message"
+                raise SessionEnd(CLOSED, f"{what} did not come within {limit_s:g} s", "idle_timeout") from None
+        if event["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(event.get("code", 1005))
+        self.active_s = time.monotonic()
+        return event.get("text")
+
+    def _take(self, message: dict[str, Any], engine: EngineConfig) -> None:
+        kind = message.get("type")
+        if kind == "session.config":
+            self._configure(message)
+        elif self.config is None:
+            raise BadMessage(f"the first message must be session.config, not {str(kind)[:40]!r}")
+        elif kind == "input.text":
+            self._take_text(message.get("text"), engine)
+        elif kind == "input.done":
+            self._utterance(engine).finish()
+            self.current = None
+        elif kind == "session.close":
+            if self.current is not None:
+                self.current.drop_rest()
+            self.closing = True
+            self.changed.set()
+        else:
+            raise BadMessage(f"no message is called {str(kind)[:40]!r}")
+
+    def _configure(self, message: dict[str, Any]) -> None:
+        if self.current is not None:
+            raise BadMessage("session.config cannot change an utterance that has begun; send input.done first")
+        try:
+            self.config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
+        except ValidationError as e:
+            raise BadMessage(f"session.config: {first_problem(e)[0]}") from None
+
+    def _take_text(self, text: object, engine: EngineConfig) -> None:
+        if not isinstance(text, str):
+            raise BadMessage("input.text needs a text")
+        if not text:
+            return
+        utterance, limit = self._utterance(engine), engine.max_text_chars
+        if utterance.pieces.held_chars + len(text) > limit + MAX_TEXT_MESSAGE_CHARS:
+            message = f"over {limit:,} characters wait for input.done; send it sooner"
+            raise SessionEnd(TOO_BIG, message, "too_long")
+        utterance.push(text)
+
+    def _utterance(self, engine: EngineConfig) -> UtteranceText:
+        if self.current is None:
+            assert self.config is not None
+            self.current = UtteranceText(self.begun, self.config, engine.segment_chars)
+            self.begun += 1
+            self.queue.append(self.current)
+            self.changed.set()
+        return self.current
+
+    def _speaking(self) -> bool:
+        busy = self.speaker is not None and self.speaker.busy
+        return busy or any(utterance.complete for utterance in self.queue)
+
+    # Speaking
+
+    async def _speak(self) -> None:
+        while True:
+            while not self.queue:
+                if self.closing:
+                    return
+                if self.service.work.draining.is_set():
+                    raise SessionEnd(RESTARTING, "the server is shutting down", "shutting_down")
+                self.changed.clear()
+                await self.changed.wait()
+            self.speaker = UtteranceSpeaker(self.queue[0], self.service, self.client, self._send, self.changed.set)
+            await self.speaker.run()
+            self.queue.popleft()
+            self.changed.set()
+
+    async def _send(self, message: dict[str, Any] | bytes) -> None:
+        if isinstance(message, bytes):
+            await self.socket.send_bytes(message)
+        else:
+            await self.socket.send_text(json.dumps(message))  # in ASCII: text that is not valid Unicode is told, too
+        self.active_s = time.monotonic()
+
+    async def _watch_for_shutdown(self) -> None:
+        await self.service.work.draining.wait()
+        self.changed.set()
+
+
+def _parsed(raw: str | None) -> dict[str, Any]:
+    if raw is None:
+        raise BadMessage("messages must be text, not binary")
+    try:
+        message = parsed(raw)
+    except Refused as e:
+        raise BadMessage(str(e)) from None
+    except (ValueError, RecursionError):
+        raise BadMessage("the message is not valid JSON") from None
+    if not isinstance(message, dict):
+        raise BadMessage("messages must be JSON objects")
+    if message.get("type") != "session.config" and len(raw) > MAX_TEXT_MESSAGE_CHARS:
+        raise BadMessage(f"the message has over {MAX_TEXT_MESSAGE_CHARS:,} characters; send less at once")
+    return message
+
+
+def _first(error: Exception) -> Exception:
+    """What went wrong first, out of the groups that tasks wrap it in."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

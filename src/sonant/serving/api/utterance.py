@@ -1,0 +1,216 @@
+"""One utterance of a session: text in as it comes, sound out as it is made.
+
+Pieces of text are given to the engine when they are whole, two at a time, so that one follows the other without a
+gap. Both buffers are bounded: a client that does not read holds back its own next pieces and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from sonant.engine.engine import Engine
+from sonant.engine.text_feed import TextFeed
+from sonant.errors import BadRequest, Overloaded
+from sonant.serving.api.error_responses import told
+from sonant.serving.api.schemas import SessionConfig
+from sonant.serving.audio_pipeline import SoundPath, check_complete
+from sonant.serving.service import DEFAULT_RATE_HZ, SpeechService
+from sonant.text.splitter import TextPieces
+
+UNSENT_PIECES = 2
+_EAGER_BELOW_S = 1.0  # with less sound in hand than this a listener should not wait for the end of a sentence
+
+Send = Callable[[dict[str, Any] | bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    index: int
+    text: str
+    path: SoundPath
+    cut_s: float
+
+
+class UtteranceText:
+    """What has come of an utterance. Written by the session's reader, taken by its speaker."""
+
+    def __init__(self, index: int, config: SessionConfig, max_piece_chars: int) -> None:
+        self.index, self.config = index, config
+        self.pieces = TextPieces(config.split_granularity, max_piece_chars)
+        self.complete = False
+        self.changed = asyncio.Event()
+
+    def push(self, text: str) -> None:
+        self.pieces.push(text)
+        self.changed.set()
+
+    def finish(self) -> None:
+        self.complete = True
+        self.changed.set()
+
+    def drop_rest(self) -> None:
+        self.pieces.drop()
+        self.finish()
+
+
+class UtteranceSpeaker:
+    def __init__(
+        self, text: UtteranceText, service: SpeechService, client: str, send: Send, took: Callable[[], None]
+    ) -> None:
+        """`took` is called when text has been taken: there is room for more."""
+        self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
+        self.config = text.config
+        self.pieces: list[Piece] = []  # given to the engine, in order
+        self.sent = 0  # of them
+        self.sentences = 0  # pieces in all, with those that could not be spoken
+        self.sound_s = 0.0
+        self.first_sound_s: float | None = None
+        self.reported = False  # what it failed with has been told
+
+    @property
+    def busy(self) -> bool:
+        return self.sent < len(self.pieces)
+
+    async def run(self) -> None:
+        """Speak to the end of the text. Raises what ends the session: no admission, a failing engine."""
+        feed: TextFeed | None = None
+        engine: Engine | None = None
+        with ExitStack() as held:
+            async with asyncio.TaskGroup() as tasks:
+                while (text := await self._next_text()) is not None:
+                    if engine is None:
+                        engine = self.service.admit(self.client, held, place=False)
+                    try:
+                        if feed is None:
+                            feed = await self._open(engine, held)
+                            tasks.create_task(self._send_sound(feed))
+                        await self._add(engine, feed, text)
+                    except BadRequest as e:
+                        await self._refuse(text, e)
+                if feed is not None:
+                    feed.end()
+        if feed is not None:
+            self.service.metrics.requests.labels("stream", str(feed.stream.finish_reason)).inc()
+        await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
+
+    async def _next_text(self) -> str | None:
+        """The next piece of text once there is room for it; None after the last."""
+        text, changed = self.text, self.text.changed
+        while True:
+            changed.clear()
+            patience_s = self._patience_s()
+            if len(self.pieces) - self.sent < UNSENT_PIECES:
+                piece = text.pieces.flush() if text.complete else text.pieces.take(eager=patience_s == 0)
+                if piece is not None or text.complete:
+                    self.took()
+                    return piece
+            try:
+                async with asyncio.timeout(patience_s or None):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def _patience_s(self) -> float | None:
+        """How long the listener can wait for a whole sentence; None: until what is being spoken has been sent."""
+        if self.busy:
+            return None
+        if self.first_sound_s is None:
+            return 0.0
+        in_hand_s = self.sound_s - (time.monotonic() - self.first_sound_s)
+        return max(0.0, in_hand_s - _EAGER_BELOW_S)
+
+    async def _open(self, engine: Engine, held: ExitStack) -> TextFeed:
+        request = await self.service.request(engine, self.config, text="", live=True)
+        try:
+            feed = engine.feed(request)
+        except Overloaded as e:
+            self.service.rejected(e)
+            raise
+        held.callback(feed.stream.abort)
+        feed.stream.limit_unread(self.service.options.max_unread_sound_s)
+        return feed
+
+    async def _add(self, engine: Engine, feed: TextFeed, text: str) -> None:
+        form, streams = self.config.response_format, self.config.streams
+        cut_s = time.monotonic()
+        path = await self.service.sound_path(engine, self.config, form, streaming=streams)
+        self.pieces.append(Piece(self.sentences, text, path, cut_s))  # before its sound can come
+        try:
+            await run_in_threadpool(feed.add, text)
+        except BadRequest:
+            self.pieces.pop()
+            raise
+        self.sentences += 1
+
+    async def _refuse(self, text: str, error: BadRequest) -> None:
+        """In its place, after all that came before it."""
+        while self.busy:
+            self.text.changed.clear()
+            await self.text.changed.wait()
+        index, self.sentences = self.sentences, self.sentences + 1
+        self.service.metrics.requests.labels("stream", "error").inc()
+        await self._send_start(index, text)
+        await self.send(self._error(index, error))
+        await self._send_done(index, 0, failed=True)
+
+    async def _send_sound(self, feed: TextFeed) -> None:
+        piece: Piece | None = None
+        sent_bytes = 0
+        try:
+            async for chunk in feed.stream:
+                if piece is None:
+                    piece, sent_bytes = self.pieces[chunk.part], 0
+                    await self._send_start(piece.index, piece.text)
+                self.sound_s += len(chunk.samples) / chunk.sample_rate
+                sent_bytes += await self._send_bytes(piece, await piece.path.push(chunk))
+                if chunk.ends_part:
+                    sent_bytes += await self._send_bytes(piece, await piece.path.finish())
+                    await self._send_done(piece.index, sent_bytes)
+                    self.service.metrics.count_sound(piece.path, piece.cut_s)
+                    self.sent, piece = self.sent + 1, None
+                    self.text.changed.set()
+            check_complete(feed.stream)
+        except Exception as e:
+            if piece is not None:
+                await self.send({**self._error(piece.index, e), **_discard(sent_bytes)})
+                await self._send_done(piece.index, sent_bytes, failed=True)
+                self.reported = True
+            self.service.metrics.requests.labels("stream", "error").inc()
+            raise
+
+    async def _send_bytes(self, piece: Piece, data: bytes) -> int:
+        if data:
+            await self.send(data)
+            if self.first_sound_s is None:
+                self.first_sound_s = time.monotonic()
+                self.service.metrics.ttfp.observe(self.first_sound_s - piece.cut_s)
+        return len(data)
+
+    async def _send_start(self, index: int, text: str) -> None:
+        form = self.config.response_format
+        start = {"type": "audio.start", **self._place(index), "sentence_text": text, "format": form}
+        if form == "pcm":
+            start["sample_rate"] = self.config.sample_rate or DEFAULT_RATE_HZ
+        await self.send(start)
+
+    async def _send_done(self, index: int, total_bytes: int, *, failed: bool = False) -> None:
+        await self.send({"type": "audio.done", **self._place(index), "total_bytes": total_bytes, "error": failed})
+
+    def _error(self, index: int, error: Exception) -> dict[str, Any]:
+        where = f"utterance {self.text.index}, sentence {index}"
+        t = told(error)
+        return {"type": "error", "message": f"{where}: {t.message}", "code": t.code}
+
+    def _place(self, index: int) -> dict[str, Any]:
+        return {"utterance_index": self.text.index, "sentence_index": index}
+
+
+def _discard(sent_bytes: int) -> dict[str, Any]:
+    return {"partial_audio": True, "action": "discard"} if sent_bytes else {}

@@ -1,0 +1,124 @@
+"""Uploaded voices and the consents they rest on, in the shape of OpenAI's SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, Request, UploadFile
+from starlette.concurrency import run_in_threadpool
+
+from sonant.audio.clip import read_clip
+from sonant.errors import BadAudio, UnknownConsent, UnknownVoice, Unsupported
+from sonant.serving.api.error_responses import Refused
+from sonant.serving.service import SpeechService
+from sonant.serving.voices.consents import ConsentRecord
+from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
+
+Name = Annotated[str, Form(max_length=256)]
+_CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of a length that can be listened to
+
+
+def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRouter:
+    """`model` marks what encoded a voice: only the same model can speak with it."""
+    router = APIRouter(prefix="/v1/audio")
+
+    @router.post("/voices")
+    async def add_voice(
+        name: Name,
+        audio_sample: Annotated[UploadFile, File()],
+        consent: Name,
+        ref_text: Annotated[str | None, Form(max_length=4096)] = None,
+        type: Name = "audio_sample",
+        *,
+        request: Request,
+    ) -> dict[str, Any]:
+        service.count_request(request.state.client)
+        clip = await audio_sample.read()
+
+        def encode_and_keep() -> VoiceRecord:
+            engine = service.host.engine
+            if not engine.model.spec.clones:
+                raise Unsupported("this model has voices of its own and cannot clone; load a Base checkpoint")
+            with _of_field("audio_sample"):
+                voice = engine.clone(clip, ref_text or None, name)
+            asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
+            return store.add(
+                voice,
+                name,
+                None if asserted else consent,
+                model=model,
+                consent_statement=consent if asserted else None,
+                clip=clip,
+            )
+
+        return _voice(await run_in_threadpool(encode_and_keep))
+
+    @router.delete("/voices/{voice_id}")
+    async def delete_voice(voice_id: str) -> dict[str, Any]:
+        try:
+            await run_in_threadpool(store.delete, voice_id)
+        except UnknownVoice as e:
+            raise Refused(404, "voice_not_found", str(e), param="voice_id") from None
+        return {"id": voice_id, "deleted": True, "object": "audio.voice.deleted"}
+
+    _add_consents(router, service, store)
+    return router
+
+
+def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) -> None:
+    @router.post("/voice_consents")
+    async def add_consent(
+        name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
+    ) -> dict[str, Any]:
+        service.count_request(request.state.client)
+        data = await recording.read()
+
+        def check_and_keep() -> ConsentRecord:
+            c = service.host.engine.config
+            with _of_field("recording"):
+                read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
+            return store.consents.add(data, language, name)
+
+        return _consent(await run_in_threadpool(check_and_keep))
+
+    @router.get("/voice_consents")
+    async def list_consents() -> dict[str, Any]:
+        records = await run_in_threadpool(store.consents.list)
+        return {"object": "list", "data": [_consent(r) for r in records], "has_more": False}
+
+    @router.get("/voice_consents/{consent_id}")
+    async def get_consent(consent_id: str) -> dict[str, Any]:
+        return _consent(await _found(store.consents.get, consent_id))
+
+    @router.delete("/voice_consents/{consent_id}")
+    async def delete_consent(consent_id: str) -> dict[str, Any]:
+        await _found(store.consents.delete, consent_id)
+        return {"id": consent_id, "deleted": True, "object": "audio.voice_consent.deleted"}
+
+
+@contextmanager
+def _of_field(name: str) -> Iterator[None]:
+    """A clip that is none is told as what it was sent as."""
+    try:
+        yield
+    except BadAudio as e:
+        raise Refused(400, "invalid_audio", str(e), param=name) from None
+
+
+async def _found(look: Any, consent_id: str) -> Any:
+    try:
+        return await run_in_threadpool(look, consent_id)
+    except UnknownConsent as e:
+        raise Refused(404, "consent_not_found", str(e), param="consent_id") from None
+
+
+def _voice(r: VoiceRecord) -> dict[str, Any]:
+    shape = {"id": r.id, "object": "audio.voice", "name": r.name, "created_at": r.created_at, "type": "audio_sample"}
+    return {**shape, "consent": r.consent_id, "language": r.language}
+
+
+def _consent(r: ConsentRecord) -> dict[str, Any]:
+    shape = {"id": r.id, "object": "audio.voice_consent", "name": r.name}
+    return {**shape, "language": r.language, "created_at": r.created_at}

@@ -1,0 +1,153 @@
+"""A client's connection, whatever the client does with it: what uvicorn leaves without a limit has one here.
+
+A request must keep coming at some pace, its head may not grow without end, and what is not HTTP gets our error JSON
+like everything else. Who does not read what is sent is cut off by the kernel, which alone sees whether anything moves:
+a player that reads as slowly as it plays is no reason, however full its buffers are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sonant.serving.api.error_responses import problem
+from sonant.serving.limits.middleware import new_request_id
+from sonant.serving.options import ServeOptions
+
+MAX_HEAD_BYTES = 64 << 10  # of the request line and all headers; also of anything else that is not a body
+MIN_BYTES_PER_S = 16 << 10  # a body that comes at this pace may take as long as it needs
+_UNSENT_BYTES = 128 << 10  # that the kernel keeps for a connection; more would only wait there
+
+
+class HeadTooLarge(Exception):
+    """Raised inside the parser, which turns it into an error of its own."""
+
+
+class Connection(HttpToolsProtocol):
+    options: ClassVar[ServeOptions]
+
+    _clock: asyncio.TimerHandle | None = None  # runs while a request is expected or is coming
+    _expected_s = 0.0  # since when
+    _received = 0  # bytes since then
+    _idle_bytes = 0  # bytes since a head or a piece of a body was complete
+    _head_bytes = 0  # of the request that is coming
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _limit_unread(transport.get_extra_info("socket"), self.options.unread_s)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._clock is None:
+            self._expect()
+        self._received += len(data)
+        self._idle_bytes += len(data)
+        super().data_received(data)
+        if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_clock()  # from here on the session has its own
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            self._refuse(400, msg, "invalid_http")
+
+    # What the parser has found
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._idle_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._idle_bytes = 0
+        self._stop_clock()
+        super().on_message_complete()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge
+
+    # The pace at which it must come
+
+    def _expect(self) -> None:
+        self._expected_s, self._received, self._idle_bytes = self.loop.time(), 0, 0
+        self._clock = self.loop.call_later(self.options.receive_s, self._check_pace)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _check_pace(self) -> None:
+        due_s = self._expected_s + self.options.receive_s + self._received / MIN_BYTES_PER_S
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if answering or self.flow.read_paused:  # it is we who keep the client waiting
+            self._expect()
+        elif due_s > self.loop.time():
+            self._clock = self.loop.call_at(due_s, self._check_pace)
+        elif self._received:
+            self._refuse(408, f"the request did not come within {self.options.receive_s:g} s", "request_timeout")
+        else:
+            self.transport.close()
+
+    # What is said to those who are cut off
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's head is over {MAX_HEAD_BYTES:,} bytes", "head_too_large")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer without the app, unless it has begun to, and close."""
+        self._stop_clock()
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(refusal(status, message, code))
+        self.transport.close()
+
+
+def refusal(status: int, message: str, code: str) -> bytes:
+    """A whole answer, for whom the app never gets to see."""
+    headers = {"x-request-id": new_request_id(), "connection": "close"}
+    response = problem(status, message, code, headers=headers)
+    lines = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + lines + b"\r\n" + bytes(response.body)
+
+
+def connection_type(options: ServeOptions) -> type[Connection]:
+    """What uvicorn makes for each connection: it passes nothing of ours along."""
+    return type("Connection", (Connection,), {"options": options})
+
+
+def _limit_unread(sock: socket.socket, unread_s: float) -> None:
+    # Linux has both; elsewhere who does not read is held only by the limits on streams
+    for name, value in (("TCP_USER_TIMEOUT", round(1e3 * unread_s)), ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,76 @@
+"""The engine's state and its telemetry at the moment of a scrape. Nothing is done for it while requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sonant.engine.engine import EngineStats
+from sonant.engine.telemetry import Tally, Telemetry
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.voices.voice_cache import VoiceCache
+
+
+class EngineCollector(Collector):
+    def __init__(self, host: EngineHost, voices: VoiceCache | None) -> None:
+        self.host, self.voices = host, voices
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.host.ready))
+        yield CounterMetricFamily(
+            "sonant_engine_restarts", "times a failed engine was loaded again", self.host.restarts
+        )
+        if self.voices is not None:
+            yield from _voices(self.voices)
+        engine = self.host.loaded
+        if engine is not None:
+            yield from _state(engine.stats())
+            yield from _steps(engine.telemetry)
+
+
+def _state(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, value in (
+        ("sonant_requests_running", "requests that hold a row", stats.running),
+        ("sonant_requests_waiting", "requests that wait for a row", stats.waiting),
+        ("sonant_rows", "requests that can run at once", stats.rows),
+        ("sonant_rows_free", "rows that nobody holds", stats.free_rows),
+        ("sonant_kv_blocks", "blocks of the KV cache", stats.blocks),
+        ("sonant_kv_blocks_free", "blocks that nobody holds", stats.free_blocks),
+    ):
+        yield GaugeMetricFamily(name, text, float(value))
+    yield CounterMetricFamily("sonant_engine_steps", "steps launched since the engine was loaded", stats.steps)
+
+
+def _steps(telemetry: Telemetry) -> Iterator[Metric]:
+    phases = HistogramMetricFamily(
+        "sonant_step_phase_seconds",
+        "host time of a step by phase: on a GPU prefill, frame and codec are launches, and wait is for the device",
+        labels=["phase"],
+    )
+    for phase, tally in telemetry.phase_s.items():
+        phases.add_metric([phase], _buckets(tally), tally.total)
+    yield phases
+    yield _histogram("sonant_step_rows", "rows that drew a frame in a step: how full batches are", telemetry.rows)
+    yield _histogram(
+        "sonant_frames_ahead",
+        "frames that a listener had in hand when the next chunk left the engine; 0 is a gap",
+        telemetry.frames_ahead,
+    )
+
+
+def _voices(cache: VoiceCache) -> Iterator[Metric]:
+    yield GaugeMetricFamily("sonant_voice_cache_entries", "uploaded voices in memory", float(len(cache)))
+    yield CounterMetricFamily("sonant_voice_cache_hits", "uploaded voices that were found in memory", cache.hits)
+    yield CounterMetricFamily("sonant_voice_cache_misses", "uploaded voices that came from disk", cache.misses)
+
+
+def _histogram(name: str, text: str, tally: Tally) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, buckets=_buckets(tally), sum_value=tally.total)
+
+
+def _buckets(tally: Tally) -> list[tuple[str, float]]:
+    bounds = [*(repr(b) for b in tally.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(tally.counts)), strict=True))

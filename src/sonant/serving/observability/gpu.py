@@ -1,0 +1,94 @@
+"""The GPU's own figures, from the driver through NVML: memory, utilisation, power, temperature.
+
+Without a GPU, or without nvidia-ml-py, there are none. A reading takes the driver about a millisecond, so it is made
+by the thread that scrapes and kept for a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sonant.serving.engine_supervisor import EngineHost
+
+logger = logging.getLogger(__name__)
+
+_KEPT_S = 1.0
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    memory_used_bytes: float
+    memory_total_bytes: float
+    utilisation_ratio: float
+    power_watts: float
+    temperature_celsius: float
+
+
+_HELP = {
+    "memory_used_bytes": "GPU memory in use, by all processes",
+    "memory_total_bytes": "GPU memory there is",
+    "utilisation_ratio": "share of the last sample period in which a kernel ran",
+    "power_watts": "what the GPU draws",
+    "temperature_celsius": "of the GPU's core",
+}
+
+
+class GpuCollector(Collector):
+    def __init__(self, host: EngineHost) -> None:
+        self.host = host
+        self._lock = Lock()
+        self._kept: tuple[float, GpuFigures | None] = (-_KEPT_S, None)
+        self._nvml: Any = None
+        self._absent = False
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._figures()
+        if figures is not None:
+            for name, text in _HELP.items():
+                yield GaugeMetricFamily(f"sonant_gpu_{name}", text, getattr(figures, name))
+
+    def _figures(self) -> GpuFigures | None:
+        engine = self.host.loaded
+        if engine is None or engine.device.type != "cuda" or self._absent:
+            return None
+        with self._lock:
+            when_s, figures = self._kept
+            if time.monotonic() - when_s >= _KEPT_S:
+                figures = self._read(engine.device)
+                self._kept = time.monotonic(), figures
+            return figures
+
+    def _read(self, device: torch.device) -> GpuFigures | None:
+        try:
+            if self._nvml is None:
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+            return _read(self._nvml, device)
+        except Exception as e:  # a driver without NVML, a container without the device: speech goes on
+            self._absent = True
+            logger.warning("no GPU figures in /metrics: %s: %s", type(e).__name__, e)
+            return None
+
+
+def _read(nvml: Any, device: torch.device) -> GpuFigures:
+    # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return GpuFigures(
+        memory_used_bytes=float(memory.used),
+        memory_total_bytes=float(memory.total),
+        utilisation_ratio=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+        power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        temperature_celsius=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+    )

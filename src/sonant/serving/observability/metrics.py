@@ -1,0 +1,77 @@
+"""What the server counts, with Prometheus' conventions, in a registry of its own."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sonant.engine.stream import SpeechStream
+from sonant.serving.audio_pipeline import SoundPath
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.observability.engine_metrics import EngineCollector
+from sonant.serving.observability.gpu import GpuCollector
+from sonant.serving.voices.voice_cache import VoiceCache
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFP_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
+_RTF = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
+_GAP_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+ROUTES = ("speech", "batch", "stream")
+OUTCOMES = ("stop", "length", "error")
+ABORTS = ("client_gone", "failed", "shutdown", "idle")
+
+
+class Metrics:
+    """Labels take few, fixed values: nothing that a client sends ever becomes one."""
+
+    def __init__(self, host: EngineHost, voices: VoiceCache | None = None) -> None:
+        self.registry = r = CollectorRegistry()
+        r.register(EngineCollector(host, voices))
+        r.register(GpuCollector(host))
+        self.requests = Counter(
+            "sonant_requests",
+            "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
+            ["route", "outcome"],
+            registry=r,
+        )
+        self.rejected = Counter("sonant_rejected", "requests turned away, by reason", ["reason"], registry=r)
+        self.aborted = Counter(
+            "sonant_aborted", "streams and sessions cut off after they began, by reason", ["reason"], registry=r
+        )
+        self.sessions = Gauge("sonant_sessions", "WebSockets that are open", registry=r)
+        self.audio = Counter("sonant_audio_seconds", "seconds of sound made for clients", registry=r)
+        self.ttfp = Histogram(
+            "sonant_ttfp_seconds", "from a request, or a clause of a session, to the first sound on the wire",
+            buckets=_TTFP_S, registry=r,
+        )  # fmt: skip
+        self.rtf = Histogram("sonant_rtf_ratio", "seconds of work for a second of sound", buckets=_RTF, registry=r)
+        self.underrun = Histogram(
+            "sonant_underrun_seconds", "silence that a listener in real time would have heard in a stream",
+            buckets=_GAP_S, registry=r,
+        )  # fmt: skip
+        self.underruns = Counter("sonant_underruns", "gaps that listeners in real time would have heard", registry=r)
+        for route in ROUTES:
+            for outcome in OUTCOMES:
+                self.requests.labels(route, outcome)
+        for reason in ABORTS:
+            self.aborted.labels(reason)
+
+    def count(self, route: str, stream: SpeechStream, path: SoundPath, started_s: float) -> None:
+        """An utterance that was sent to its end."""
+        self.requests.labels(route, str(stream.finish_reason)).inc()
+        self.count_sound(path, started_s)
+
+    def count_sound(self, path: SoundPath, started_s: float) -> None:
+        heard = path.listener()
+        self.audio.inc(path.audio_s)
+        self.underrun.observe(heard.gap_s)
+        self.underruns.inc(heard.gaps)
+        if path.audio_s:
+            self.rtf.observe((time.monotonic() - started_s) / path.audio_s)
+
+    def text(self) -> bytes:
+        """The whole page. Asks the GPU's driver: not for the event loop."""
+        return generate_latest(self.registry)

@@ -1,0 +1,158 @@
+"""What the counters did lately, as the difference of two readings of them.
+
+Nothing is recorded for it while requests run. Requests are looked at over a minute, since there may be few of them;
+steps over some seconds. A quantile comes from a histogram's buckets, as Prometheus would compute it, and so is as
+fine as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+
+from sonant.engine.telemetry import STEP_PHASES
+from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.observability.metrics import Metrics
+
+WINDOW_S = 60.0
+STEPS_WINDOW_S = 5.0
+_LEAST_APART_S = 0.5  # of two readings that are kept, however many ask
+
+Buckets = Mapping[float, float]  # upper bound → how many observations lay at or below it
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Sums since the engine was loaded: they start again when it is loaded again."""
+
+    count: int = 0
+    phase_s: tuple[float, ...] = (0.0,) * len(STEP_PHASES)
+    frame_steps: int = 0
+    frames: float = 0.0  # of all rows
+    audio_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    at_s: float
+    ttfp: Buckets
+    rtf: Buckets
+    rejected: float
+    steps: Steps
+
+
+@dataclass(frozen=True)
+class Recent:
+    window_s: float  # how far back the figures of requests reach
+    requests: int  # that got their first sound
+    ttfp_p50_s: float | None
+    ttfp_p99_s: float | None
+    rtf_p50: float | None
+    rejected: int
+    steps_window_s: float  # and those of steps
+    steps_per_s: float
+    step_s: float | None  # mean; None: no steps
+    step_phases_s: dict[str, float]
+    batch_rows: float | None  # that drew a frame in a step, mean
+    audio_s_per_s: float  # made, for all listeners
+
+
+class RecentFigures:
+    """Call from one thread. The first answer reaches back to the start; later ones to the oldest fresh reading."""
+
+    def __init__(self, metrics: Metrics, host: EngineHost, now_s: float) -> None:
+        self.metrics, self.host = metrics, host
+        self._readings = deque([self._read(now_s)])
+
+    def at(self, now_s: float) -> Recent:
+        new, readings = self._read(now_s), self._readings
+        while len(readings) > 1 and readings[0].at_s < now_s - WINDOW_S:
+            readings.popleft()
+        old = readings[0]
+        near = next((r for r in readings if r.at_s >= now_s - STEPS_WINDOW_S), readings[-1])
+        if now_s - readings[-1].at_s >= _LEAST_APART_S:
+            readings.append(new)
+        return Recent(**_requests(old, new), **_steps(near, new))
+
+    def _read(self, now_s: float) -> Reading:
+        m = self.metrics
+        return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
+
+    def _read_steps(self) -> Steps:
+        engine = self.host.loaded
+        if engine is None:
+            return Steps()
+        telemetry = engine.telemetry
+        return Steps(
+            count=engine.stats().steps,
+            phase_s=tuple(telemetry.phase_s[phase].total for phase in STEP_PHASES),
+            frame_steps=sum(telemetry.rows.counts),
+            frames=telemetry.rows.total,
+            audio_s=telemetry.rows.total * engine.model.spec.frame_s,
+        )
+
+
+def _requests(old: Reading, new: Reading) -> dict[str, Any]:
+    ttfp = _difference(new.ttfp, old.ttfp)
+    return {
+        "window_s": new.at_s - old.at_s,
+        "requests": round(ttfp.get(math.inf, 0.0)),
+        "ttfp_p50_s": quantile(ttfp, 0.5),
+        "ttfp_p99_s": quantile(ttfp, 0.99),
+        "rtf_p50": quantile(_difference(new.rtf, old.rtf), 0.5),
+        "rejected": round(new.rejected - old.rejected),
+    }
+
+
+def _steps(old: Reading, new: Reading) -> dict[str, Any]:
+    window_s = max(new.at_s - old.at_s, 1e-3)
+    before = old.steps if new.steps.count >= old.steps.count else Steps()  # another engine: it began at nothing
+    count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
+    spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
+    return {
+        "steps_window_s": window_s,
+        "steps_per_s": count / window_s,
+        "step_s": sum(spent_s) / count if count else None,
+        "step_phases_s": {p: s / count for p, s in zip(STEP_PHASES, spent_s, strict=True)} if count else {},
+        "batch_rows": (new.steps.frames - before.frames) / frame_steps if frame_steps else None,
+        "audio_s_per_s": (new.steps.audio_s - before.audio_s) / window_s,
+    }
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """The value that `share` of the observations do not exceed, taken as evenly spread within a bucket."""
+    bounds = sorted(buckets)
+    total = buckets[bounds[-1]] if bounds else 0.0
+    if total <= 0:
+        return None
+    rank, below_bound, below = share * total, 0.0, 0.0
+    for bound in bounds:
+        if buckets[bound] >= rank and buckets[bound] > below:
+            if math.isinf(bound):
+                return below_bound  # all that is known: more than the largest bound
+            return below_bound + (bound - below_bound) * (rank - below) / (buckets[bound] - below)
+        below_bound, below = bound, buckets[bound]
+    return below_bound
+
+
+def _buckets(histogram: Histogram) -> dict[float, float]:
+    counts: dict[float, float] = {}
+    for metric in histogram.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+    return counts
+
+
+def _total(counter: Counter) -> float:
+    return sum(s.value for metric in counter.collect() for s in metric.samples if s.name.endswith("_total"))
+
+
+def _difference(new: Buckets, old: Buckets) -> dict[float, float]:
+    return {bound: count - old.get(bound, 0.0) for bound, count in new.items()}

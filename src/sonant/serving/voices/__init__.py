@@ -1,0 +1,1 @@
+"""Uploaded voices: names, consents, files and the index that they rest on."""

@@ -1,0 +1,152 @@
+"""Files named by the SHA-256 of what they hold: whole or absent, and never changed.
+
+Invariant: a file gets its name, or loses it, only under the index's write lock. So no process can index a file that
+another is removing, and a named file without a row is either about to vanish or the leftover of a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sonant.errors import StoreError
+from sonant.serving.voices.store_index import StoreIndex, wanted_files
+
+logger = logging.getLogger(__name__)
+
+_NAMED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
+_STAGED = re.compile(r"\.[0-9a-f]{16}\.part")
+
+
+class ContentFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def staging(self, index: StoreIndex) -> Iterator[Staging]:
+        """Write files under passing names. If the block fails, they are gone at its end, published or not."""
+        staging = Staging(self.folder)
+        try:
+            yield staging
+        except BaseException:
+            staging.discard()
+            if staging.published:
+                self.release(index, staging.published)  # the row may be there after all: then they stay
+            raise
+
+    def path(self, name: str) -> Path:
+        """The file of that name, after a check that it still holds what it held when it was named."""
+        path = self.folder / name
+        try:
+            found = _sha256(path)
+        except OSError as e:
+            raise StoreError(f"{name} is missing or cannot be read: {e.strerror}") from e
+        if found != name.partition(".")[0]:
+            raise StoreError(f"{name} is damaged: its content is no longer what was stored")
+        return path
+
+    def intact(self, name: str, size: int) -> bool:
+        """A cheap look, for lists: there, and of the right size."""
+        try:
+            return (self.folder / name).stat().st_size == size
+        except OSError:
+            return False
+
+    def release(self, index: StoreIndex, names: Collection[str]) -> None:
+        """Remove those that no row wants. Call it when the row that did is gone for good: in the other order a crash
+        could leave a row without its file.
+        """
+        try:
+            with index.writing() as db:
+                for name in set(names) - wanted_files(db):
+                    (self.folder / name).unlink(missing_ok=True)
+        except (StoreError, OSError) as e:  # the caller's promise is kept: the row is gone
+            logger.warning("files that nobody needs stay until the store is next opened: %s", e)
+
+    def collect(self, index: StoreIndex, age_s: float) -> None:
+        """Remove our files that no row wants. Young ones stay: another process may be about to publish them."""
+        removed = 0
+        youngest = time.time() - age_s
+        try:
+            with index.writing() as db:
+                wanted = wanted_files(db)
+                for entry in list(os.scandir(self.folder)):
+                    ours = _NAMED.fullmatch(entry.name) or _STAGED.fullmatch(entry.name)
+                    if ours and entry.name not in wanted and entry.stat(follow_symlinks=False).st_mtime < youngest:
+                        os.unlink(entry.path)
+                        removed += 1
+        except (StoreError, OSError) as e:  # a read-only disk, say: what is there can still be read
+            logger.warning("leftovers in the voice store were not collected: %s", e)
+        if removed:
+            logger.info("removed %d leftover files from the voice store", removed)
+
+    def any_named(self) -> bool:
+        return any(_NAMED.fullmatch(name) for name in os.listdir(self.folder))
+
+
+class Staging:
+    """Files on disk, synced and hashed, that have no name of their own yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.published: list[str] = []
+        self._waiting: dict[str, Path] = {}  # final name → where it lies now
+
+    def add(self, suffix: str, write: Callable[[Path], object]) -> tuple[str, int]:
+        """Let `write` fill a file → the name it will have, and its size."""
+        temporary = self.folder / f".{secrets.token_hex(8)}.part"
+        try:
+            write(temporary)
+            _sync(temporary)
+            name, size = f"{_sha256(temporary)}.{suffix}", temporary.stat().st_size
+        except OSError as e:
+            with suppress(OSError):
+                temporary.unlink()
+            raise StoreError(f"the voice store cannot be written: {e.strerror or e}") from e
+        self._waiting[name] = temporary
+        return name, size
+
+    def publish(self) -> None:
+        """Give the files their names, durably. Under the write lock."""
+        try:
+            for name in list(self._waiting):
+                os.replace(self._waiting[name], self.folder / name)
+                del self._waiting[name]
+                self.published.append(name)
+            _sync(self.folder)
+        except OSError as e:
+            raise StoreError(f"the voice store cannot be written: {e.strerror or e}") from e
+
+    def discard(self) -> None:
+        for temporary in self._waiting.values():
+            with suppress(OSError):
+                temporary.unlink()
+        self._waiting.clear()
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, for our eyes only: voices and consents are personal data. Its name survives a power cut."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,193 @@
+"""What a request's `voice` means to one engine: a voice of the checkpoint, an alias of one, or an uploaded one.
+
+Clients written for OpenAI send one of its thirteen names, and some refuse to send any other, so those names must
+speak. In order: the checkpoint's own voices, then aliases, then uploads; no upload can change what an older name
+means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sonant.engine.engine import Engine
+from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported
+from sonant.serving.voices.labels import label_key
+from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
+from sonant.types import Voice
+
+OPENAI_VOICES = (
+    "alloy",
+    "ash",
+    "ballad",
+    "coral",
+    "echo",
+    "fable",
+    "onyx",
+    "nova",
+    "sage",
+    "shimmer",
+    "verse",
+    "marin",
+    "cedar",
+)
+_MAX_CHARS = 256  # of any name worth looking up
+_SHOWN_CHOICES = 30  # in an error message
+_SHOWN_CHARS = 64
+
+
+@dataclass(frozen=True)
+class VoiceChoice:
+    """A line of the voice list."""
+
+    id: str
+    name: str
+    kind: Literal["own", "alias", "clone"]
+    target: str | None = None  # of an alias
+    record: VoiceRecord | None = None  # of a clone
+
+
+class VoiceNames:
+    """Takes the engine anew with each question, since a server may have to restart its engine."""
+
+    def __init__(
+        self, store: VoiceStore | None = None, *, aliases: Mapping[str, str] | None = None, model: str | None = None
+    ) -> None:
+        """`aliases` replace default ones of the same name. `model` is the mark that uploads must bear; None: any."""
+        self.store, self.model = store, model
+        self._aliases = _checked_aliases(aliases or {})
+
+    def check(self, engine: Engine) -> None:
+        """Refuse aliases that can never work with this engine; for start-up, where an operator sees it."""
+        own = _by_key(engine.voices)
+        for name, target in self._aliases.items():
+            if name in own:
+                raise ConfigError(f"the alias {name!r} is the name of a voice of this checkpoint's own; leave it out")
+            if label_key(target) not in own and (self.store is None or not engine.model.spec.clones):
+                raise ConfigError(f"the alias {name!r} stands for {target!r}; this checkpoint has {_few(own.values())}")
+
+    def resolve(self, voice: str | Mapping[str, object] | None, engine: Engine) -> str | Voice | None:
+        """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
+        if voice is None:
+            return None  # the engine's default, or its own error
+        name = _name(voice)
+        key = label_key(name) if len(name) <= _MAX_CHARS else ""
+        own = _by_key(engine.voices)
+        if key in own:
+            return own[key]
+        target = self._all_aliases(engine).get(key)
+        if target is not None:
+            return self._resolve_alias(name, target, engine)
+        if not own and not engine.model.spec.clones and key in OPENAI_VOICES:
+            return None  # it designs its voice from words, but OpenAI's clients cannot leave `voice` out
+        try:
+            return self._upload(name, engine)
+        except _Absent:
+            raise UnknownVoice(self._unknown(name, engine)) from None
+
+    def choices(self, engine: Engine) -> tuple[VoiceChoice, ...]:
+        """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
+        own = _by_key(engine.voices)
+        uploads = self.store.list() if self.store is not None and engine.model.spec.clones else ()
+        aliases = self._all_aliases(engine).items()
+        return (
+            *(VoiceChoice(name, name, "own") for name in own.values()),
+            *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads if self.model in (None, r.model)),
+            *(VoiceChoice(name, name, "alias", target=target) for name, target in aliases if name not in own),
+        )
+
+    def listing(self, engine: Engine) -> list[dict[str, object]]:
+        """The choices as JSON objects: `id` and `name` as clients with a voice picker want them, then what we know."""
+        lines: list[dict[str, object]] = []
+        for choice in self.choices(engine):
+            line: dict[str, object] = {"id": choice.id, "name": choice.name, "kind": choice.kind}
+            if choice.target is not None:
+                line["alias_of"] = choice.target
+            if choice.record is not None:
+                r = choice.record
+                line |= {"created_at": r.created_at, "language": r.language, "clip_s": r.clip_s, "broken": r.broken}
+            lines.append(line)
+        return lines
+
+    def _all_aliases(self, engine: Engine) -> dict[str, str]:
+        return default_aliases(engine.voices) | self._aliases
+
+    def _resolve_alias(self, name: str, target: str, engine: Engine) -> str | Voice:
+        own = _by_key(engine.voices).get(label_key(target))
+        if own is not None:
+            return own
+        try:
+            return self._upload(target, engine)
+        except _Absent:
+            raise UnknownVoice(f"the voice {name!r} stands for {target!r} here, and there is no such voice") from None
+
+    def _upload(self, name: str, engine: Engine) -> Voice:
+        if self.store is None:
+            raise _Absent
+        try:
+            record = self.store.get(name)
+        except UnknownVoice as e:
+            raise _Absent from e
+        if not engine.model.spec.clones:
+            raise Unsupported(
+                f"the voice {record.name!r} is a clone, and this checkpoint cannot clone; load a Base one"
+            )
+        if self.model not in (None, record.model):
+            raise UnknownVoice(
+                f"the voice {record.name!r} was encoded by {record.model}, and this server speaks with {self.model}; "
+                "upload its clip again"
+            )
+        return self.store.load(record)
+
+    def _unknown(self, name: str, engine: Engine) -> str:
+        shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
+        names = [choice.name for choice in self.choices(engine)]
+        if not names and engine.model.spec.clones:
+            hint = "this checkpoint clones: upload a voice (POST /v1/audio/voices), or send a clip with the request"
+        else:
+            hint = f"there is {_few(names)}"
+        return f"no voice {shown!r}; {hint}"
+
+
+class _Absent(Exception):
+    """No upload has that name; who asked knows what to say of it."""
+
+
+def default_aliases(own: Sequence[str]) -> dict[str, str]:
+    """OpenAI's names spread evenly over the checkpoint's voices, the first on the first; none if it has no voices.
+
+    Who sounds like whom is not known, nor even who is a man or a woman: an operator who knows sets `aliases`.
+    """
+    return {name: own[i * len(own) // len(OPENAI_VOICES)] for i, name in enumerate(OPENAI_VOICES) if own}
+
+
+def reserved_names(own: Iterable[str], aliases: Iterable[str] = ()) -> frozenset[str]:
+    """Names that an upload must not take, since they already mean something on this server."""
+    own = tuple(own)
+    return frozenset((*own, *aliases, *default_aliases(own)))
+
+
+def _checked_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
+    for name, target in aliases.items():
+        if not isinstance(name, str) or not isinstance(target, str) or not name.strip() or not target.strip():
+            raise ConfigError(f"an alias is a name and the voice it stands for, not {name!r}: {target!r}")
+    return {label_key(name): target for name, target in aliases.items()}
+
+
+def _by_key(names: Iterable[str]) -> dict[str, str]:
+    return {label_key(name): name for name in names}
+
+
+def _few(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _SHOWN_CHOICES} more" if len(every) > _SHOWN_CHOICES else ""
+    return (", ".join(every[:_SHOWN_CHOICES]) or "none") + more
+
+
+def _name(voice: str | Mapping[str, object]) -> str:
+    if isinstance(voice, Mapping) and set(voice) == {"id"}:
+        voice = voice["id"]  # type: ignore[assignment]  # judged below
+    if not isinstance(voice, str):
+        raise BadRequest('voice must be a name, or an object such as {"id": "voice_1234"}')
+    return voice

@@ -1,0 +1,193 @@
+"""Digits in words, by what they stand for: money, units, percentages, fractions, telephone numbers, plain numbers.
+
+Every pattern begins at the first digit of a run and has bounded or unambiguous repetition, so that a pass takes
+time in proportion to the text. Order matters: a rule sees what the ones before it left as digits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sonant.text import numbers
+from sonant.text.full_stop import word_set
+
+Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+_START = r"(?<![\w.,])"
+
+_CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "¢": ("cent", "cents", "", ""),
+}
+_CODES = {"USD": "$", "GBP": "£", "EUR": "€", "JPY": "¥", "INR": "₹"}
+_SCALES = {
+    "k": "thousand", "K": "thousand", "m": "million", "M": "million", "mn": "million", "bn": "billion",
+    "b": "billion", "B": "billion", "tn": "trillion", "T": "trillion",
+}  # fmt: skip
+_SCALE = r"(?:\s?(thousand|million|billion|trillion|mn|bn|tn|[kKmMbBT])\b)?"
+
+_UNITS = {
+    "km": "kilometer", "cm": "centimeter", "mm": "millimeter", "m": "meter", "um": "micrometer", "nm": "nanometer",
+    "kg": "kilogram", "g": "gram", "mg": "milligram", "lb": "pound", "lbs": "pound", "oz": "ounce", "mi": "mile",
+    "ft": "foot", "yd": "yard", "yds": "yard", "l": "liter", "L": "liter", "ml": "milliliter", "mL": "milliliter",
+    "cl": "centiliter", "gal": "gallon", "s": "second", "sec": "second", "secs": "second", "ms": "millisecond",
+    "min": "minute", "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "yr": "year", "yrs": "year",
+    "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "W": "watt", "kW": "kilowatt",
+    "MW": "megawatt", "GW": "gigawatt", "kWh": "kilowatt hour", "V": "volt", "mA": "milliamp", "kB": "kilobyte",
+    "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte", "kbps": "kilobit per second",
+    "Mbps": "megabit per second", "Gbps": "gigabit per second", "dB": "decibel", "cal": "calorie",
+    "kcal": "kilocalorie", "J": "joule", "kJ": "kilojoule", "N": "newton", "Pa": "pascal", "kPa": "kilopascal",
+    "mph": "mile per hour", "kph": "kilometer per hour", "km/h": "kilometer per hour", "m/s": "meter per second",
+    "rpm": "revolution per minute", "fps": "frame per second", "px": "pixel", "ha": "hectare", "pt": "point",
+    "sq ft": "square foot", "sq m": "square meter", "sq km": "square kilometer", "fl oz": "fluid ounce",
+}  # fmt: skip
+_UNIT = "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True))
+_NO_PLURAL = frozenset({"hertz", "kilohertz", "megahertz", "gigahertz"})
+# Words in s that follow a year without making it a count: "In 1900 was", not "1900 horses".
+_NOT_COUNTED = word_set(
+    "was is has as its his this does across perhaps always towards yes us plus versus thus during besides"
+)
+_DENOMINATORS = frozenset({2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100})
+
+
+def _is_one(number: str) -> bool:
+    return number in ("1", "1.0")
+
+
+def money(match: re.Match[str]) -> str:
+    sign, amount, scale = match["sign"], match["amount"], match["scale"]
+    one, many, small_one, small_many = _CURRENCIES[_CODES.get(sign, sign)]
+    if scale:
+        return f"{numbers.decimal(amount)} {_SCALES.get(scale, scale)} {many}"
+    whole, _, cents = amount.partition(".")
+    if len(cents) != 2 or not small_many:
+        return f"{numbers.decimal(amount)} {one if _is_one(amount) else many}"
+    units = int(whole.replace(",", "")) if len(whole) <= numbers.LONGEST else -1
+    parts = [f"{numbers.cardinal(whole)} {one if units == 1 else many}"] if units or not int(cents) else []
+    if int(cents):
+        parts.append(f"{numbers.count(int(cents))} {small_one if int(cents) == 1 else small_many}")
+    return " and ".join(parts)
+
+
+def money_range(match: re.Match[str]) -> str:
+    many = _CURRENCIES[match["sign"]][1]
+    scale = f" {_SCALES.get(match['scale'], match['scale'])}" if match["scale"] else ""
+    return f"{numbers.decimal(match['low'])} to {numbers.decimal(match['high'])}{scale} {many}"
+
+
+def measure(match: re.Match[str]) -> str:
+    number, hyphen, unit, power = match["number"], match["hyphen"], match["unit"], match["power"]
+    head, _, tail = _UNITS[unit].partition(" per ")
+    if not (_is_one(number) or hyphen or head in _NO_PLURAL):
+        head = head[:-4] + "feet" if head.endswith("foot") else f"{head}s"
+    kind = {"2": "square ", "3": "cubic "}.get(power or "", "")
+    return f"{numbers.decimal(number)} {kind}{head}{f' per {tail}' if tail else ''}"
+
+
+def temperature(match: re.Match[str]) -> str:
+    scale = {"C": " Celsius", "F": " Fahrenheit"}.get(match["scale"] or "", "")
+    return f"{numbers.decimal(match['number'])} degree{'' if _is_one(match['number']) else 's'}{scale}"
+
+
+def mixed(match: re.Match[str]) -> str:
+    above, below = int(match["above"]), int(match["below"])
+    if below not in _DENOMINATORS or above >= below:
+        whole = f"{numbers.cardinal(match['whole'])} " if match["whole"] else ""
+        return f"{whole}{numbers.cardinal(match['above'])} {numbers.cardinal(match['below'])}"
+    if not match["whole"]:
+        return numbers.fraction(above, below)
+    part = numbers.fraction(above, below)
+    return f"{numbers.cardinal(match['whole'])} and {'a' + part[3:] if above == 1 else part}"
+
+
+def telephone(match: re.Match[str]) -> str:
+    groups = re.findall(r"\d+", match[0])
+    return ("plus " if match[0].startswith("+") else "") + ", ".join(numbers.digits(g) for g in groups)
+
+
+def decade(match: re.Match[str]) -> str:
+    n = int(match[1])
+    return numbers.plural(numbers.year(n) if n >= 1000 else numbers.count(n))
+
+
+def dated(match: re.Match[str]) -> str:
+    return f"{match[1]} {numbers.year(int(match[2]))}"
+
+
+def lone_year(match: re.Match[str]) -> str:
+    following = (match["next"] or "").strip()
+    counted = following.endswith("s") and following not in _NOT_COUNTED
+    n = int(match["year"])
+    return (numbers.count(n) if counted else numbers.year(n)) + (match["next"] or "")
+
+
+def _words(spoken: str) -> Callable[[re.Match[str]], str]:
+    return lambda match: spoken
+
+
+RULES: tuple[Rule, ...] = (
+    (
+        re.compile(r"(?<![\w])\+?(?:\d{1,3}[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w])"),
+        telephone,
+    ),
+    (re.compile(r"(?<![\w-])\d{3}-\d{4}(?![\w-])|(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), telephone),
+    (re.compile(r"(?<!\w)\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?!\d)"), telephone),
+    (
+        re.compile(
+            rf"(?<!\w)(?P<sign>[$£€¥₹])(?P<low>{NUMBER})\s?(?:-|to)\s?(?P=sign)?(?P<high>{NUMBER})"
+            + _SCALE.replace("(t", "(?P<scale>t", 1)
+        ),
+        money_range,
+    ),
+    (re.compile(r"(?<=\w)\s?-\s?(?=[$£€¥₹]\d)"), _words(" to ")),
+    (
+        re.compile(
+            rf"(?:\bUS)?(?P<sign>[$£€¥₹]|\b(?:USD|GBP|EUR|JPY|INR))\s?(?P<amount>{NUMBER})"
+            + _SCALE.replace("(t", "(?P<scale>t", 1)
+        ),
+        money,
+    ),
+    (re.compile(rf"{_START}(?P<amount>{NUMBER})(?P<scale>)\s?(?P<sign>[£€¥₹¢]|(?:USD|GBP|EUR|JPY|INR)\b)"), money),
+    (
+        re.compile(r"(?<![\w.,])(\d)'\s?(\d{1,2})\"(?!\w)"),
+        lambda m: f"{numbers.cardinal(m[1])} foot {numbers.cardinal(m[2])}",
+    ),
+    (re.compile(r"(?<![\w.,])'?([1-9]\d\d\d|[2-9]0)'?s\b"), decade),
+    (re.compile(r"(?<![\w/-])-(?=\.?\d)"), _words("minus ")),
+    (re.compile(rf"(?<![\d.,])({NUMBER})\s?-\s?(?=\d)"), lambda m: f"{m[1]} to "),
+    (re.compile(rf"{_START}({NUMBER})\s?%"), lambda m: f"{numbers.decimal(m[1])} percent"),
+    (re.compile(rf"{_START}(?P<number>{NUMBER})\s?°(?:\s?(?P<scale>[CF])\b)?"), temperature),
+    (
+        re.compile(
+            rf"{_START}(?P<number>{NUMBER})(?:\s?|(?P<hyphen>-))(?P<unit>{_UNIT})(?:\^(?P<power>[23]))?(?![\w/^'])"
+            r"(?:\.(?= [a-z]))?"
+        ),
+        measure,
+    ),
+    (re.compile(r"(?<=\w)\^2\b"), _words(" squared")),
+    (re.compile(r"(?<=\w)\^3\b"), _words(" cubed")),
+    (re.compile(r"(?<![\w/.,])(?:(?P<whole>\d{1,4}) )?(?P<above>\d{1,4})/(?P<below>\d{1,4})(?![\w/])"), mixed),
+    (re.compile(r"(?:#|\b[Nn]os?\.) ?(?=\d)"), _words("number ")),
+    (re.compile(rf"{_START}(\d{{1,3}}(?:,\d{{3}})+|\d+)(?:st|nd|rd|th)\b"), lambda m: numbers.ordinal(m[1])),
+    (re.compile(r"(?<=\d)\s?[x×*]\s?(?=\d)"), _words(" by ")),
+    (re.compile(r"(?<=\d)k\b"), _words(" thousand")),
+    (re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])"), _words(" ")),
+    (
+        re.compile(rf"{_START}\d+(?:\.\d+){{2,}}(?![\w])"),
+        lambda m: " point ".join(map(numbers.cardinal, m[0].split("."))),
+    ),
+    (re.compile(r"\b([Ii]n|[Ss]ince|[Uu]ntil|[Bb]efore|[Aa]fter|[Yy]ear) (\d{4})(?![\w]|[.,]\d| [a-z]+s\b)"), dated),
+    (re.compile(r"(?<![\w.,])(\d{3,4})(?= (?:AD|BC|CE|BCE)\b)"), lambda m: numbers.year(int(m[1]))),
+    (
+        re.compile(r"(?<![\d.,])(?P<year>1[1-9]\d\d|20\d\d)(?![\d]|[.,]\d)(?P<next> [a-z]{1,30}\b)?"),
+        lone_year,
+    ),
+    (re.compile(r"(?<!\d)\.(\d+)"), lambda m: f" {numbers.decimal(m[0])}"),
+    (re.compile(NUMBER), lambda m: numbers.decimal(m[0])),
+)

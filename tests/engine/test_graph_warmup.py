@@ -1,0 +1,159 @@
+"""Graphs that are captured while the engine already answers: who waits for them, and who must not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from engine.conftest import MakeEngine
+from sonant import Engine
+from sonant.engine.graph_warmup import Captures, Wanted
+from sonant.engine.runner import Runner
+from sonant.engine.step_profiler import StepRecorder
+
+
+@dataclass
+class Kind:
+    """A step whose capture only takes its time."""
+
+    name: str
+    takes_s: float = 0.0
+    look: Callable[[], None] = lambda: None
+    captured: list[int] = field(default_factory=list)
+    order: list[tuple[str, int]] = field(default_factory=list)
+
+    def capture(self, buckets: Iterable[int], pool: Any) -> None:
+        self.look()
+        time.sleep(self.takes_s)
+        self.captured += buckets
+        self.order += [(self.name, b) for b in buckets]
+
+
+def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+MakeWith = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_with(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWith]:
+    """An engine that has the graphs of these kinds to capture."""
+
+    def make(kinds: list[Kind], sizes: Iterable[int], **options: Any) -> Engine:
+        wanted = [Wanted(kind, size, size) for kind in kinds for size in sizes]
+        monkeypatch.setattr(Runner, "_captures", lambda _: Captures(wanted, None))
+        return make_engine(**options)
+
+    yield make
+
+
+def test_small_batches_come_before_the_first_answer_and_all_in_the_end(make_with: MakeWith) -> None:
+    order: list[tuple[str, int]] = []
+    gate = threading.Event()
+
+    def look() -> None:
+        assert len(order) < 4 or gate.wait(20)
+
+    kinds = [Kind("frame", look=look, order=order), Kind("codec", look=look, order=order)]
+    engine = make_with(kinds, [1, 4, 16, 64], warm_rows=4)
+    assert order == [("frame", 1), ("codec", 1), ("frame", 4), ("codec", 4)]
+    assert engine.warm_share == 0.5
+    gate.set()
+    until(lambda: engine.warm_share == 1)
+    assert order[4:] == [("frame", 16), ("codec", 16), ("frame", 64), ("codec", 64)]
+
+
+def test_everything_first_if_that_is_asked_for(make_with: MakeWith) -> None:
+    kind = Kind("frame")
+    assert make_with([kind], [1, 4, 64], warm_rows=64).warm_share == 1
+    assert kind.captured == [1, 4, 64]
+
+
+def test_requests_are_answered_meanwhile_as_ever(make_with: MakeWith, make_engine: MakeEngine) -> None:
+    engine = make_with([Kind("frame", 0.05)], range(1, 41), warm_rows=1)
+    streams = [engine.stream("hello the world", seed=n, max_frames=8) for n in range(4)]
+    speech = [stream.result() for stream in streams]
+    assert engine.warm_share < 1
+    for n, said in enumerate(speech):
+        assert (said.codes == engine.speak("hello the world", seed=n, max_frames=8).codes).all()
+    until(lambda: engine.warm_share == 1)
+
+
+def test_no_listener_runs_dry_for_a_capture(make_with: MakeWith) -> None:
+    """The tiny model is far ahead of its listeners soon: captures fall between its steps, but none before."""
+    takes_s = 0.1
+    least: list[float] = []
+    kind = Kind("frame", takes_s)
+    engine = make_with([kind], range(1, 40), warm_rows=1, max_rows=2, steps_ahead=1)
+
+    def look() -> None:
+        scheduler, now_s = engine._loop.scheduler, time.monotonic()
+        assert all(r.steps_in_flight == 0 for r in scheduler.running)
+        least.extend(scheduler.slack_s(r, now_s) for r in [*scheduler.running, *scheduler.waiting])
+
+    kind.look = look
+    streams = [engine.stream("hello the world", seed=n, max_frames=60) for n in range(3)]
+    for stream in streams:
+        stream.result()
+    assert least and min(least) > takes_s
+
+
+def test_a_capture_longer_than_what_is_in_hand_waits_for_an_idle_engine(make_with: MakeWith) -> None:
+    kind = Kind("frame", 0.4)
+    engine = make_with([kind], [1, 2, 3], warm_rows=1)
+    stream = engine.stream("hello the world", seed=1, max_frames=6)  # 0.48 s of sound: never twice 0.4 s in hand
+    next(iter(stream))
+    before = len(kind.captured)
+    stream.result()
+    assert len(kind.captured) == before <= 2
+    until(lambda: engine.warm_share == 1)
+
+
+def test_closing_does_not_wait_for_what_is_left(make_with: MakeWith) -> None:
+    engine = make_with([Kind("frame", 0.05)], range(1, 400), warm_rows=1)
+    began_s = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began_s < 2
+    assert engine.warm_share < 1
+
+
+def test_without_memory_for_more_the_engine_stays_with_what_it_has(
+    make_with: MakeWith, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = Kind("frame")
+
+    def full() -> None:
+        if kind.captured[-1:] == [2]:
+            raise torch.OutOfMemoryError("no room")
+
+    kind.look = full
+    engine = make_with([kind], [1, 2, 4, 8], warm_rows=1)
+    until(lambda: not engine._loop.runner.captures.pending)
+    assert engine.warm_share == 0.5 and kind.captured == [1, 2]
+    assert engine.speak("hello", seed=1, max_frames=3).codes.size
+    assert "2 graphs are not captured" in caplog.text
+
+
+def test_nothing_is_captured_while_steps_are_recorded(make_with: MakeWith) -> None:
+    kind = Kind("frame", 0.02)
+    engine = make_with([kind], range(1, 60), warm_rows=1)
+    seen: list[float] = []
+    recorder = threading.Thread(target=lambda: StepRecorder(engine).record(2, timeout_s=0.5))
+    recorder.start()
+    until(lambda: engine._loop.runner.captures.held)
+    while recorder.is_alive():
+        if engine._loop.runner.captures.held:
+            seen.append(engine.warm_share)
+        time.sleep(0.01)
+    assert len(set(seen)) == 1 and seen[0] < 1
+    until(lambda: engine.warm_share == 1)

@@ -1,0 +1,59 @@
+"""Cutting text: at sentence ends, never losing a word, never leaving a part with nothing to say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonant.text.sentences import split_text
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@given(
+    st.text(alphabet=st.sampled_from(list("abcdefg 123 .!?,;:\n“”'\"—。！？，、你好世界…🙂")), max_size=600),
+    st.integers(20, 120),
+)
+def test_nothing_is_lost_and_every_part_has_something_to_say(text: str, limit: int) -> None:
+    parts = split_text(text, limit)
+    assert squeezed("".join(parts)) == squeezed(text)
+    if len(parts) > 1:
+        assert all(any(c.isalnum() for c in part) for part in parts)
+
+
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=30))
+def test_plain_sentences_are_cut_only_at_their_ends(lengths: list[int]) -> None:
+    sentences = ["a" * n + "." for n in lengths]
+    parts = split_text(" ".join(sentences), 70)
+    assert all(part.endswith(".") and len(part) <= 70 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Mr. Smith paid 3.50 to Dr. Jones. He left.", ["Mr. Smith paid 3.50 to Dr. Jones.", "He left."]),
+        ("J. R. Smith came at 5 p.m. on Monday. Good.", ["J. R. Smith came at 5 p.m. on Monday.", "Good."]),
+        ("今天天气很好。我们去公园吧！你来吗？来的话请带上水和面包，还有苹果。", None),
+        ('He said "Stop." Then he left the room at once.', ['He said "Stop."', "Then he left the room at once."]),
+        ("Line one\nLine two is a bit longer than one", ["Line one", "Line two is a bit longer than one"]),
+    ],
+)
+def test_cuts_are_where_a_reader_would_pause(text: str, parts: list[str] | None) -> None:
+    got = split_text(text, 38 if parts else 14)
+    if parts:
+        assert got == parts
+    else:
+        assert all(p[-1] in "。！？，" for p in got) and len(got) > 2
+
+
+def test_a_sentence_without_any_pause_is_cut_at_a_space_and_a_word_without_one_anywhere() -> None:
+    words = "word " * 50
+    assert all(len(p) <= 40 and not p.startswith("ord") for p in split_text(words, 40))
+    assert [len(p) for p in split_text("x" * 100, 40)] == [40, 40, 20]
+
+
+def test_short_text_is_left_whole() -> None:
+    assert split_text("  One. Two. Three.  ", 300) == ["One. Two. Three."]

@@ -1,0 +1,86 @@
+"""Text that comes bit by bit is cut as if it had come at once, and as early as can be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonant.text.splitter import Granularity, TextPieces
+
+
+def spoken(granularity: Granularity, bits: list[str], max_chars: int = 300) -> list[str]:
+    pieces, out = TextPieces(granularity, max_chars), []
+    for bit in bits:
+        pieces.push(bit)
+        while (piece := pieces.take(eager=False)) is not None:
+            out.append(piece)
+    while (piece := pieces.flush()) is not None:
+        out.append(piece)
+    return out
+
+
+ALPHABET = st.sampled_from(list("abcdefg 123 .!?,;:\n“”'\"—。！？，、你好世界…🙂"))
+
+
+@given(st.lists(st.text(ALPHABET, max_size=30), max_size=20), st.integers(20, 80))
+def test_no_letter_is_lost_however_it_comes(bits: list[str], limit: int) -> None:
+    for granularity in ("auto", "none", "sentence", "clause"):
+        joined = "".join(spoken(granularity, bits, limit))
+        assert [c for c in joined if c.isalnum()] == [c for c in "".join(bits) if c.isalnum()]
+
+
+@pytest.mark.parametrize("granularity", ["auto", "sentence", "clause"])
+def test_what_cannot_be_spoken_is_left_out_and_holds_nothing_up(granularity: Granularity) -> None:
+    assert spoken(granularity, ["-" * 100, " " * 100, "Hello there."], 40) == ["Hello there."]
+
+
+@given(st.text(st.sampled_from(list("abc 12.,!?\n")), max_size=200))
+def test_cuts_do_not_depend_on_how_the_text_was_dealt_out(text: str) -> None:
+    for granularity in ("sentence", "clause"):
+        assert spoken(granularity, list(text), 1000) == spoken(granularity, [text], 1000)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "text", "pieces"),
+    [
+        ("sentence", "Dr. Lee paid 3.50, at 5 p.m. sharp. Good!", ["Dr. Lee paid 3.50, at 5 p.m. sharp.", "Good!"]),
+        ("clause", "It costs 1,000, or 2,000; who knows?", ["It costs 1,000,", "or 2,000;", "who knows?"]),
+        ("none", "One. Two, three.", ["One. Two, three."]),
+        ("sentence", "你好。世界！", ["你好。", "世界！"]),
+        ("sentence", '"Wait..." he said. ... ', ['"Wait..."', "he said."]),
+    ],
+)
+def test_cuts_are_where_a_reader_would_pause(granularity: Granularity, text: str, pieces: list[str]) -> None:
+    assert spoken(granularity, list(text)) == pieces
+
+
+def test_a_waiting_listener_gets_the_clauses_and_others_the_sentence() -> None:
+    eager, patient = TextPieces("auto", 300), TextPieces("auto", 300)
+    for pieces in (eager, patient):
+        pieces.push("Well, to be honest with you, I")
+    assert patient.take(eager=False) is None
+    assert eager.take(eager=True) == "Well, to be honest with you,"
+    for pieces in (eager, patient):
+        pieces.push(" do not, in fact, know. And")
+    assert patient.take(eager=False) == "Well, to be honest with you, I do not, in fact, know."
+    assert eager.take(eager=True) == "I do not, in fact, know."  # whole: there is no reason to cut it up
+    assert patient.take(eager=True) is None
+
+
+def test_a_word_and_a_comma_are_not_worth_starting_for() -> None:
+    pieces = TextPieces("auto", 300)
+    pieces.push("Well, ")
+    assert pieces.take(eager=True) is None
+
+
+def test_a_mark_at_the_end_may_still_be_part_of_a_number() -> None:
+    pieces = TextPieces("clause", 300)
+    pieces.push("Pi is 3.")
+    assert pieces.take(eager=True) is None
+    pieces.push("14, more or less. ")
+    assert pieces.take(eager=True) == "Pi is 3.14,"
+
+
+def test_text_without_a_pause_is_cut_all_the_same() -> None:
+    assert all(len(p) <= 40 for p in spoken("sentence", ["word " * 100], 40))
