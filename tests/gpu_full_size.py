@@ -52,10 +52,10 @@ def main() -> None:
     report["bench"] = result.to_json()
     spoken = engine.speak(TEXT, seed=1, max_frames=40)
     assert isinstance(engine.model, Qwen3TTS)
-    codes = torch.from_numpy(spoken.codes).long()
+    codes = torch.from_numpy(spoken.frames).long()
     on_gpu = [t.float().cpu() for t in forced(engine.model, SpeechRequest(text=TEXT), codes)[1:]]
-    alone = engine.speak(TEXT, seed=7, max_frames=30).codes
-    report["same_codes_twice"] = bool((engine.speak(TEXT, seed=7, max_frames=30).codes == alone).all())
+    alone = engine.speak(TEXT, seed=7, max_frames=30).frames
+    report["same_codes_twice"] = bool((engine.speak(TEXT, seed=7, max_frames=30).frames == alone).all())
     engine.close()
     start = time.perf_counter()
     on_cpu = sonant.load(args.folder, device="cpu")

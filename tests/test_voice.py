@@ -44,7 +44,7 @@ def test_every_speaker_says_a_sentence_in_about_its_time(engine: Engine, voice: 
 
 def test_without_a_name_the_first_voice_speaks(engine: Engine) -> None:
     first, named = (engine.speak("Hello.", voice=voice, seed=5) for voice in (None, engine.voices[0]))
-    np.testing.assert_array_equal(first.codes, named.codes)
+    np.testing.assert_array_equal(first.frames, named.frames)
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
@@ -83,7 +83,7 @@ def test_a_gpu_says_the_same_as_the_cpu(engine: Engine) -> None:
     with sonant.load(device="cuda", dtype="float32", codec_dtype="float32") as other:
         for voice in engine.voices:
             here, there = (e.speak(PLAIN, voice=voice, sampling=greedy) for e in (engine, other))
-            np.testing.assert_array_equal(here.codes, there.codes)
+            np.testing.assert_array_equal(here.frames, there.frames)
             np.testing.assert_allclose(here.samples, there.samples, atol=1e-3)
     with sonant.load(device="cuda") as usual:
         assert usual.speak(PLAIN, seed=1).finish_reason == "stop"

@@ -10,7 +10,9 @@ from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
 from sonant.load import load
-from sonant.types import AudioChunk, FinishReason, Sampling, Speech, SpeechRequest, Voice
+from sonant.sampling import Sampling
+from sonant.types import AudioChunk, FinishReason, Speech, SpeechRequest
+from sonant.voice import Voice
 
 __all__ = [
     "AudioChunk",

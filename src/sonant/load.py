@@ -10,7 +10,7 @@ from sonant.bundled import bundled_voice
 from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
-from sonant.models.registry import load_model
+from sonant.models.registry import load_model, titles
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,7 +30,7 @@ def load(
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
-        raise ConfigError("this build of sonant has no voice of its own: give the folder of a Qwen3-TTS checkpoint")
+        raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
     target = pick_device(device)
     config = config or EngineConfig()
     if target.type == "cuda" and pick_dtype(codec_dtype, target) == torch.float32:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from sonant.bench.engine.step_parts import FrameParts, size_of
 
 import sonant
 from sonant import Engine, EngineConfig
 from sonant.bench.engine.startup import Order, measure
 from sonant.bench.engine.step_counts import _from_trace
-from sonant.bench.engine.step_parts import FrameParts, size_of
 from sonant.bench.engine.step_rig import StepRig
 from sonant.cli.main import main
 from sonant.errors import ConfigError
@@ -73,8 +73,8 @@ def test_a_rig_repeats_one_step_and_leaves_its_rows(closed: Engine) -> None:
         before = rig.positions
         assert before > 3 * FRAMES
         for _ in range(5):
-            rig.draw()
-        rig.voice(4)
+            rig.decode()
+        rig.vocode(4)
         rig.drain()
         assert rig.positions == before
 

@@ -65,7 +65,7 @@ NAN, INF = float("nan"), float("inf")
         ({"seed": 2**64}, BadSampling, "seed"),
         ({"max_frames": 0}, BadRequest, "max_frames"),
         ({"max_frames": 10**9}, BadText, "positions"),
-        ({"voice": Voice(np.zeros(64, np.float32))}, Unsupported, "cannot clone"),
+        ({"voice": Voice({"embedding": np.zeros(64, np.float32)})}, Unsupported, "cannot clone"),
     ],
 )
 def test_bad_requests_are_refused_with_a_reason(
@@ -73,11 +73,11 @@ def test_bad_requests_are_refused_with_a_reason(
 ) -> None:
     with pytest.raises(error, match=says):
         engine.speak(**{"text": "hello", **options})
-    assert len(engine.speak("hello", seed=1, max_frames=2).codes) == 2
+    assert len(engine.speak("hello", seed=1, max_frames=2).frames) == 2
 
 
 def test_a_seed_may_be_any_64_bit_number(engine: Engine) -> None:
-    spoken = [engine.speak("hello", seed=s, max_frames=4).codes.tobytes() for s in (0, 2**32, 2**63, 2**64 - 1)]
+    spoken = [engine.speak("hello", seed=s, max_frames=4).frames.tobytes() for s in (0, 2**32, 2**63, 2**64 - 1)]
     assert len(set(spoken)) == 4
 
 
@@ -113,7 +113,7 @@ def test_bad_reference_clips_are_refused_with_a_reason(cloner: Engine, tmp_path:
     with pytest.raises(BadText, match="reference text is empty"):
         cloner.clone(reference_clip(), "  ")
     voice = cloner.clone(reference_clip())
-    assert len(cloner.speak("hello", voice=voice, seed=1, max_frames=2).codes) == 2
+    assert len(cloner.speak("hello", voice=voice, seed=1, max_frames=2).frames) == 2
 
 
 def test_a_base_checkpoint_needs_a_clip_and_takes_no_instruct(cloner: Engine) -> None:
@@ -124,17 +124,31 @@ def test_a_base_checkpoint_needs_a_clip_and_takes_no_instruct(cloner: Engine) ->
     for width, largest in ((15, 5), (16, 2048), (16, 2**31 - 1)):
         codes = np.full((4, width), largest, np.int32)
         with pytest.raises(UnknownVoice, match="another model"):
-            cloner.speak("hello", voice=Voice(embedding, codes, "the user"))
+            cloner.speak("hello", voice=Voice({"embedding": embedding, "codes": codes}, "the user"))
+    wrong: list[dict[str, Any]] = [
+        {"embedding": np.zeros(1024, np.float32)},
+        {"embedding": np.zeros((2, 64), np.float32)},
+        {"embedding": np.zeros(64, np.int32)},
+        {"latents": np.zeros((4, 64), np.float32)},
+        {"embedding": embedding, "latents": np.zeros((4, 64), np.float32)},
+        {"embedding": embedding, "codes": np.full((4, 16), -1, np.int32)},
+        {"embedding": embedding, "codes": np.zeros((4, 16))},
+        {"embedding": embedding, "codes": np.zeros(16, np.int32)},
+    ]
+    for tensors in wrong:
+        with pytest.raises(UnknownVoice, match="another model"):
+            cloner.speak("hello", voice=Voice(tensors, "the user"))
     with pytest.raises(UnknownVoice, match="another model"):
-        cloner.speak("hello", voice=Voice(np.zeros(1024, np.float32)))
-    for bad in (np.full(64, np.nan, np.float32), np.zeros((2, 64), np.float32)):
-        with pytest.raises(BadAudio, match="finite"):
-            Voice(bad)
-    for codes in (np.full((4, 16), -1, np.int32), np.zeros((0, 16), np.int32), np.zeros((4, 16))):
-        with pytest.raises(BadAudio, match="whole numbers"):
-            Voice(embedding, codes, "the user")  # type: ignore[arg-type]
+        cloner.speak("hello", voice=Voice({"embedding": embedding}, family="another"))
+    for bad in (np.full(64, np.nan, np.float32), np.zeros((0, 16), np.int32), np.array(["a"])):
+        with pytest.raises(BadAudio, match="finite numbers"):
+            Voice({"embedding": bad})
+    with pytest.raises(BadAudio, match="holds nothing"):
+        Voice({})
     with pytest.raises(BadSampling, match="do_sample must be true or false"):
-        Sampling(do_sample="no")  # type: ignore[arg-type]
+        cloner.speak("hello", voice=cloner.clone(reference_clip()), sampling=Sampling(do_sample="no"))  # type: ignore[arg-type]
+    with pytest.raises(BadSampling, match="no 'warmth' to set; it has do_sample, greedy"):
+        cloner.speak("hello", voice=cloner.clone(reference_clip()), sampling=Sampling(warmth=1.0))
     with pytest.raises(Unsupported, match="instruct"):
         cloner.speak("hello", voice=cloner.clone(reference_clip()), instruct="calm")
 
@@ -144,7 +158,7 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
     voice.save(tmp_path / "me.safetensors")
     again = Voice.load(tmp_path / "me.safetensors")
     assert (again.name, again.text, again.fingerprint) == ("me", "the user and the world", voice.fingerprint)
-    spoken = [cloner.speak("hello", voice=v, seed=1, max_frames=5).codes for v in (voice, again)]
+    spoken = [cloner.speak("hello", voice=v, seed=1, max_frames=5).frames for v in (voice, again)]
     np.testing.assert_array_equal(*spoken)
     (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(BadAudio, match="cannot be read as a saved voice"):
@@ -152,13 +166,8 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_rows": 0}, {"chunk_frames": (2, 4)}, {"steps_ahead": 2}, {"kv_memory_fraction": 1.5}], ids=str
+    "options", [{"max_rows": 0}, {"chunk_s": (0.0, 1.0)}, {"steps_ahead": 2}, {"kv_memory_fraction": 1.5}], ids=str
 )
 def test_bad_engine_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         EngineConfig(**options)
-
-
-def test_unknown_engine_options_are_errors() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'max_row'"):
-        EngineConfig.from_mapping({"max_row": 4})

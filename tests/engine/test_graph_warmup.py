@@ -13,9 +13,9 @@ import torch
 
 from engine.conftest import MakeEngine
 from sonant import Engine
-from sonant.engine.graph_warmup import Captures, Wanted
+from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.runner import Runner
-from sonant.engine.step_profiler import StepRecorder
+from sonant.engine.step_profiler import StepProfiler
 
 
 @dataclass
@@ -50,8 +50,8 @@ def make_with(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Itera
     """An engine that has the graphs of these kinds to capture."""
 
     def make(kinds: list[Kind], sizes: Iterable[int], **options: Any) -> Engine:
-        wanted = [Wanted(kind, size, size) for kind in kinds for size in sizes]
-        monkeypatch.setattr(Runner, "_captures", lambda _: Captures(wanted, None))
+        wanted = [PendingGraph(kind, size, size) for kind in kinds for size in sizes]
+        monkeypatch.setattr(Runner, "_warmup", lambda _: GraphWarmup(wanted, None))
         return make_engine(**options)
 
     yield make
@@ -85,7 +85,7 @@ def test_requests_are_answered_meanwhile_as_ever(make_with: MakeWith, make_engin
     speech = [stream.result() for stream in streams]
     assert engine.warm_share < 1
     for n, said in enumerate(speech):
-        assert (said.codes == engine.speak("hello the world", seed=n, max_frames=8).codes).all()
+        assert (said.frames == engine.speak("hello the world", seed=n, max_frames=8).frames).all()
     until(lambda: engine.warm_share == 1)
 
 
@@ -97,7 +97,7 @@ def test_no_listener_runs_dry_for_a_capture(make_with: MakeWith) -> None:
     engine = make_with([kind], range(1, 40), warm_rows=1, max_rows=2, steps_ahead=1)
 
     def look() -> None:
-        scheduler, now_s = engine._loop.scheduler, time.monotonic()
+        scheduler, now_s = engine.loop.scheduler, time.monotonic()
         assert all(r.steps_in_flight == 0 for r in scheduler.running)
         least.extend(scheduler.slack_s(r, now_s) for r in [*scheduler.running, *scheduler.waiting])
 
@@ -138,9 +138,9 @@ def test_without_memory_for_more_the_engine_stays_with_what_it_has(
 
     kind.look = full
     engine = make_with([kind], [1, 2, 4, 8], warm_rows=1)
-    until(lambda: not engine._loop.runner.captures.pending)
+    until(lambda: not engine.loop.runner.warmup.pending)
     assert engine.warm_share == 0.5 and kind.captured == [1, 2]
-    assert engine.speak("hello", seed=1, max_frames=3).codes.size
+    assert engine.speak("hello", seed=1, max_frames=3).frames.size
     assert "2 graphs are not captured" in caplog.text
 
 
@@ -148,11 +148,11 @@ def test_nothing_is_captured_while_steps_are_recorded(make_with: MakeWith) -> No
     kind = Kind("frame", 0.02)
     engine = make_with([kind], range(1, 60), warm_rows=1)
     seen: list[float] = []
-    recorder = threading.Thread(target=lambda: StepRecorder(engine).record(2, timeout_s=0.5))
+    recorder = threading.Thread(target=lambda: StepProfiler(engine).record(2, timeout_s=0.5))
     recorder.start()
-    until(lambda: engine._loop.runner.captures.held)
+    until(lambda: engine.loop.runner.warmup.held)
     while recorder.is_alive():
-        if engine._loop.runner.captures.held:
+        if engine.loop.runner.warmup.held:
             seen.append(engine.warm_share)
         time.sleep(0.01)
     assert len(set(seen)) == 1 and seen[0] < 1

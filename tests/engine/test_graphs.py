@@ -1,11 +1,11 @@
-"""An engine whose steps are all replays, padded and in pieces, says what one says that runs them as they are.
+"""An engine whose steps are all replays, padded or several for a batch, says what an eager one says.
 
 There are no CUDA graphs on the CPU: a replay here runs the step again, from the same static inputs to the same outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from engine.conftest import MakeEngine
 from engine.test_batching import request, same
 from sonant import Engine
 from sonant.engine import graphs, prefill_graphs
-from sonant.engine.graph_warmup import Captures
-from sonant.engine.graphs import Captured, GraphedStep, Run
+from sonant.engine.graph_warmup import GraphWarmup
+from sonant.engine.graphs import CapturedGraph, GraphedStep, Run
 from sonant.engine.runner import Runner
-from sonant.models.base import STOPPED, PrefillItem
+from sonant.models.base import PrefillItem, PrefillShape, Status
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Replay:
         self.out.copy_(self.run(self.given))
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> Captured:
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGraph:
     out = run(given).clone()
     graph: Any = Replay(run, given, out)
-    return Captured(graph, given, out)
+    return CapturedGraph(graph, given, out)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
 
     def make(*args: Any, **options: Any) -> Engine:
         with monkeypatch.context() as patch:
-            patch.setattr(Runner, "_captures", lambda self: Captures(self._graphs(), None))
+            patch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
             engine = make_engine(*args, **{"warm_rows": 4, "max_rows": 4, **options})
         assert engine.warm_share > 0
         return engine
@@ -62,15 +62,16 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
 
 
 def eager_prefills(engine: Engine) -> list[PrefillItem]:
-    """Filled with the pieces that go past the graphs from now on."""
+    """Filled with the prompts that go past the graphs from now on."""
     seen: list[PrefillItem] = []
-    prefill = engine.model.prefill
+    prefill = engine.loop.runner.prefill
+    eager = prefill._eager
 
-    def watched(items: Iterable[PrefillItem]) -> None:
+    def watched(items: Sequence[PrefillItem], shape: PrefillShape) -> None:
         seen.extend(items)
-        prefill(list(items))
+        eager(items, shape)
 
-    engine.model.prefill = watched  # type: ignore[method-assign]
+    prefill._eager = watched  # type: ignore[method-assign]
     return seen
 
 
@@ -106,12 +107,12 @@ def test_a_cloned_voice(make_engine: MakeEngine, replaying: MakeEngine, text: st
     assert eager == []
 
 
-def test_of_a_prompt_in_pieces_the_last_one_is_replayed(make_engine: MakeEngine, replaying: MakeEngine) -> None:
+def test_a_prompt_in_several_steps_is_replayed_too(make_engine: MakeEngine, replaying: MakeEngine) -> None:
     said: dict[str, Any] = {"text": "on and on and on the world speech hello again", "seed": 3, "max_frames": 6}
     engine = replaying(prefill_tokens=2)
     eager = eager_prefills(engine)
     same(make_engine().speak(**said), engine.speak(**said))
-    assert eager and not any(item.last for item in eager)
+    assert eager == []
 
 
 def test_a_prompt_longer_than_every_graph_is_prefilled_all_the_same(
@@ -127,7 +128,8 @@ def test_a_prompt_longer_than_every_graph_is_prefilled_all_the_same(
 def test_uninitialised_memory_is_not_heard_through_padding(make_engine: MakeEngine, replaying: MakeEngine) -> None:
     expected = [make_engine().speak(**request(n)) for n in range(3)]
     engine = replaying()
-    engine._loop.runner.kv.fill_(float("nan"))
+    for cache in engine.loop.runner.kv.values():
+        cache.fill_(float("nan"))
     streams = [engine.stream(**request(n)) for n in range(3)]
     for speech, stream in zip(expected, streams, strict=True):
         same(speech, stream.result())
@@ -136,8 +138,8 @@ def test_uninitialised_memory_is_not_heard_through_padding(make_engine: MakeEngi
 def test_padding_never_moves_on(replaying: MakeEngine) -> None:
     engine = replaying()
     engine.speak(**request(3))
-    fields = engine._loop.runner.rows.fields
-    assert [int(fields[name][-1]) for name in ("status", "position", "frame")] == [STOPPED, 0, 0]
+    fields = engine.loop.runner.rows.fields
+    assert [int(fields[name][-1]) for name in ("status", "position", "frame")] == [Status.STOPPED, 0, 0]
 
 
 def square(batches: list[int]) -> Callable[[Tensor], Tensor]:

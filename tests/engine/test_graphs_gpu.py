@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonant.engine.graphs import Captured, GraphPool, capture_graph
-from sonant.models.base import reserve_pinned, to_device
+from sonant.device_copy import reserve_pinned, to_device
+from sonant.engine.graphs import CapturedGraph, GraphPool, capture_graph
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def test_a_replay_leaves_the_results_of_other_graphs_alone() -> None:
 
 
 def test_two_threads_may_capture_at_once() -> None:
-    captured: list[Captured] = []
+    captured: list[CapturedGraph] = []
 
     def capture() -> None:
         pool = GraphPool(torch.device("cuda"))

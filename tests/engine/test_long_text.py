@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
+from engine.test_scheduler import SPEC
 from sonant import FinishReason
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
@@ -20,7 +23,7 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine, li
     text = " ".join(SENTENCES)
     whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
     parts = [engine.speak(s, seed=10 + n, max_frames=6) for n, s in enumerate(SENTENCES)]
-    np.testing.assert_array_equal(whole.codes, np.concatenate([p.codes for p in parts]))
+    np.testing.assert_array_equal(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
     assert len(whole.samples) == len(apart)
     # only the seams were touched
@@ -50,13 +53,13 @@ def test_abort_stops_all_parts(make_engine: MakeEngine) -> None:
     stream.abort()
     with pytest.raises(Aborted):
         stream.result()
-    assert engine.speak("hello", seed=1, max_frames=2).codes.shape == (2, 16)
+    assert engine.speak("hello", seed=1, max_frames=2).frames.shape == (2, 16)
 
 
 def test_abort_between_two_parts_still_ends_the_stream() -> None:
     """The part before has ended and the next was not yet submitted when the abort came."""
     mailbox, submitted = Mailbox(), []
-    whole = LongText(mailbox, 24000, 16, submitted.append, at_once=1, live=True)
+    whole = LongText(mailbox, SPEC, SimpleNamespace(post=submitted.append), at_once=1, live=True)  # type: ignore[arg-type]
     whole.start([object(), object()])  # type: ignore[list-item]
     whole.abort()
     whole.on_finish(0, FinishReason.STOP)
@@ -64,9 +67,9 @@ def test_abort_between_two_parts_still_ends_the_stream() -> None:
 
 
 def test_the_budget_ends_a_runaway(make_engine: MakeEngine) -> None:
-    engine = make_engine(budget_frames=5, budget_frames_per_token=0.5)
+    engine = make_engine(budget_s=0.4, budget_s_per_token=0.04)
     speech = engine.speak("hello the world", seed=3)
     assert speech.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    assert len(speech.codes) <= 5 + 20
+    assert len(speech.frames) <= 5 + 20
     cut = [engine.speak("hello the world and speech again", seed=s) for s in range(6)]
     assert any(s.finish_reason is FinishReason.LENGTH for s in cut)

@@ -8,8 +8,7 @@ import torch
 
 from engine.test_scheduler import SPEC
 from sonant.engine.rows import Rows
-from sonant.models.base import Field
-from sonant.models.row_layout import LINES, Columns, counted
+from sonant.models.spec import Field
 
 SPEC_OF_LINES = replace(
     SPEC,
@@ -27,7 +26,7 @@ def test_what_the_host_sets_leaves_what_the_steps_count() -> None:
     rows.fields["frame"][:], rows.fields["status"][:] = 7, 1
     rows.stage(1, {"seed": [3, -4], "warmth": 0.5}, [9, 8])
     rows.apply()
-    assert rows.tables[1].tolist() == [9, 8] and rows.fields["seed"][1].tolist() == [3, -4]
+    assert rows.memory({}, 16).tables[1].tolist() == [9, 8] and rows.fields["seed"][1].tolist() == [3, -4]
     assert rows.fields["warmth"].tolist() == [0, 0.5, 0, 0]
     assert rows.fields["frame"].tolist() == [7] * 4 and rows.fields["status"].tolist() == [1] * 4
 
@@ -37,11 +36,18 @@ def test_one_gather_reads_all_numbers_of_a_row() -> None:
     rows.stage(2, {"seed": [5, 6], "warmth": 2.5}, [4])
     rows.apply()
     rows.fields["frame"][2] = 11
-    columns = Columns([*SPEC_OF_LINES.staged, *counted(SPEC_OF_LINES.state)], start=2)
-    own = columns.views(rows.fields[LINES][torch.tensor([2, 0])])
-    assert {name: view.tolist() for name, view in own.items()} == {
+    own = rows.memory({}, 16).take(torch.tensor([2, 0]))
+    assert own.tables.tolist() == [[4, 0], [0, 0]]
+    assert {name: view.tolist() for name, view in own.numbers.items()} == {
         "seed": [[5, 6], [0, 0]],
         "warmth": [2.5, 0],
         "frame": [11, 0],
         "status": [0, 0],
     }
+
+
+def test_numbers_of_some_rows_are_written_in_one_scatter() -> None:
+    rows = make_rows()
+    memory = rows.memory({}, 16)
+    memory.put(torch.tensor([2, 1]), {"frame": torch.tensor([5, 6]).int(), "status": torch.tensor([1, 2]).int()})
+    assert rows.fields["frame"].tolist() == [0, 6, 5, 0] and rows.fields["status"].tolist() == [0, 2, 1, 0]

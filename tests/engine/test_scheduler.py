@@ -10,28 +10,24 @@ import torch
 
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
-from sonant.engine.request import Phase, Request
+from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Scheduler
-from sonant.models.base import ModelSpec, Prompt
+from sonant.models.base import Prompt
+from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.types import SpeechRequest
 
 SPEC = ModelSpec(
+    family="test",
+    clip_sample_rate=1000,
     sample_rate=1000,
     samples_per_frame=100,
-    codebooks=2,
-    kv_layers=1,
-    kv_heads=1,
-    kv_head_dim=1,
-    kv_dtype=torch.float32,
+    frame=Field("codes", (2,), torch.int32),
+    kv=(KVGroup("all", 1, 1, 1, torch.float32),),
     staged=(),
     state=(),
     max_positions=1000,
     frame_weight_bytes=0,
-    voices=(),
-    languages=(),
-    clones=False,
-    instructs=False,
 )
 
 
@@ -41,11 +37,12 @@ class Nowhere:
     def fail(self, error: Exception) -> None: ...
 
 
-def make(blocks: int = 1000, **options: Any) -> Scheduler:
-    config = EngineConfig(**{"max_rows": 8, "block_tokens": 4, **options}).resolved("cpu")
+def make(blocks: int = 1000, spec: ModelSpec = SPEC, **options: Any) -> Scheduler:
+    defaults = {"max_rows": 8, "block_tokens": 4, "chunk_s": (0.1, 0.2, 0.4, 0.8, 1.6)}
+    config = EngineConfig(**{**defaults, **options}).resolved("cpu")
     assert config.max_rows is not None
-    rows = Rows(SPEC, config.max_rows, 100, torch.device("cpu"))
-    return Scheduler(config, SPEC, rows, BlockPool(blocks, 4))
+    rows = Rows(spec, config.max_rows, 100, torch.device("cpu"))
+    return Scheduler(config, spec, config.frame_sizes(spec.frame_s, spec.codec_lookahead), rows, BlockPool(blocks, 4))
 
 
 def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int = 50, **options: Any) -> Request:
@@ -56,11 +53,11 @@ def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int
     return request
 
 
-def speaking(scheduler: Scheduler, first_audio_s: float, voiced: int, **options: Any) -> Request:
+def speaking(scheduler: Scheduler, first_audio_s: float, vocoded: int, **options: Any) -> Request:
     request = ask(scheduler, **options)
     scheduler.plan(0)
-    request.phase, request.first_audio_s = Phase.SPEAKING, first_audio_s
-    request.launched = request.voiced = voiced
+    request.state, request.first_audio_s = State.DECODING, first_audio_s
+    request.launched = request.vocoded = vocoded
     return request
 
 
@@ -68,7 +65,7 @@ def prefilled(scheduler: Scheduler, now_s: float = 0) -> list[tuple[Request, int
     """What one step fills; who is ready then speaks."""
     plan = scheduler.plan(now_s)
     for request in plan.preroll:
-        request.phase = Phase.SPEAKING
+        request.state = State.DECODING
     return plan.prefill
 
 
@@ -78,7 +75,7 @@ def test_long_prompts_are_prefilled_in_pieces_within_the_budget() -> None:
     long, short = ask(scheduler, 0, length=26), ask(scheduler, 1, length=6)
     spans = [[(r is long, start, end) for r, start, end in prefilled(scheduler)] for _ in range(4)]
     assert spans == [[(True, 0, 10)], [(True, 10, 20)], [(True, 20, 25), (False, 0, 5)], []]
-    assert short.phase is Phase.SPEAKING
+    assert short.state is State.DECODING
 
 
 def test_a_prompt_that_fits_into_a_step_is_not_cut() -> None:
@@ -94,7 +91,7 @@ def test_those_who_wait_start_together_while_nobody_would_run_dry() -> None:
     listener = speaking(scheduler, 0.0, 20)  # of 100 ms each
     burst = [ask(scheduler, 1 + n, length=8) for n in range(6)]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[:5]
-    listener.voiced = 10
+    listener.vocoded = 10
     more = [ask(scheduler, 9, length=8)]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[5:]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == more
@@ -108,8 +105,8 @@ def test_the_listener_with_least_in_hand_draws_first() -> None:
     new = speaking(scheduler, 0.0, 0)
     new.first_audio_s = None
     plan = scheduler.plan(1.0)
-    assert plan.draw == [new, poor]
-    assert rich not in plan.draw and file not in plan.draw
+    assert plan.decoding == [new, poor]
+    assert rich not in plan.decoding and file not in plan.decoding
 
 
 def test_priority_outranks_slack() -> None:
@@ -117,7 +114,7 @@ def test_priority_outranks_slack() -> None:
     poor = speaking(scheduler, 0.0, 11)
     vip = speaking(scheduler, 0.0, 45, priority=1)
     drawn = poor.launched
-    assert scheduler.plan(1.0).draw == [vip]
+    assert scheduler.plan(1.0).decoding == [vip]
     assert poor.launched == drawn
 
 
@@ -128,8 +125,8 @@ def test_chunks_grow_with_what_the_listener_has_in_hand() -> None:
     sizes = []
     for step in range(40):
         plan = scheduler.plan(step * 0.01)
-        if plan.voice:
-            sizes += list(plan.voice)
+        if plan.codec:
+            sizes += list(plan.codec)
             request.first_audio_s = request.first_audio_s or 0.0
     assert sizes[0] == 1
     assert sizes == sorted(sizes) and sizes[-1] >= 8
@@ -138,9 +135,9 @@ def test_chunks_grow_with_what_the_listener_has_in_hand() -> None:
 def test_a_slow_engine_keeps_to_small_chunks() -> None:
     scheduler = make()
     request = speaking(scheduler, 0.0, 1)
-    sizes = [s for step in range(1, 20) for s in scheduler.plan(step * SPEC.frame_s).voice]
+    sizes = [s for step in range(1, 20) for s in scheduler.plan(step * SPEC.frame_s).codec]
     assert sizes and set(sizes) == {1}
-    assert request.voiced == 20
+    assert request.vocoded == 20
 
 
 def test_the_first_in_line_waits_for_blocks_and_is_not_overtaken() -> None:
@@ -149,18 +146,18 @@ def test_the_first_in_line_waits_for_blocks_and_is_not_overtaken() -> None:
     scheduler.plan(0)
     big, small = ask(scheduler, 1, length=40, frames=20), ask(scheduler, 2, length=5, frames=1)
     scheduler.plan(0)
-    assert (running.phase, big.phase, small.phase) == (Phase.PREFILL, Phase.WAITING, Phase.WAITING)
+    assert (running.state, big.state, small.state) == (State.PREFILL, State.WAITING, State.WAITING)
     scheduler.release(running)
     scheduler.plan(0)
-    assert (big.phase, small.phase) == (Phase.PREFILL, Phase.PREFILL)
+    assert (big.state, small.state) == (State.PREFILL, State.PREFILL)
 
 
 def test_frames_never_outgrow_their_ring() -> None:
-    scheduler = make(codec_frames=16)
+    scheduler = make(codec_batch_s=1.6)
     request = speaking(scheduler, 0.0, 0, live=False)
     for _ in range(60):
         scheduler.plan(0)
-        assert request.launched - request.voiced < scheduler.ring_frames
+        assert request.launched - request.vocoded < scheduler.sizes.ring
     assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut
 
 
@@ -168,7 +165,7 @@ def test_frames_never_outgrow_their_ring() -> None:
 def test_the_last_chunks_cover_all_that_is_left(left: int) -> None:
     scheduler = make()
     request = speaking(scheduler, 0.0, 10)
-    request.phase, request.total = Phase.DRAINING, 10 + left
+    request.state, request.total = State.DRAINING, 10 + left
     for _ in range(3):
         scheduler.plan(0)
-    assert request.voiced >= 10 + left
+    assert request.vocoded >= 10 + left

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
+from engine.test_scheduler import SPEC
 from engine.test_streams import wait_until_idle
 from sonant import AudioChunk, Engine, FinishReason, SpeechRequest
-from sonant.engine.long_text import LongText
+from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.request import Request
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.errors import Aborted, EngineClosed
+from sonant.models.base import Prompt
 
 PARTS, FRAMES, FRAME_S = 8, 6, 0.08
 TEXT = " ".join(f"Sentence number {n:02} is about the world and speech." for n in range(PARTS))
@@ -60,7 +63,7 @@ def test_who_stops_reading_stops_the_engine_and_gets_every_sample_when_they_read
             assert stream.unread_s <= BOUND_S
             pauses += stream.finish_reason is None
     assert pauses > 1
-    np.testing.assert_array_equal(np.concatenate([c.codes for c in chunks]), whole.codes)
+    np.testing.assert_array_equal(np.concatenate([c.frames for c in chunks]), whole.frames)
     np.testing.assert_allclose(np.concatenate([c.samples for c in chunks]), whole.samples, rtol=0, atol=1e-5)
     assert stream.unread_s == 0 and stream.finish_reason is whole.finish_reason
 
@@ -68,21 +71,21 @@ def test_who_stops_reading_stops_the_engine_and_gets_every_sample_when_they_read
 def test_others_are_spoken_to_meanwhile(make_engine: MakeEngine) -> None:
     engine = make_engine(segment_chars=60, max_rows=1)
     stream = held_back(engine)
-    assert len(engine.speak("hello", seed=1, max_frames=2).codes) == 2
-    assert len(stream.result().codes) > FRAMES
+    assert len(engine.speak("hello", seed=1, max_frames=2).frames) == 2
+    assert len(stream.result().frames) > FRAMES
 
 
 def test_who_reads_in_an_event_loop_is_held_back_and_goes_on(make_engine: MakeEngine) -> None:
     engine = make_engine(segment_chars=60)
     stream = held_back(engine)
     rest = asyncio.run(asyncio.wait_for(stream.aresult(), 20))
-    assert len(rest.codes) > PARTS * FRAMES / 2
+    assert len(rest.frames) > PARTS * FRAMES / 2
 
 
 def test_a_limit_below_any_chunk_starves_nobody(make_engine: MakeEngine) -> None:
     engine = make_engine(segment_chars=60)
     whole = engine.speak(TEXT, seed=10, max_frames=FRAMES)
-    np.testing.assert_array_equal(listened(engine, limit_s=1e-3).result().codes, whole.codes)
+    np.testing.assert_array_equal(listened(engine, limit_s=1e-3).result().frames, whole.frames)
 
 
 def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEngine) -> None:
@@ -95,7 +98,7 @@ def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEn
     wait_until_still(engine)
     assert feed.stream.finish_reason is None
     assert feed.stream.unread_s <= BOUND_S + FRAMES * FRAME_S  # pieces are made two at a time
-    assert len(feed.stream.result().codes) > PARTS * FRAMES / 2
+    assert len(feed.stream.result().frames) > PARTS * FRAMES / 2
 
 
 def test_a_file_is_made_whether_it_is_read_or_not(make_engine: MakeEngine) -> None:
@@ -108,7 +111,7 @@ def test_a_file_is_made_whether_it_is_read_or_not(make_engine: MakeEngine) -> No
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert len(text) > 2000 and stream.unread_s > 6 * PARTS * FRAME_S
-    np.testing.assert_array_equal(stream.result().codes, engine.speak(text, seed=10, max_frames=2).codes)
+    np.testing.assert_array_equal(stream.result().frames, engine.speak(text, seed=10, max_frames=2).frames)
 
 
 def test_abort_of_one_who_is_held_back_is_at_once(make_engine: MakeEngine) -> None:
@@ -135,7 +138,7 @@ def test_an_engine_that_is_gone_when_they_read_on_ends_the_stream_with_an_error(
 
 def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
     engine = make_engine(segment_chars=60, max_rows=3)
-    alone = {seed: engine.speak(TEXT, seed=seed, max_frames=FRAMES).codes for seed in (20, 30)}
+    alone = {seed: engine.speak(TEXT, seed=seed, max_frames=FRAMES).frames for seed in (20, 30)}
     streams = [listened(engine, seed=(20, 30)[n % 2]) for n in range(6)]
     heard: dict[int, np.ndarray] = {}
     most_s = [0.0] * len(streams)
@@ -143,7 +146,7 @@ def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
     def read(n: int) -> None:
         codes = []
         while (chunk := streams[n].read(timeout_s=30)) is not None:
-            codes.append(chunk.codes)
+            codes.append(chunk.frames)
             most_s[n] = max(most_s[n], streams[n].unread_s)
             time.sleep(0.002 * n)
         heard[n] = np.concatenate(codes)
@@ -161,14 +164,16 @@ def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
         np.testing.assert_array_equal(codes, alone[(20, 30)[n % 2]])
 
 
-def test_the_part_after_a_pause_knows_what_its_listener_has_in_hand() -> None:
+def test_the_part_after_a_pause_knows_what_its_listener_has_buffered() -> None:
     """Else it would be hurried as for one who hears nothing."""
     mailbox, submitted = Mailbox(), []
     mailbox.max_unread_s = 0.1
-    whole = LongText(mailbox, 1000, 16, submitted.append, at_once=1, live=True)
+    whole = LongText(mailbox, SPEC, SimpleNamespace(post=submitted.append), at_once=1, live=True)  # type: ignore[arg-type]
     long_ago_s = time.monotonic() - 100
-    parts = [SimpleNamespace(first_audio_s=None, heard_s=0.0) for _ in range(2)]
-    whole.start(parts)  # type: ignore[arg-type]
+    speech = SpeechRequest(text="x")
+    prompt = Prompt(length=2, keys=np.zeros((2, 1), np.int32), staged={}, max_frames=9, payload=None)
+    parts = [Request(speech, prompt, PartSink(whole, n), 0.0) for n in range(2)]
+    whole.start(parts)
     parts[0].first_audio_s = long_ago_s
     for _ in range(3):
         whole.on_chunk(0, AudioChunk(np.zeros(100, np.float32), 1000, 0.0, np.zeros((1, 16), np.int32)))
@@ -179,4 +184,4 @@ def test_the_part_after_a_pause_knows_what_its_listener_has_in_hand() -> None:
     mailbox.take(1)
     mailbox.take(1)
     assert submitted == parts
-    assert parts[1].first_audio_s > long_ago_s + 99 and 0 < parts[1].heard_s <= 0.1
+    assert (parts[1].first_audio_s or 0) > long_ago_s + 99 and 0 < parts[1].heard_s <= 0.1

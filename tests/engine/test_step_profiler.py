@@ -13,7 +13,7 @@ import pytest
 
 import sonant
 from sonant import Engine, EngineConfig
-from sonant.engine.step_profiler import StepRecorder
+from sonant.engine.step_profiler import StepProfiler
 from sonant.errors import ConfigError, EngineError, Overloaded
 from sonant.profiling.analysis import look
 from sonant.profiling.read import read_trace
@@ -29,17 +29,17 @@ def engine(tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
 def speak_until(engine: Engine, done: threading.Event) -> list[np.ndarray]:
     codes = []
     while not done.is_set():
-        codes.append(engine.speak("Hello.", seed=3, max_frames=6).codes)
+        codes.append(engine.speak("Hello.", seed=3, max_frames=6).frames)
     return codes
 
 
 def test_steps_under_load_are_recorded_and_speech_is_the_same(engine: Engine, tmp_path: Path) -> None:
-    expected = engine.speak("Hello.", seed=3, max_frames=6).codes
+    expected = engine.speak("Hello.", seed=3, max_frames=6).frames
     done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         speech = pool.submit(speak_until, engine, done)
         try:
-            recording = StepRecorder(engine).record(5, stacks=True)
+            recording = StepProfiler(engine).record(5, stacks=True)
         finally:
             done.set()
         for codes in speech.result():
@@ -53,22 +53,22 @@ def test_steps_under_load_are_recorded_and_speech_is_the_same(engine: Engine, tm
 
 
 def test_nothing_of_it_stays(engine: Engine) -> None:
-    before = dict(engine._loop.__dict__), dict(engine._loop.runner.__dict__)
-    StepRecorder(engine).record(1, timeout_s=0.2)
-    after = dict(engine._loop.__dict__), dict(engine._loop.runner.__dict__)
+    before = dict(engine.loop.__dict__), dict(engine.loop.runner.__dict__)
+    StepProfiler(engine).record(1, timeout_s=0.2)
+    after = dict(engine.loop.__dict__), dict(engine.loop.runner.__dict__)
     assert [d.keys() for d in after] == [d.keys() for d in before]
-    assert engine.speak("Hello.", seed=3, max_frames=3).codes.size
+    assert engine.speak("Hello.", seed=3, max_frames=3).frames.size
 
 
 def test_an_idle_engine_gives_an_empty_recording_in_time(engine: Engine) -> None:
     began = time.monotonic()
-    recording = StepRecorder(engine).record(5, timeout_s=0.3)
+    recording = StepProfiler(engine).record(5, timeout_s=0.3)
     assert recording.steps == 0 and not recording.complete
     assert time.monotonic() - began < 10
 
 
 def test_two_recordings_at_once_are_refused(engine: Engine) -> None:
-    recorder = StepRecorder(engine)
+    recorder = StepProfiler(engine)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(recorder.record, 5, timeout_s=2.0)
         time.sleep(0.3)
@@ -84,8 +84,8 @@ def test_a_profiler_that_fails_leaves_the_engine_running(engine: Engine, monkeyp
 
     monkeypatch.setattr("sonant.engine.step_profiler.profile.start", fail)
     with pytest.raises(EngineError, match="the profiler failed: no CUPTI"):
-        StepRecorder(engine).record(5)
-    assert engine.speak("Hello.", seed=3, max_frames=3).codes.size
+        StepProfiler(engine).record(5)
+    assert engine.speak("Hello.", seed=3, max_frames=3).frames.size
 
 
 def test_an_engine_that_fails_meanwhile_is_told_and_the_next_one_can_be_recorded(
@@ -94,9 +94,9 @@ def test_an_engine_that_fails_meanwhile_is_told_and_the_next_one_can_be_recorded
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine.model, "frame", fail)
+    monkeypatch.setattr(engine.model, "begin_frame", fail)
     with ThreadPoolExecutor(1) as pool:
-        recording = pool.submit(StepRecorder(engine).record, 5, timeout_s=20.0)
+        recording = pool.submit(StepProfiler(engine).record, 5, timeout_s=20.0)
         time.sleep(0.2)
         with pytest.raises(EngineError, match="out of memory"):
             engine.speak("Hello.", max_frames=3)
@@ -104,17 +104,17 @@ def test_an_engine_that_fails_meanwhile_is_told_and_the_next_one_can_be_recorded
             recording.result()
     with sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=2)) as other:
         stream = other.stream("Hello.", seed=3, max_frames=6)
-        assert StepRecorder(other).record(3, timeout_s=20.0).steps >= 3
+        assert StepProfiler(other).record(3, timeout_s=20.0).steps >= 3
         stream.abort()
 
 
 def test_a_closed_engine_is_told(engine: Engine) -> None:
     engine.close()
     with pytest.raises(EngineError, match="load it again"):
-        StepRecorder(engine).record(5, timeout_s=0.1)
+        StepProfiler(engine).record(5, timeout_s=0.1)
 
 
 @pytest.mark.parametrize(("steps", "timeout_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, float("nan"))])
 def test_senseless_bounds_are_refused(engine: Engine, steps: int, timeout_s: float) -> None:
     with pytest.raises(ConfigError):
-        StepRecorder(engine).record(steps, timeout_s=timeout_s)
+        StepProfiler(engine).record(steps, timeout_s=timeout_s)

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from engine.conftest import MakeEngine
-from sonant import Engine, FinishReason
+from engine.conftest import MakeEngine, forget_requests
+from sonant import AudioChunk, Engine, FinishReason, SpeechRequest
+from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted, EngineClosed, EngineError, Overloaded
 
 TEXT = "hello the world and speech"
@@ -31,34 +32,34 @@ def test_chunks_come_in_order_and_add_up(engine: Engine) -> None:
     starts = [c.start_s for c in chunks]
     lengths = [len(c.samples) / c.sample_rate for c in chunks]
     np.testing.assert_allclose(starts, np.cumsum([0, *lengths[:-1]]))
-    assert all(len(c.samples) == 1920 * len(c.codes) for c in chunks)
+    assert all(len(c.samples) == 1920 * len(c.frames) for c in chunks)
     np.testing.assert_allclose(np.concatenate([c.samples for c in chunks]), whole.samples, rtol=0, atol=1e-5)
 
 
 def test_an_event_loop_hears_many_streams_at_once(engine: Engine) -> None:
     async def hear(seed: int) -> bytes:
         stream = engine.stream(TEXT, seed=seed, max_frames=8)
-        return b"".join([chunk.codes.tobytes() async for chunk in stream])
+        return b"".join([chunk.frames.tobytes() async for chunk in stream])
 
     async def hear_all() -> list[bytes]:
         return await asyncio.gather(*(hear(n) for n in range(6)))
 
-    assert asyncio.run(hear_all()) == [engine.speak(TEXT, seed=n, max_frames=8).codes.tobytes() for n in range(6)]
+    assert asyncio.run(hear_all()) == [engine.speak(TEXT, seed=n, max_frames=8).frames.tobytes() for n in range(6)]
 
 
 def test_awaited_result_is_the_same_speech(engine: Engine) -> None:
     async def ask() -> np.ndarray:
-        return (await engine.stream(TEXT, seed=9, max_frames=6).aresult()).codes
+        return (await engine.stream(TEXT, seed=9, max_frames=6).aresult()).frames
 
-    np.testing.assert_array_equal(asyncio.run(ask()), engine.speak(TEXT, seed=9, max_frames=6).codes)
+    np.testing.assert_array_equal(asyncio.run(ask()), engine.speak(TEXT, seed=9, max_frames=6).frames)
 
 
 def test_threads_may_submit_at_the_same_time(engine: Engine) -> None:
-    expected = {n: engine.speak(TEXT, seed=n, max_frames=6).codes.tobytes() for n in range(8)}
+    expected = {n: engine.speak(TEXT, seed=n, max_frames=6).frames.tobytes() for n in range(8)}
     heard: dict[int, bytes] = {}
 
     def ask(n: int) -> None:
-        heard[n] = engine.speak(TEXT, seed=n, max_frames=6).codes.tobytes()
+        heard[n] = engine.speak(TEXT, seed=n, max_frames=6).frames.tobytes()
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
     for t in threads:
@@ -142,18 +143,13 @@ def test_a_failing_step_ends_every_request_with_an_error(make_engine: MakeEngine
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell off")
 
-    engine.model.frame = broken  # type: ignore[assignment]
+    engine.model.begin_frame = broken  # type: ignore[assignment]
     for s in (stream, waiting):
         with pytest.raises(EngineError, match="the device fell off"):
             s.result()
     with pytest.raises(EngineClosed):
         engine.speak(TEXT)
-    # its rows are lost with it: nothing is left to be released by the fixture's check
-    engine._loop.scheduler.running.clear()
-    engine._loop.scheduler.waiting.clear()
-    scheduler = engine._loop.scheduler
-    scheduler.rows.free[:] = range(scheduler.rows.scratch)
-    engine._loop.pool.free.update((b, None) for b in range(1, engine._loop.pool.total + 1))
+    forget_requests(engine)
 
 
 def test_a_full_queue_refuses(make_engine: MakeEngine) -> None:
@@ -165,3 +161,55 @@ def test_a_full_queue_refuses(make_engine: MakeEngine) -> None:
         engine.stream(TEXT)
     for stream in streams:
         stream.abort()
+
+
+class Refuses:
+    """A listener's end that cannot take its sound, its error or its end."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused, self.told = refused, list[str]()
+
+    def _take(self, what: str) -> None:
+        self.told.append(what)
+        if what in self.refused:
+            raise RuntimeError("Event loop is closed")
+
+    def push(self, chunk: object) -> None:
+        self._take("push")
+
+    def finish(self, reason: object) -> None:
+        self._take("finish")
+
+    def fail(self, error: Exception) -> None:
+        self._take("fail")
+
+
+@pytest.mark.parametrize("refused", [("push",), ("push", "fail"), ("finish",), ("finish", "fail")], ids=" and ".join)
+def test_a_listener_who_cannot_be_given_their_sound_ends_alone(
+    make_engine: MakeEngine, refused: tuple[str, ...]
+) -> None:
+    engine = make_engine(max_rows=2)
+    expected = engine.speak(TEXT, seed=2, max_frames=12).frames
+    neighbour = engine.stream(TEXT, seed=2, max_frames=12)
+    sink = Refuses(*refused)
+    engine.loop.post(engine._request(SpeechRequest(text=TEXT, seed=1, max_frames=8), sink))
+    np.testing.assert_array_equal(neighbour.result().frames, expected)
+    wait_until_idle(engine)
+    assert sink.told.count("push") == 1 or refused[0] == "finish"
+    assert sink.told[-1] == "fail"
+    np.testing.assert_array_equal(engine.speak(TEXT, seed=2, max_frames=12).frames, expected)
+
+
+def test_an_event_loop_that_closes_at_that_moment_is_no_error() -> None:
+    """Between the question whether the loop is open and the call, it may close."""
+    mailbox, loop = Mailbox(), asyncio.new_event_loop()
+    waiting = loop.create_task(mailbox.atake())
+    loop.run_until_complete(asyncio.sleep(0))
+    waiting.cancel()
+    loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+    loop.close()
+    loop.is_closed = lambda: False  # type: ignore[method-assign]
+    chunk = AudioChunk(np.zeros(8, np.float32), 1000, 0.0, np.zeros((1, 2), np.int32))
+    mailbox.push(chunk)
+    assert mailbox.take(1) is chunk
+    del loop.is_closed  # type: ignore[method-assign]

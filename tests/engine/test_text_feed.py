@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from engine.conftest import MakeEngine
+from engine.conftest import MakeEngine, forget_requests
+from engine.test_streams import wait_until_idle
 from sonant import Engine, FinishReason, SpeechRequest
 from sonant.engine.text_feed import TextFeed
-from sonant.errors import Aborted, BadText, EngineClosed
+from sonant.errors import Aborted, BadText, EngineClosed, EngineError
 
 PIECES = [f"Piece number {n} is about the world." for n in range(5)]
 
@@ -28,7 +29,7 @@ def test_pieces_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine) -
     feed.end()
     speech = feed.stream.result()
     alone = [engine.speak(p, seed=10 + n, max_frames=6) for n, p in enumerate(PIECES)]
-    np.testing.assert_array_equal(speech.codes, np.concatenate([s.codes for s in alone]))
+    np.testing.assert_array_equal(speech.frames, np.concatenate([s.frames for s in alone]))
     assert len(speech.samples) == sum(len(s.samples) for s in alone)
 
 
@@ -40,7 +41,7 @@ def test_the_first_piece_is_heard_before_the_second_is_written(make_engine: Make
         chunk = feed.stream.read(timeout_s=10)
         assert chunk is not None
         chunks.append(chunk)
-    assert sum(len(c.codes) for c in chunks) == 6 and {c.part for c in chunks} == {0}
+    assert sum(len(c.frames) for c in chunks) == 6 and {c.part for c in chunks} == {0}
     with pytest.raises(TimeoutError):
         feed.stream.read(timeout_s=0.05)  # not over: more text may come
     feed.add(PIECES[1])
@@ -71,7 +72,7 @@ def test_a_piece_longer_than_a_segment_is_one_part_to_its_reader(make_engine: Ma
     feed.end()
     chunks = list(feed.stream)
     assert [c.part for c in chunks if c.ends_part] == [0, 1]
-    assert sum(len(c.codes) for c in chunks if c.part == 0) == 18
+    assert sum(len(c.frames) for c in chunks if c.part == 0) == 18
 
 
 def test_a_bad_piece_is_refused_and_the_others_are_spoken(make_engine: MakeEngine) -> None:
@@ -82,7 +83,7 @@ def test_a_bad_piece_is_refused_and_the_others_are_spoken(make_engine: MakeEngin
             feed.add(bad)
     feed.add(PIECES[1])
     feed.end()
-    assert len(feed.stream.result().codes) == 12
+    assert len(feed.stream.result().frames) == 12
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
@@ -116,7 +117,7 @@ def test_adding_to_a_closed_engine_says_so(make_engine: MakeEngine) -> None:
 
 def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
     engine = make_engine(max_rows=3)
-    alone = [engine.speak(p, seed=10 + n, max_frames=6).codes for n, p in enumerate(PIECES)]
+    alone = [engine.speak(p, seed=10 + n, max_frames=6).frames for n, p in enumerate(PIECES)]
     heard: dict[int, np.ndarray] = {}
 
     def speak(name: int) -> None:
@@ -125,7 +126,7 @@ def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
             feed.add(piece)
             time.sleep(0.01 * (name % 3))
         feed.end()
-        heard[name] = feed.stream.result().codes
+        heard[name] = feed.stream.result().frames
 
     threads = [threading.Thread(target=speak, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -135,3 +136,27 @@ def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
     assert len(heard) == 8
     for codes in heard.values():
         np.testing.assert_array_equal(codes, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("spoken", [False, True], ids=["no text yet", "idle"])
+@pytest.mark.parametrize("fails", [False, True], ids=["closed", "failed"])
+def test_a_reader_who_waits_is_told_when_the_engine_ends(make_engine: MakeEngine, spoken: bool, fails: bool) -> None:
+    """Nothing is in flight for the feed then, so that nothing but the end of the engine can wake its reader."""
+    engine = make_engine()
+    feed = feed_of(engine)
+    if spoken:
+        feed.add(PIECES[0])
+        while not (chunk := feed.stream.read(timeout_s=10)) or not chunk.ends_part:
+            pass
+        wait_until_idle(engine)
+    if fails:
+        engine.model.begin_frame = None  # type: ignore[assignment, method-assign]
+        with pytest.raises(EngineError):
+            engine.speak("hello")
+        forget_requests(engine)
+    else:
+        engine.close()
+    with pytest.raises(EngineError, match="load it again" if not fails else "failed while speaking"):
+        feed.stream.read(timeout_s=5)
+    with pytest.raises(EngineError):
+        feed.add(PIECES[1])

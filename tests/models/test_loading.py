@@ -122,7 +122,7 @@ def test_defaults_come_from_the_checkpoints_own_generation_config(folder: Path) 
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": False, "subtalker_dosample": False}))
     with sonant.load(folder, device="cpu") as engine:
-        a, b = (engine.speak("hello the world", seed=s, max_frames=10).codes for s in (1, 2))
+        a, b = (engine.speak("hello the world", seed=s, max_frames=10).frames for s in (1, 2))
     assert (a == b).all()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from sonant.types import Sampling
+from sonant.sampling import Sampling
 
 ENGLISH = "hello the world and speech, 1 2 3."
 MIXED = "你好，the quick brown fox."
@@ -28,14 +28,14 @@ CASES = (
     Case("cv_stream_text", "custom", ENGLISH, "Ryan", {"language": "English", "streaming_text": True}),
     Case("cv_instruct", "custom", ENGLISH, "Vivian", {"instruct": "speak like the user"}),
     Case("cv_dialect", "custom", MIXED, "Eric", {"language": "Chinese"}),
-    Case("cv_norep", "custom", ENGLISH, "Ryan", {"language": "English"}, replace(GREEDY, repetition_penalty=1.0)),
+    Case("cv_norep", "custom", ENGLISH, "Ryan", {"language": "English"}, Sampling(greedy=True, repetition_penalty=1.0)),
     Case(
         "cv_strongrep",
         "custom",
         ENGLISH,
         "Ryan",
         {"language": "English", "streaming_text": True},
-        replace(GREEDY, repetition_penalty=1.5),
+        Sampling(greedy=True, repetition_penalty=1.5),
     ),
     Case("vd_nonstream", "design", ENGLISH, None, {"language": "English", "instruct": "a warm user voice"}),
     Case("vd_noinstruct", "design", MIXED, None, {"instruct": ""}),

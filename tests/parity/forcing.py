@@ -16,11 +16,11 @@ def forced(model: Qwen3TTS, request: SpeechRequest, codes: Tensor) -> tuple[Tens
     [frames, groups - 1, vocab]."""
     talker, layout, device = model.modules.talker, model.builder.layout(request), model.device
     text, ids, codes = torch.from_numpy(layout.text).to(device), torch.from_numpy(layout.codes), codes.to(device)
-    prompt = talker.embed_position(text, ids.to(device), layout.has_frames)
+    prompt = talker.embed_position(text, ids.to(device))
     if layout.speaker is not None:
         prompt[layout.speaker_at] += torch.from_numpy(layout.speaker).to(prompt)
     beside = [talker.embed_text(torch.tensor(int(i), device=device)) for i in layout.trailing]
-    beside += [model.pad_text] * (len(codes) - len(beside))
+    beside += [model.decoder.pad_text] * (len(codes) - len(beside))
     frames = talker.embed_frame(codes) + torch.stack(beside[: len(codes)])
     x = torch.cat([prompt, frames])[None]
     hidden = talker.model(x, torch.arange(x.shape[1], device=device)[None], FullContext())[0, len(prompt) - 1 :]

@@ -19,8 +19,9 @@ from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
 from sonant.kernels.reference import Bans, Lookup
-from sonant.models.base import RUNNING
-from sonant.models.qwen3_tts import model as qwen3_tts
+from sonant.models.base import Status, decode_frame
+from sonant.models.qwen3_tts import frame
+from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.types import SpeechRequest
 
 FRAMES, KINDS = 3, 5  # frames of an utterance; utterances, which rows repeat by turns
@@ -51,31 +52,31 @@ def stepped(
     engine: Engine, rows: list[int], codes: Tensor, last: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> list[Tensor]:
     """Logits [rows, vocab] of every code in turn, by frame steps of these rows from the end of their prompt on."""
-    model, runner = engine.model, engine._loop.runner
-    assert isinstance(model, qwen3_tts.Qwen3TTS)
+    model, runner = engine.model, engine.loop.runner
+    assert isinstance(model, Qwen3TTS)
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
     fields["input"][index] = last
     for name, value in (
         ("position", model.prompt(SpeechRequest(text=TEXT)).length - 1),
         ("frame", 0),
-        ("status", RUNNING),
+        ("status", Status.RUNNING),
     ):
         fields[name][index] = value
     given = Forced(codes)
-    monkeypatch.setattr(qwen3_tts, "Draw", given)
+    monkeypatch.setattr(frame, "Draw", given)
     for _ in range(FRAMES):
-        model.frame(index, runner.rows.tables.shape[1])
+        decode_frame(model, index, runner.table_blocks)
     return given.logits
 
 
 def worst(
-    engine: Engine, truth: qwen3_tts.Qwen3TTS, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, truth: Qwen3TTS, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, float]:
     """The largest relative error of any row's logits for any code, by batch size."""
-    assert isinstance(engine.model, qwen3_tts.Qwen3TTS)
+    assert isinstance(engine.model, Qwen3TTS)
     engine.close()
     generator = torch.Generator().manual_seed(0)
-    shape = (KINDS, FRAMES, engine.model.spec.codebooks)
+    shape = (KINDS, FRAMES, *engine.model.spec.frame.shape)
     kinds = torch.randint(engine.model.config.predictor.vocab_size, shape, generator=generator).to(engine.device)
     prompts, first, rest = zip(*(forced(truth, SpeechRequest(text=TEXT), codes) for codes in kinds), strict=True)
     expected = [
@@ -87,7 +88,7 @@ def worst(
     with StepRig(engine, max(sizes), FRAMES) as rig:
         for size in sizes:
             kind = torch.arange(size, device=engine.device) % KINDS
-            last = prompts[0][-1].to(engine.model.pad_text)
+            last = prompts[0][-1].to(engine.model.decoder.pad_text)
             logits = stepped(engine, rig.rows[:size], kinds[kind], last, monkeypatch)
             errors[size] = max(
                 relative(row, right[k])
@@ -99,7 +100,7 @@ def worst(
 
 def test_any_batch_on_the_cpu(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=9))
-    assert isinstance(engine.model, qwen3_tts.Qwen3TTS)
+    assert isinstance(engine.model, Qwen3TTS)
     errors = worst(engine, engine.model, [1, 2, 9], monkeypatch)
     assert max(errors.values()) < 1e-4, errors
 
@@ -112,7 +113,7 @@ def test_every_captured_batch_of_the_1_7b_shapes_in_bf16(
     exact = EngineConfig(max_rows=1, kv_tokens=512)
     with sonant.load(full_checkpoint, device="cuda", dtype="float32", config=exact) as opened:
         truth = opened.model
-        assert isinstance(truth, qwen3_tts.Qwen3TTS)
+        assert isinstance(truth, Qwen3TTS)
     engine = sonant.load(
         full_checkpoint, device="cuda", config=EngineConfig(max_rows=256, warm_rows=1, kv_tokens=64 * 1024)
     )

@@ -55,8 +55,8 @@ def test_speaks_the_official_codes_and_sound(case: Case, live: bool, engines: En
     )
     speech = stream.result()
     expected = golden(case.checkpoint)
-    np.testing.assert_array_equal(speech.codes, expected[f"{case.name}/codes0"])
-    assert speech.finish_reason == ("length" if len(speech.codes) == MAX_FRAMES else "stop")
+    np.testing.assert_array_equal(speech.frames, expected[f"{case.name}/codes0"])
+    assert speech.finish_reason == ("length" if len(speech.frames) == MAX_FRAMES else "stop")
     if f"{case.name}/wav0" in expected:
         np.testing.assert_allclose(speech.samples, expected[f"{case.name}/wav0"], rtol=0, atol=WAV_TOLERANCE)
 
@@ -69,14 +69,15 @@ def test_two_at_once_are_the_official_batch_of_two(engines: Engines, golden: Gol
         engine.stream(MIXED, voice="Dylan", language="Auto", **options),
     ]
     for i, stream in enumerate(streams):
-        np.testing.assert_array_equal(stream.result().codes, golden("custom")[f"cv_batch2/codes{i}"])
+        np.testing.assert_array_equal(stream.result().frames, golden("custom")[f"cv_batch2/codes{i}"])
 
 
 def test_a_cloned_voice_is_the_official_prompt(engines: Engines, golden: Golden) -> None:
     voice = engines("base").clone(reference_clip(), REFERENCE_TEXT)
     expected = golden("base")
-    np.testing.assert_allclose(voice.embedding, expected["prompt_xvec0/ref_spk_embedding"], rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(voice.codes, expected["prompt_xvec0/ref_code"])
+    embedding = expected["prompt_xvec0/ref_spk_embedding"]
+    np.testing.assert_allclose(voice.tensors["embedding"], embedding, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(voice.tensors["codes"], expected["prompt_xvec0/ref_code"])
 
 
 @pytest.mark.parametrize("chunks", [(1,), (1, 3), (1, 2, 4, 8, 16, 32)], ids=str)
@@ -84,12 +85,12 @@ def test_a_cloned_voice_is_the_official_prompt(engines: Engines, golden: Golden)
 def test_chunk_sizes_and_pipelining_change_nothing(
     chunks: tuple[int, ...], steps_ahead: int, tiny_checkpoints: Mapping[str, Path], golden: Golden
 ) -> None:
-    config = EngineConfig(chunk_frames=chunks, steps_ahead=steps_ahead, prefill_tokens=2)
+    config = EngineConfig(chunk_s=tuple(0.08 * n for n in chunks), steps_ahead=steps_ahead, prefill_tokens=2)
     with sonant.load(tiny_checkpoints["custom"], device="cpu", config=config) as engine:
         stream = engine.stream(ENGLISH, voice="ryan", language="english", sampling=GREEDY, max_frames=MAX_FRAMES)
         speech = stream.result()
     expected = golden("custom")
-    np.testing.assert_array_equal(speech.codes, expected["cv_nonstream/codes0"])
+    np.testing.assert_array_equal(speech.frames, expected["cv_nonstream/codes0"])
     np.testing.assert_allclose(speech.samples, expected["cv_nonstream/wav0"], rtol=0, atol=WAV_TOLERANCE)
 
 

@@ -109,7 +109,7 @@ def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell off")
 
-    first._loop.runner.frame.run = broken  # type: ignore[assignment]
+    first.loop.runner.frame.run = broken  # type: ignore[assignment]
     answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
     wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)

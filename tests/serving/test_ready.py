@@ -80,5 +80,5 @@ def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[st
     host.drain()
     with pytest.raises(EngineClosed, match="shutting down"):
         _ = host.engine
-    assert len(stream.result().codes) > 0
+    assert len(stream.result().frames) > 0
     host.close()

@@ -98,7 +98,7 @@ def test_a_failing_engine_is_told_and_ends_the_session(serve: Serve) -> None:
         client.say("input.text", text="Hello the world. ")
         while not isinstance(client.hear(), bytes):
             pass
-        first._loop.runner.frame.run = broken  # type: ignore[assignment]
+        first.loop.runner.frame.run = broken  # type: ignore[assignment]
         told = events(client.until("audio.done"))
         assert told[-1]["error"] and told[-2]["action"] == "discard"
         assert client.closed() == 1011

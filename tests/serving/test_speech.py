@@ -211,7 +211,7 @@ def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> Non
     ):
         pieces = response.iter_raw()
         next(pieces)
-        first._loop.runner.frame.run = broken  # type: ignore[assignment]
+        first.loop.runner.frame.run = broken  # type: ignore[assignment]
         list(pieces)
     wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
     assert served.post(**BODY).status_code == 200

@@ -16,7 +16,6 @@ from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_folder
 from sonant.cli.options import Commands, add_command, add_json, add_model
 from sonant.config import EngineConfig
-from sonant.engine.kv_cache import token_bytes
 from sonant.errors import SonantError
 from sonant.load import pick_device, pick_dtype
 from sonant.models.registry import check_model
@@ -82,8 +81,8 @@ def check_folder(folder: Path, here: Machine, device: torch.device) -> ModelChec
         folder=str(folder),
         weight_bytes=footprint.weight_bytes,
         row_bytes=row,
-        kv_token_bytes=token_bytes(spec),
-        needed_bytes=footprint.weight_bytes + rows * row + config.max_positions * token_bytes(spec),
+        kv_token_bytes=spec.kv_token_bytes,
+        needed_bytes=footprint.weight_bytes + rows * row + config.max_positions * spec.kv_token_bytes,
         free_bytes=free_bytes,
     )
 

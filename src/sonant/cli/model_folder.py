@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sonant.bundled import bundled_voice
 from sonant.errors import ConfigError
+from sonant.models.registry import titles
 
 VARIABLE = "SONANT_MODEL"
 
@@ -17,7 +18,7 @@ def model_folder(given: str | None) -> Path:
     if folder is None:
         raise ConfigError(
             "no model was given: use --model DIR (or set SONANT_MODEL) with the folder of a published "
-            "Qwen3-TTS checkpoint; to try without one, `sonant random-model DIR` makes a model of random "
+            f"checkpoint ({titles()}); to try without one, `sonant random-model DIR` makes a model of random "
             "weights that babbles"
         )
     return folder

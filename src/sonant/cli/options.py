@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Callable
 from typing import TypeAlias
 
+from sonant.models.registry import titles
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # what add_subparsers gives
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-MODEL_HELP = "folder of a published Qwen3-TTS checkpoint (default: the environment variable SONANT_MODEL)"
 
 
 def add_command(
@@ -29,8 +30,12 @@ def add_command(
     return parser
 
 
+def model_help() -> str:
+    return f"folder of a published checkpoint of {titles()} (default: the environment variable SONANT_MODEL)"
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
+    parser.add_argument("--model", metavar="DIR", help=model_help())
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,7 @@ from pathlib import Path
 from sonant.cli.options import Commands, add_command
 from sonant.cli.sound_file import OutputError
 from sonant.load import pick_device
-from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
-
-KINDS = ("custom_voice", "base", "voice_design")
-SIZES = ("tiny", "0.6b", "1.7b")
+from sonant.models.registry import family_module, family_names
 
 EXAMPLES = """
 sonant random-model model
@@ -26,13 +23,18 @@ def add_parser(commands: Commands) -> None:
     summary = "write a model of random weights: it babbles, at the speed of a real one"
     parser = add_command(commands, "random-model", run, summary=summary, examples=EXAMPLES)
     parser.add_argument("folder", metavar="DIR", help="where to write it; made if it is not there")
+    families = {name: family_module(name, "synthetic") for name in family_names()}
+    first = next(iter(families))
+    parser.add_argument("--family", choices=list(families), default=first, help=f"which model (default: {first})")
+    kinds = list(dict.fromkeys(kind for family in families.values() for kind in family.KINDS))
+    sizes = list(dict.fromkeys(size for family in families.values() for size in family.SIZES))
     parser.add_argument(
-        "--kind", choices=KINDS, default="custom_voice",
-        help="fixed voices, cloning, or voices from words (default: custom_voice)",
+        "--kind", choices=kinds, default=kinds[0],
+        help=f"fixed voices, cloning, or voices from words (default: {kinds[0]})",
     )  # fmt: skip
     parser.add_argument(
-        "--size", choices=SIZES, default="tiny",
-        help="tiny is for trying, 0.6b and 1.7b are the published sizes, for timing (default: tiny)",
+        "--size", choices=sizes, default=sizes[0],
+        help=f"{sizes[0]} is for trying, the others are the published sizes, for timing (default: {sizes[0]})",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer-from", metavar="DIR", type=Path,
@@ -52,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         # Made beside its place and moved there: an interrupted run leaves nothing that looks like a model.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.resolve().parent) as staging:
             made = Path(staging)
-            write_checkpoint(made, kind=args.kind, size=args.size, device=device, tokenizer_from=args.tokenizer_from)
+            family_module(args.family, "synthetic").write_checkpoint(
+                made, kind=args.kind, size=args.size, device=device, tokenizer_from=args.tokenizer_from
+            )
             size_bytes = _move_files(made, folder)
     except OSError as e:
         raise OutputError(f"cannot write {folder}: {e}") from e

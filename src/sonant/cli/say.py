@@ -16,8 +16,11 @@ from sonant.cli.text_source import read_text
 from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
+from sonant.models.registry import all_knobs
+from sonant.sampling import Sampling
 from sonant.text.sentences import check_text
-from sonant.types import Sampling, Speech, SpeechRequest, Voice
+from sonant.types import Speech, SpeechRequest
+from sonant.voice import Voice
 
 # One text needs few rows, and on a GPU the cache then takes what they can use instead of all memory. A long
 # text is spoken four parts at a time.
@@ -76,19 +79,18 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "sampling", "defaults are the model's own, from its generation_config.json, but for the seed"
     )
     group.add_argument("--seed", metavar="N", type=int, help="0 to 2^64-1; same seed, same sound (default: random)")
-    group.add_argument("--greedy", action="store_true", help="always the likeliest code (default: off)")
-    group.add_argument("--temperature", metavar="X", type=float, help="0.001 to 100: how free the choice is")
-    group.add_argument("--top-k", metavar="N", type=int, help="choose among the N likeliest codes; 0: all")
-    group.add_argument("--top-p", metavar="X", type=float, help="over 0, to 1: choose among this mass")
-    group.add_argument("--repetition-penalty", metavar="X", type=float, help="0.01 to 100; 1: none")
-    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float)):
-        group.add_argument(
-            f"--subtalker-{name}", metavar="N" if kind is int else "X", type=kind,
-            help=f"like --{name}, for the codebooks after the first",
-        )  # fmt: skip
+    for knob in all_knobs():
+        flag, told = f"--{knob.name.replace('_', '-')}", f"{knob.help}; {knob.accepts}"
+        if knob.name == "greedy":
+            group.add_argument(flag, action="store_const", const=True, help=f"{knob.help} (default: off)")
+        elif knob.kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=knob.help)
+        else:
+            group.add_argument(flag, metavar="N" if knob.kind is int else "X", type=knob.kind, help=told)
     group.add_argument(
         "--max-frames", metavar="N", type=int,
-        help="cut after N frames of 1/12.5 s, for each part of a long text (default: by the text's length)",
+        help="cut after N frames, for each part of a long text; `sonant voices` tells how many make a second "
+        "(default: by the text's length)",
     )  # fmt: skip
     group.add_argument(
         "--streaming-text", action=argparse.BooleanOptionalAction,
@@ -166,14 +168,4 @@ def _voice(engine: Engine, args: argparse.Namespace, progress: Progress) -> str 
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
-    return Sampling(
-        do_sample=False if args.greedy else None,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        repetition_penalty=args.repetition_penalty,
-        subtalker_dosample=False if args.greedy else None,
-        subtalker_temperature=args.subtalker_temperature,
-        subtalker_top_k=args.subtalker_top_k,
-        subtalker_top_p=args.subtalker_top_p,
-    )
+    return Sampling(**{knob.name: getattr(args, knob.name) for knob in all_knobs()})

@@ -24,11 +24,12 @@ from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.engine.telemetry import Telemetry
-from sonant.engine.text_feed import PIECES_AT_ONCE, TextFeed
+from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
 from sonant.errors import BadText, EngineClosed
 from sonant.models.base import SpeechModel
 from sonant.text.sentences import check_text, split_text
-from sonant.types import Speech, SpeechRequest, Voice
+from sonant.types import Speech, SpeechRequest
+from sonant.voice import Voice
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Engine:
         config = config.resolved(device.type)
         most = model.spec.segment_chars or config.segment_chars
         self.config = replace(config, segment_chars=min(config.segment_chars, most))
-        self._loop = StepLoop(Runner(model, self.config, device), self.config)
+        self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
+        self.loop = StepLoop(Runner(model, self.config, self.sizes, device), self.config)
         self._closed = False
 
     @property
@@ -76,7 +78,7 @@ class Engine:
         c = self.config
         if text is not None:
             check_text(text, c.segment_chars * 4, "reference text")
-        samples = read_clip(clip, sample_rate=self.sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
+        samples = read_clip(clip, sample_rate=self.model.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
         return self.model.encode_voice(samples, text, name)
 
     def speak(self, text: str, **options: Any) -> Speech:
@@ -100,48 +102,50 @@ class Engine:
             requests.append(self._request(piece, mailbox if len(parts) == 1 else PartSink(whole, index)))
         tokens = sum(r.prompt.length for r in requests)
         if len(parts) == 1:
-            self._loop.post(requests[0])
-            return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self._loop.abort(requests))
+            self.loop.post(requests[0])
+            return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.loop.abort(requests))
+        self.loop.watch(whole)
         whole.start(requests)
-        return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self._loop.abort(whole.abort()))
+        return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.loop.abort(whole.abort()))
 
     def feed(self, speech: SpeechRequest) -> TextFeed:
-        """Speak a text that comes piece by piece, as `speech` says but for its text, which is not looked at."""
+        """Speak a text that comes bit by bit, as `speech` says but for its text, which is not looked at."""
         seed = self._check(speech)
         mailbox = Mailbox()
-        whole = self._long_text(mailbox, speech, PIECES_AT_ONCE)
-        stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self._loop.abort(whole.abort()))
+        whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
+        self.loop.watch(whole)
+        stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.loop.abort(whole.abort()))
         return TextFeed(speech, whole, stream, self.config, self._request)
 
     @property
     def warm_share(self) -> float:
-        """Of the CUDA graphs that are captured. Below 1 the engine answers all the same, large batches less quickly."""
-        return self._loop.runner.captures.share
+        """The share of CUDA graphs that are captured. Below 1 the engine answers too, large batches less quickly."""
+        return self.loop.runner.warmup.share
 
     @property
     def telemetry(self) -> Telemetry:
-        return self._loop.runner.telemetry
+        return self.loop.runner.telemetry
 
     def stats(self) -> EngineStats:
-        scheduler = self._loop.scheduler
+        scheduler = self.loop.scheduler
         return EngineStats(
             running=len(scheduler.running),
-            waiting=self._loop.waiting(),
+            waiting=self.loop.waiting(),
             free_rows=len(scheduler.rows.free),
             rows=scheduler.rows.scratch,
-            free_blocks=len(self._loop.pool.free),
-            blocks=self._loop.pool.total,
-            steps=self._loop.steps,
+            free_blocks=len(self.loop.pool.free),
+            blocks=self.loop.pool.total,
+            steps=self.loop.steps,
         )
 
     def join(self) -> None:
         """Wait until the step thread has ended, because the engine was closed or has failed."""
-        self._loop.join()
+        self.loop.join()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Take no more requests, give those in flight `drain_s` seconds to end, abort the rest, stop the thread."""
         self._closed = True
-        self._loop.close(drain_s)
+        self.loop.close(drain_s)
 
     def __enter__(self) -> Self:
         return self
@@ -150,22 +154,21 @@ class Engine:
         self.close()
 
     def _check(self, speech: SpeechRequest) -> int:
-        """That it may be queued now; its seed."""
+        """Check that it may be queued now, and give its seed."""
         if self._closed:
             raise EngineClosed("the engine is closed; load it again")
         if speech.instruct:
             check_text(speech.instruct, self.config.max_text_chars, "instruct")
-        self._loop.check_room()
+        self.loop.check_room()
         return secrets.randbits(63) if speech.seed is None else speech.seed
 
     def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
-        spec, post = self.model.spec, self._loop.post
-        return LongText(sink, spec.sample_rate, spec.codebooks, post, at_once=at_once, live=speech.live)
+        return LongText(sink, self.model.spec, self.loop, at_once=at_once, live=speech.live)
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
-        request = Request(speech, self.model.prompt(speech), sink, time.monotonic())
-        c = self.config
-        room = min(c.max_positions, self.model.spec.max_positions, self._loop.pool.total * c.block_tokens)
+        spec, c = self.model.spec, self.config
+        request = Request(speech, self.model.prompt(speech), sink, time.monotonic(), spec.delay_steps)
+        room = min(c.max_positions, spec.max_positions, self.loop.pool.total * c.block_tokens)
         if request.positions > room:
             raise BadText(
                 f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "

@@ -22,14 +22,14 @@ class Capturable(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingGraph:
     step: Capturable
     bucket: Any
-    rows: int  # of a batch that it serves
+    rows: int  # the largest batch that it serves
 
 
-class Captures:
-    def __init__(self, wanted: Iterable[Wanted], pool: Any) -> None:
+class GraphWarmup:
+    def __init__(self, wanted: Iterable[PendingGraph], pool: Any) -> None:
         self.pending = deque(sorted(wanted, key=lambda w: w.rows))
         self.total, self.done = len(self.pending), 0
         self.held = False  # while somebody measures
@@ -37,12 +37,12 @@ class Captures:
 
     @property
     def share(self) -> float:
-        """Of the graphs that are there: 1 is all."""
+        """How much of it is done: 1 when every graph is there."""
         return self.done / self.total if self.total else 1.0
 
     @property
     def expected_s(self) -> float:
-        """How long the next one takes; without any of its kind to go by, for ever."""
+        """How long the next one will take; for ever, as far as anybody knows, if none of its kind was captured yet."""
         return _MARGIN * self._last_s.get(self.pending[0].step.name, float("inf"))
 
     def capture_up_to(self, rows: int) -> None:
@@ -57,5 +57,5 @@ class Captures:
         self.done += 1
 
     def give_up(self) -> None:
-        """Stay with what there is."""
+        """Stay with the graphs that there are."""
         self.pending.clear()

@@ -1,9 +1,9 @@
 """CUDA graphs of the model's steps, one for each batch size: a replay costs the host one launch.
 
 A step takes row indices and nothing else, so a graph needs one static input. Smaller batches are padded with the
-scratch row, larger ones replayed in pieces: rows do not depend on each other. All graphs share one memory pool, so what
-one leaves there the next may overwrite: results are copied to memory of their own. On the CPU, and for batches of too
-many pieces, the same steps run as they are.
+scratch row, larger ones replayed several times: rows do not depend on each other. All graphs share one memory pool, so
+what one leaves there the next may overwrite: results are copied to memory of their own. On the CPU, and for batches
+that would take too many replays, the same steps run eagerly.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonant.models.base import send_into, to_device
+from sonant.device_copy import send_into, to_device
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Tensor], Tensor]
 
 _CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
-_MOST_PIECES = 8  # a step that runs as it is costs the host about as much as so many replays cost the device
+_MOST_REPLAYS = 8  # an eager step costs the host about as much as so many replays cost the device
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     graph: torch.cuda.CUDAGraph
-    rows: Tensor  # or whatever the step is given
+    given: Tensor  # the one static input: row indices, or packed prompts
     out: Tensor
 
     def replay(self, values: npt.NDArray[Any]) -> Tensor:
-        """Of these values, sent without waiting. The result holds until the next replay."""
-        send_into(values, self.rows)
+        """Replay on these values, sent without waiting. The result holds until the next replay."""
+        send_into(values, self.given)
         self.graph.replay()
         return self.out
 
@@ -64,7 +64,7 @@ class GraphPool:
                 graph.capture_end()
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> Captured:
+def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> CapturedGraph:
     start = time.perf_counter()
     graph = torch.cuda.CUDAGraph()
     with _CAPTURING:
@@ -73,7 +73,7 @@ def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> Captur
         with pool.capturing(graph):
             out.copy_(run(given))
     logger.debug("captured %s in %.2f s", name, time.perf_counter() - start)
-    return Captured(graph, given, out)
+    return CapturedGraph(graph, given, out)
 
 
 class GraphedStep:
@@ -81,7 +81,7 @@ class GraphedStep:
 
     def __init__(self, name: str, run: Run, device: torch.device, scratch_row: int) -> None:
         self.name, self.run, self.device, self.scratch_row = name, run, device, scratch_row
-        self.captured: dict[int, Captured] = {}
+        self.captured: dict[int, CapturedGraph] = {}
         self.replays = True
 
     def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
@@ -90,25 +90,25 @@ class GraphedStep:
             rows = torch.full((bucket,), self.scratch_row, device=self.device)
             self.captured[bucket] = capture_graph(f"{self.name} for {bucket} rows", self.run, rows, pool)
 
-    def pieces(self, count: int) -> list[int]:
-        """The buckets that take `count` rows between them; none: the step runs as it is."""
+    def buckets_for(self, count: int) -> list[int]:
+        """The captured sizes that take `count` rows between them; none: the step runs eagerly."""
         if not self.captured or not self.replays:
             return []
-        largest, pieces = max(self.captured), []
+        largest, buckets = max(self.captured), []
         while count > 0:
-            pieces.append(min((b for b in self.captured if b >= count), default=largest))
-            count -= pieces[-1]
-        return pieces if len(pieces) <= _MOST_PIECES else []
+            buckets.append(min((b for b in self.captured if b >= count), default=largest))
+            count -= buckets[-1]
+        return buckets if len(buckets) <= _MOST_REPLAYS else []
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
-        pieces = self.pieces(len(rows))
-        if not pieces:
+        buckets = self.buckets_for(len(rows))
+        if not buckets:
             return self.run(to_device(np.array(rows), self.device))
-        if len(pieces) == 1:
-            return self._replay(pieces[0], rows)
+        if len(buckets) == 1:
+            return self._replay(buckets[0], rows)
         outs = []
-        for bucket in pieces:
-            outs.append(self._replay(bucket, rows[:bucket]).clone())  # the next piece may be of the same graph
+        for bucket in buckets:
+            outs.append(self._replay(bucket, rows[:bucket]).clone())  # the next replay may be of the same graph
             rows = rows[bucket:]
         return torch.cat(outs)
 

@@ -1,4 +1,5 @@
-"""The KV memory: one tensor, never filled (readers mask exactly), sized from what the device has left."""
+"""The KV memory: a tensor for each group of layers, never filled (readers mask exactly), sized from what the device has
+left. A block has the same number in all of them, so that one table serves."""
 
 from __future__ import annotations
 
@@ -7,21 +8,28 @@ from torch import Tensor
 
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.models.base import ModelSpec
+from sonant.models.spec import ModelSpec
 
 _CPU_TOKENS_PER_ROW = 1024
 
 
-def token_bytes(spec: ModelSpec) -> int:
-    return 2 * spec.kv_layers * spec.kv_heads * spec.kv_head_dim * spec.kv_dtype.itemsize
+def allocate_kv(spec: ModelSpec, config: EngineConfig, device: torch.device) -> dict[str, Tensor]:
+    """By group name, [layers, 2, blocks, block_tokens, heads, dim]; block 0 is scratch."""
+    blocks = block_count(spec, config, device) + 1
+    return {
+        g.name: torch.empty(
+            (g.layers, 2, blocks, config.block_tokens, g.heads, g.head_dim), dtype=g.dtype, device=device
+        )
+        for g in spec.kv
+    }
 
 
-def allocate_kv(spec: ModelSpec, config: EngineConfig, device: torch.device) -> Tensor:
-    """[layers, 2, blocks, block_tokens, heads, dim]; block 0 is scratch."""
+def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device) -> int:
+    """Without the scratch block."""
     tokens = config.kv_tokens
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        tokens = int(free * config.kv_memory_fraction) // token_bytes(spec)
+        tokens = int(free * config.kv_memory_fraction) // spec.kv_token_bytes
     elif tokens is None:
         tokens = (config.max_rows or 1) * min(_CPU_TOKENS_PER_ROW, config.max_positions)
     blocks = tokens // config.block_tokens
@@ -31,6 +39,4 @@ def allocate_kv(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
             "free GPU memory or set kv_tokens"
         )
     # blocks beyond what all rows can ever reserve would only sit there
-    blocks = min(blocks, (config.max_rows or 1) * -(-config.max_positions // config.block_tokens))
-    shape = (spec.kv_layers, 2, blocks + 1, config.block_tokens, spec.kv_heads, spec.kv_head_dim)
-    return torch.empty(shape, dtype=spec.kv_dtype, device=device)
+    return min(blocks, (config.max_rows or 1) * -(-config.max_positions // config.block_tokens))

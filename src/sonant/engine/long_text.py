@@ -1,7 +1,7 @@
 """A text of several requests, heard as one.
 
 The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
-made one or two at a time for a listener, who has sound in hand, and a few at a time for a file; either way sound
+made one or two at a time for a listener, who has sound buffered, and a few at a time for a file; either way sound
 leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
 would fill the memory: it is begun when they have read on. Every prompt is laid out before its part gets here, so that
 going on from part to part costs the step thread nothing.
@@ -12,18 +12,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
+import torch
 
 from sonant.audio.join import Joiner
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import Mailbox
 from sonant.errors import EngineClosed
+from sonant.models.spec import ModelSpec
 from sonant.types import AudioChunk, FinishReason, Samples
 
 OFFLINE_PARTS_AT_ONCE = 4
+
+
+class StepQueue(Protocol):
+    """What a long text needs of the step loop."""
+
+    def post(self, request: Request) -> None: ...
+    def abort(self, requests: Iterable[Request]) -> None: ...
 
 
 class PartSink:
@@ -57,21 +66,12 @@ class LongText:
     again from any other. The sink's lock is taken inside this one's, never the other way round.
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        sample_rate: int,
-        codebooks: int,
-        submit: Callable[[Request], None],
-        *,
-        at_once: int,
-        live: bool,
-    ) -> None:
-        self.sink, self.sample_rate, self.submit = sink, sample_rate, submit
+    def __init__(self, sink: Sink, spec: ModelSpec, queue: StepQueue, *, at_once: int, live: bool) -> None:
+        self.sink, self.sample_rate, self.steps = sink, spec.sample_rate, queue
         self.at_once, self.live = at_once, live
         self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
-        self.no_codes = np.zeros((0, codebooks), np.int32)
-        self.joiner = Joiner(sample_rate)
+        self.no_frames = torch.empty(0, *spec.frame.shape, dtype=spec.frame.dtype).numpy()
+        self.joiner = Joiner(spec.sample_rate)
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
         self.active: list[Request] = []  # submitted ever, in order: their indices are the parts'
@@ -84,6 +84,7 @@ class LongText:
         self.closed = False  # the text is complete
         self.aborted = False
         self.over = False
+        self.error: Exception | None = None  # that it ended with
 
     @property
     def parts(self) -> int:
@@ -98,6 +99,8 @@ class LongText:
     def add(self, parts: Sequence[Request]) -> None:
         """One more piece of the text, of one or more parts."""
         with self.lock:
+            if self.error is not None:
+                raise self.error
             if self.over or self.aborted:
                 return
             piece = self.segments[-1] + 1 if self.segments else 0
@@ -121,8 +124,14 @@ class LongText:
                 self._end(FinishReason.ABORT)
             return list(self.active)
 
+    def engine_ended(self, failure: Exception | None) -> None:
+        """No part of it will be spoken any more. Its reader may be waiting although none is in flight."""
+        self.on_fail(failure or EngineClosed("the engine was closed before the text was spoken; load it again"))
+
     def on_chunk(self, index: int, chunk: AudioChunk) -> None:
         with self.lock:
+            if self.over:
+                return
             if index == self.playing:
                 self._play(chunk, self.joiner.push(chunk.samples))
                 self._submit_what_may()
@@ -144,8 +153,8 @@ class LongText:
     def on_fail(self, error: Exception) -> None:
         with self.lock:
             if not self.over:
-                self.over = True
-                self.abort()
+                self.over, self.error = True, error
+                self.steps.abort(self.abort())
                 self.sink.fail(error)
 
     def _go_on(self) -> None:
@@ -179,19 +188,18 @@ class LongText:
             request = self.queue.popleft()
             self._set_clock(request)
             self.active.append(request)
-            self.submit(request)
+            self.steps.post(request)
 
     def _set_clock(self, request: Request) -> None:
-        """Tell a later part what its listener has in hand: at least what is unread. One who has nothing waits anew."""
+        """Tell a later part what its listener has buffered: at least what is unread. One who has nothing waits anew."""
         unread_s = 0.0
         if self.live and self.clock is not None and self.clock.request.first_audio_s is not None:
-            now_s = time.monotonic()
-            request.first_audio_s = self.clock.request.first_audio_s
-            request.heard_s = self._heard_s(self.clock)
-            if self._unfinished() or request.heard_s > now_s - request.first_audio_s:
+            now_s, began_s, heard_s = time.monotonic(), self.clock.request.first_audio_s, self._heard_s(self.clock)
+            if self._unfinished() or heard_s > now_s - began_s:
+                request.continue_stream(began_s, heard_s)
                 return
             unread_s = 0.0 if self.listener is None else self.listener.unread_s
-            request.first_audio_s, request.heard_s = (now_s, unread_s) if unread_s else (None, 0.0)
+            request.continue_stream(*((now_s, unread_s) if unread_s else (None, 0.0)))
         self.clock = _Clock(request, self.given_samples - round(unread_s * self.sample_rate))
 
     def _heard_s(self, clock: _Clock) -> float:
@@ -202,12 +210,12 @@ class LongText:
         self.given_samples += len(samples)
         if self.clock is not None:
             for later in self.active[self.playing + 1 :]:
-                later.heard_s = self._heard_s(self.clock)
+                later.hear(self._heard_s(self.clock))
         segment = self.segments[self.playing]
         ends = chunk is None and segment not in self.segments[self.playing + 1 : self.playing + 2]
-        codes = self.no_codes if chunk is None else chunk.codes
+        frames = self.no_frames if chunk is None else chunk.frames
         if chunk is not None or ends or len(samples):
-            self.sink.push(AudioChunk(samples, self.sample_rate, start_s, codes, segment, ends))
+            self.sink.push(AudioChunk(samples, self.sample_rate, start_s, frames, segment, ends))
 
     def _end_by_parts(self) -> None:
         cut = FinishReason.LENGTH in self.ended.values()

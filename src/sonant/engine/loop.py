@@ -3,6 +3,7 @@
 Other threads only leave requests and aborts here. With `steps_ahead` 1 a step is launched before the last one's
 result is read, so the device never waits for the host. A row and its blocks are freed only when no launched step
 uses them any more. Graphs that the engine did not wait for at its start are captured here, one between two steps.
+A listener who cannot be given their sound is dropped, and nobody else with them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+from weakref import WeakSet
 
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
-from sonant.engine.request import Phase, Request
+from sonant.engine.plan import Plan
+from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Scheduler
 from sonant.errors import EngineClosed, EngineError, Overloaded
@@ -23,32 +28,65 @@ from sonant.types import FinishReason
 logger = logging.getLogger(__name__)
 
 
+class Observer(Protocol):
+    """Sees steps go by, on the step thread. What it raises is the engine's failure."""
+
+    def between_steps(self) -> None: ...
+    def around_launch(self, plan: Plan) -> AbstractContextManager[None]: ...
+
+
+class OpenText(Protocol):
+    """Something that may have no request here and yet wait for one."""
+
+    def engine_ended(self, failure: Exception | None) -> None: ...
+
+
 class StepLoop:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self.runner, self.config = runner, config
-        self.pool = BlockPool(runner.kv.shape[2], config.block_tokens)
-        self.scheduler = Scheduler(config, runner.model.spec, runner.rows, self.pool)
+        self.pool = BlockPool(runner.blocks, config.block_tokens)
+        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool)
         self.steps = 0
+        self.failure: Exception | None = None
         self._inbox: list[Request] = []
         self._aborts: list[Request] = []
+        self._open: WeakSet[OpenText] = WeakSet()
         self._wake = threading.Condition()
-        self._stop = False
-        self.failure: Exception | None = None
+        self._stop = self._ended = False
+        self._observer: Observer | None = None
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
     # Called by any thread
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def post(self, request: Request) -> None:
         with self._wake:
-            if self.failure is not None or not self._thread.is_alive():
-                raise EngineClosed("the engine is not running; load it again") from self.failure
+            self._check_running()
             self._inbox.append(request)
             self._wake.notify()
 
     def abort(self, requests: Iterable[Request]) -> None:
         with self._wake:
             self._aborts.extend(requests)
+            self._wake.notify()
+
+    def watch(self, text: OpenText) -> None:
+        """Tell this one when the engine ends."""
+        with self._wake:
+            self._check_running()
+            self._open.add(text)
+
+    def observe(self, observer: Observer | None) -> None:
+        with self._wake:
+            self._observer = observer
+            self._wake.notify()
+
+    def wake(self) -> None:
+        with self._wake:
             self._wake.notify()
 
     def check_room(self) -> None:
@@ -71,6 +109,10 @@ class StepLoop:
             self.abort([*self._inbox, *self.scheduler.waiting, *self.scheduler.running])
             self._thread.join(0.05)
 
+    def _check_running(self) -> None:
+        if self._ended or not self._thread.is_alive():
+            raise EngineClosed("the engine is not running; load it again") from self.failure
+
     # The step thread
 
     def _run(self) -> None:
@@ -79,39 +121,45 @@ class StepLoop:
                 self._loop()
         except Exception as e:
             logger.exception("the step thread failed")
-            self._fail_all(e)
+            self.failure = EngineError(f"the engine failed while speaking: {type(e).__name__}: {e}")
+            self.failure.__cause__ = e
+        self._end_all()
 
     def _loop(self) -> None:
-        flying: list[Step] = []
+        in_flight: list[Step] = []
         assert self.config.steps_ahead is not None
         telemetry = self.runner.telemetry
         while True:
             telemetry.begin()
+            observer = self._observer
+            if observer is not None:
+                observer.between_steps()
             self._take_messages()
             plan = self.scheduler.plan(time.monotonic())
             if plan:
                 telemetry.took("plan")
-                flying.append(self.runner.launch(plan))
+                with nullcontext() if observer is None else observer.around_launch(plan):
+                    in_flight.append(self.runner.launch(plan))
                 self.steps += 1
                 for request, _, end in plan.prefill:
                     assert request.allocation is not None
                     self.pool.publish(request.allocation, end)
             capturing = self._may_capture()
-            while len(flying) > (self.config.steps_ahead if plan and not capturing else 0):
-                self._collect(flying.pop(0))
+            while len(in_flight) > (self.config.steps_ahead if plan and not capturing else 0):
+                self._collect(in_flight.pop(0))
             if capturing:
                 self.runner.capture_next()
             elif not plan and not self._wait_for_messages():
                 return
 
     def _may_capture(self) -> bool:
-        """Whether a graph is still to be captured, and every listener has sound in hand for as long as that takes."""
-        captures, now_s = self.runner.captures, time.monotonic()
-        if not captures.pending or captures.held or self._stop or self._inbox:
+        """Whether a graph is still to be captured, and every listener has sound buffered for as long as that takes."""
+        warmup, now_s = self.runner.warmup, time.monotonic()
+        if not warmup.pending or warmup.held or self._stop or self._inbox:
             return False
         requests = [*self.scheduler.waiting, *self.scheduler.running]
         live = [r for r in requests if r.speech.live and not r.abort_requested]
-        return all(self.scheduler.slack_s(r, now_s) > captures.expected_s for r in live)
+        return all(self.scheduler.slack_s(r, now_s) > warmup.expected_s for r in live)
 
     def _take_messages(self) -> None:
         with self._wake:
@@ -119,9 +167,8 @@ class StepLoop:
             aborts, self._aborts = self._aborts, []
         self.scheduler.waiting.extend(inbox)
         for request in aborts:
-            if request.phase is not Phase.DONE and not request.abort_requested:
-                request.abort_requested = True
-                request.sink.finish(FinishReason.ABORT)
+            if request.abort():
+                self._tell(request, lambda r=request: r.sink.finish(FinishReason.ABORT))  # type: ignore[misc]
                 self._retire(request)
 
     def _wait_for_messages(self) -> bool:
@@ -138,15 +185,32 @@ class StepLoop:
         chunks, now_s = self.runner.collect(step), time.monotonic()
         for request, chunk in chunks:
             if not request.abort_requested:
-                self._count_ahead(request, len(chunk.codes), now_s)
-                request.sink.push(chunk)
+                self._count_ahead(request, len(chunk.frames), now_s)
+                self._tell(request, lambda r=request, c=chunk: r.sink.push(c))  # type: ignore[misc]
         for request in step.users:
-            if request.phase is Phase.LEAVING:
+            if request.state is State.LEAVING or (request.abort_requested and request.state is not State.DONE):
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self.scheduler.release(request)
-                request.sink.finish(request.reason)
+                self._tell(request, lambda r=request: r.sink.finish(r.reason))  # type: ignore[misc]
         self.runner.telemetry.took("deliver")
+
+    def _tell(self, request: Request, message: Callable[[], None]) -> None:
+        """Hand something to a request's listener. One who cannot take it is gone, and their request with them."""
+        try:
+            message()
+        except Exception as e:
+            logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
+            request.abort()
+            error = EngineError(f"the sound could not be handed over: {type(e).__name__}: {e}")
+            error.__cause__ = e
+            self._fail(request, error)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        try:
+            request.sink.fail(error)
+        except Exception:
+            logger.warning("a listener could not be told of an error", exc_info=True)
 
     def _count_ahead(self, request: Request, new_frames: int, now_s: float) -> None:
         before_s = request.heard_s + (request.emitted - new_frames) * self.scheduler.spec.frame_s
@@ -159,14 +223,17 @@ class StepLoop:
         if request.steps_in_flight == 0:
             self.scheduler.release(request)
         else:
-            request.phase = Phase.LEAVING
+            request.leave()
 
-    def _fail_all(self, cause: Exception) -> None:
-        error = EngineError(f"the engine failed while speaking: {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
+    def _end_all(self) -> None:
+        """Nothing will be spoken any more: tell all who still wait, those without a request too."""
         with self._wake:
-            self.failure = cause
+            self._ended = True
             requests = [*self._inbox, *self.scheduler.waiting, *self.scheduler.running]
-        for request in requests:
-            if not request.abort_requested:
-                request.sink.fail(error)
+            texts = list(self._open)
+        if self.failure is not None:
+            for request in requests:
+                if not request.abort_requested:
+                    self._fail(request, self.failure)
+        for text in texts:
+            text.engine_ended(self.failure)

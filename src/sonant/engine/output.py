@@ -6,32 +6,46 @@ were copied out, so the device never writes what the host still reads.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.types import Samples
+from sonant.models.spec import Field
+from sonant.types import Frames, Samples
 
 
 class Slot:
-    def __init__(
-        self, records: int, record_width: int, frames: int, samples_per_frame: int, device: torch.device
-    ) -> None:
+    def __init__(self, records: int, frame: Field, samples: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self.records = torch.empty(records, record_width, dtype=torch.int32, pin_memory=pinned)
-        self.sound = torch.empty(frames * samples_per_frame, dtype=torch.float32, pin_memory=pinned)
+        assert frame.dtype.itemsize == 4, "a record is made of words of 32 bits"
+        self.frame = frame
+        self.records = torch.empty(records, 1 + math.prod(frame.shape), dtype=torch.int32, pin_memory=pinned)
+        self.words = self.records.numpy()  # the same memory
+        self.dtype = np.int32 if frame.dtype == torch.int32 else np.float32
+        self.sound = torch.empty(samples, dtype=torch.float32, pin_memory=pinned)
         # blocking: the step thread sleeps instead of spinning on the driver's lock
         self.done = torch.cuda.Event(blocking=True) if pinned else None
 
+    def decoded(self, count: int) -> list[tuple[int, Frames]]:
+        """The first `count` records as status and frame, which hold until the slot is taken again."""
+        frames = self.words[:count, 1:].view(self.dtype).reshape(count, *self.frame.shape)
+        return list(zip(self.words[:count, 0].tolist(), frames, strict=True))
+
+    def take_sound(self, start: int, count: int) -> Samples:
+        """A copy of samples [start, start + count) that outlives the slot."""
+        return self.sound[start : start + count].numpy().copy()
+
 
 class OutputRing:
-    def __init__(
-        self, depth: int, records: int, record_width: int, frames: int, samples_per_frame: int, device: torch.device
-    ) -> None:
-        self.slots = [Slot(records, record_width, frames, samples_per_frame, device) for _ in range(depth)]
+    def __init__(self, depth: int, records: int, frame: Field, samples: int, device: torch.device) -> None:
+        self.slots = [Slot(records, frame, samples, device) for _ in range(depth)]
         self.next = 0
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, records: Tensor | None, sounds: list[Tensor]) -> Slot:
+    def send(self, records: Sequence[Tensor], sounds: Sequence[Tensor]) -> Slot:
         """Start copying a step's results; `wait` on the slot before reading it."""
         slot = self.slots[self.next]
         self.next = (self.next + 1) % len(self.slots)
@@ -43,7 +57,7 @@ class OutputRing:
             self._copy(slot, records, sounds)
             assert slot.done is not None
             slot.done.record(self.stream)
-        for tensor in ([] if records is None else [records]) + sounds:
+        for tensor in (*records, *sounds):
             tensor.record_stream(self.stream)
         return slot
 
@@ -58,15 +72,12 @@ class OutputRing:
             slot.done.synchronize()
 
     @staticmethod
-    def _copy(slot: Slot, records: Tensor | None, sounds: list[Tensor]) -> None:
-        if records is not None:
-            slot.records[: len(records)].copy_(records, non_blocking=True)
+    def _copy(slot: Slot, records: Sequence[Tensor], sounds: Sequence[Tensor]) -> None:
+        row = 0
+        for record in records:
+            slot.records[row : row + len(record)].copy_(record, non_blocking=True)
+            row += len(record)
         start = 0
         for sound in sounds:
             slot.sound[start : start + sound.numel()].view_as(sound).copy_(sound, non_blocking=True)
             start += sound.numel()
-
-
-def take_sound(slot: Slot, start: int, count: int) -> Samples:
-    """A copy of samples [start, start + count) that outlives the slot."""
-    return slot.sound[start : start + count].numpy().copy()

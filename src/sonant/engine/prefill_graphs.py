@@ -1,7 +1,7 @@
-"""Short prompts by CUDA graph: a listener's first sound does not wait for hundreds of launches.
+"""Prefills of packed prompts: by CUDA graph where one fits, so that a listener's first sound does not wait for hundreds
+of launches, and eagerly at their own size where none does.
 
-A graph has a fixed number of prompts and of positions for each; what is spare goes to scratch memory. Longer prompts,
-and those that are prefilled in several pieces up to their last one, are left to the model as they are.
+A graph has a fixed number of prompts and of positions for each; what is spare goes to scratch memory.
 """
 
 from __future__ import annotations
@@ -12,60 +12,75 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sonant.engine.graphs import Captured, GraphPool, capture_graph
-from sonant.models.base import PrefillItem, SpeechModel, to_device
+from sonant.device_copy import to_device
+from sonant.engine.graphs import CapturedGraph, GraphPool, capture_graph
+from sonant.models.base import PrefillItem, PrefillShape, SpeechModel
 
-Shape = tuple[int, int]  # prompts, positions of each
+Bucket = tuple[int, int]  # prompts, positions of each
 
-PREFILL_SHAPES: tuple[Shape, ...] = (
+PREFILL_BUCKETS: tuple[Bucket, ...] = (
     (1, 32), (1, 64), (1, 128), (1, 256), (4, 32), (4, 64), (4, 128), (16, 16), (16, 32), (16, 48), (16, 64), (16, 128),
 )  # fmt: skip
+_WARM_POSITIONS = 8
 
 
-class GraphedPrefill:
+class PrefillGraphs:
     name = "prefill"
 
-    def __init__(self, model: SpeechModel, device: torch.device) -> None:
-        self.model, self.device = model, device
-        self.captured: dict[Shape, Captured] = {}
+    def __init__(self, model: SpeechModel, block_tokens: int, table_blocks: int, device: torch.device) -> None:
+        self.model, self.block_tokens, self.table_blocks, self.device = model, block_tokens, table_blocks, device
+        self.captured: dict[Bucket, CapturedGraph] = {}
         self.replays = True
 
-    def capture(self, buckets: Iterable[Shape], pool: GraphPool) -> None:
-        for count, positions in buckets:
-            lines = to_device(self.model.pack_lines([], count, positions), self.device)
-            run = partial(self._run, positions=positions)
-            self.captured[count, positions] = capture_graph(f"prefill of {count} × {positions}", run, lines, pool)
+    def capture(self, buckets: Iterable[Bucket], pool: GraphPool) -> None:
+        for bucket in buckets:
+            shape = self._shape(bucket)
+            packed = to_device(self.model.pack([], shape), self.device)
+            name = f"prefill of {shape.prompts} × {shape.positions}"
+            self.captured[bucket] = capture_graph(name, partial(self._run, shape=shape), packed, pool)
 
-    def __call__(self, items: Sequence[PrefillItem]) -> list[PrefillItem]:
-        """Replay what fits; → the others."""
-        left: list[PrefillItem] = []
+    def compile(self) -> None:
+        """Run an eager prefill into scratch memory, so that no listener waits for kernels to be compiled."""
+        self._eager([], PrefillShape(1, _WARM_POSITIONS, 1))
+
+    def __call__(self, items: Sequence[PrefillItem]) -> None:
+        eager: list[PrefillItem] = []
         fitting: list[tuple[int, PrefillItem]] = []
         for item in items:
-            need = self.model.line_positions(item) if item.last and self.replays else None
-            if need is None or self._shape(1, need) is None:
-                left.append(item)
-            else:
+            need = self.model.packed_positions(item)
+            if self.replays and self._bucket(1, need) is not None:
                 fitting.append((need, item))
+            else:
+                eager.append(item)
         self._replay(sorted(fitting, key=lambda pair: pair[0]))
-        return left
+        if eager:
+            positions = max(1, *map(self.model.packed_positions, eager))
+            span_blocks = -(-max(i.end for i in eager) // self.block_tokens)
+            self._eager(eager, PrefillShape(len(eager), positions, max(1, span_blocks)))
 
     def _replay(self, fitting: list[tuple[int, PrefillItem]]) -> None:
         most = max((count for count, _ in self.captured), default=1)
         while fitting:
             group = fitting[:most]
-            shape = self._shape(len(group), group[-1][0])
-            if shape is None:  # there is none for so many as long as that: the shortest goes first, alone
+            bucket = self._bucket(len(group), group[-1][0])
+            if bucket is None:  # there is none for so many as long as that: the shortest goes first, alone
                 group = group[:1]
-                shape = self._shape(1, group[0][0])
-            assert shape is not None
-            self.captured[shape].replay(self.model.pack_lines([item for _, item in group], *shape))
+                bucket = self._bucket(1, group[0][0])
+            assert bucket is not None
+            self.captured[bucket].replay(self.model.pack([item for _, item in group], self._shape(bucket)))
             fitting = fitting[len(group) :]
 
-    def _shape(self, count: int, positions: int) -> Shape | None:
+    def _bucket(self, count: int, positions: int) -> Bucket | None:
         """The smallest that takes so many prompts of so many positions."""
-        fits = (s for s in self.captured if s[0] >= count and s[1] >= positions)
-        return min(fits, key=lambda s: s[0] * s[1], default=None)
+        fits = (b for b in self.captured if b[0] >= count and b[1] >= positions)
+        return min(fits, key=lambda b: b[0] * b[1], default=None)
 
-    def _run(self, lines: Tensor, positions: int) -> Tensor:
-        self.model.prefill_lines(lines, positions)
-        return lines
+    def _shape(self, bucket: Bucket) -> PrefillShape:
+        return PrefillShape(*bucket, self.table_blocks)  # a graph must do for every length
+
+    def _eager(self, items: Sequence[PrefillItem], shape: PrefillShape) -> None:
+        self.model.prefill(to_device(self.model.pack(items, shape), self.device), shape)
+
+    def _run(self, packed: Tensor, shape: PrefillShape) -> Tensor:
+        self.model.prefill(packed, shape)
+        return packed

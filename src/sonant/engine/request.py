@@ -1,28 +1,32 @@
-"""The life of a request inside the engine.
+"""The life of a request inside the engine. Only the methods here change it.
 
-    WAITING → PREFILL → SPEAKING → DRAINING → DONE
+    WAITING → PREFILL → DECODING → DRAINING → DONE
                  └─────────┴──── abort ─┴→ LEAVING → DONE     (LEAVING: launched steps still use its row)
 
-Counters are of frames. `launched` runs ahead of what the host has seen: frames up to `launched` are on the
-device, of those the codec has been given `voiced`, and `collected` have come back as codes. Only `total`, known
-once a stop came back, says which of them are speech.
+Steps are decode steps, frames are what they complete: with a delay pattern the first `delay_steps` complete none.
+`launched` runs ahead of what the host has seen: frames up to `frames_launched` are on the device, of those the codec
+has been given `vocoded`, and `collected` have come back. Only `total`, known once a stop came back, says which of them
+are speech.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
+import numpy as np
+
 from sonant.engine.blocks import Allocation
-from sonant.models.base import Ints, Prompt
-from sonant.types import AudioChunk, FinishReason, SpeechRequest
+from sonant.models.base import Prompt, Status
+from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
 
 
-class Phase(Enum):
+class State(Enum):
     WAITING = auto()
     PREFILL = auto()
-    SPEAKING = auto()
+    DECODING = auto()
     DRAINING = auto()
     LEAVING = auto()
     DONE = auto()
@@ -42,37 +46,133 @@ class Request:
     prompt: Prompt
     sink: Sink
     arrival_s: float
-    first_audio_s: float | None = None  # set beforehand for a later part of a text already playing
+    delay_steps: int = 0
+    first_audio_s: float | None = None
     heard_s: float = 0.0  # sound that the listener got before this request's own
-    phase: Phase = Phase.WAITING
+    state: State = State.WAITING
     row: int = -1
     allocation: Allocation | None = None
     prefilled: int = 0
     preroll: int = 0  # next reference frame for the codec; -1: it has heard them all
     launched: int = 0
-    voiced: int = 0
+    vocoded: int = 0
     collected: int = 0
     emitted: int = 0
     total: int | None = None
     reason: FinishReason = FinishReason.STOP
-    codes: list[Ints] = field(default_factory=list)  # collected but not yet emitted with their sound
+    frames: list[Frames] = field(default_factory=list)  # collected but not yet emitted with their sound
     steps_in_flight: int = 0
     abort_requested: bool = False
+
+    # What follows from it
 
     @property
     def prefill_length(self) -> int:
         return self.prompt.length - 1
 
     @property
-    def positions(self) -> int:
-        """The most positions it can come to hold in the cache."""
-        return self.prompt.length + self.prompt.max_frames
+    def step_limit(self) -> int:
+        """Decode steps that may be launched: the one after the last frame tells a stop from a cut."""
+        return self.prompt.max_frames + self.delay_steps + 1
 
     @property
-    def has_frames_to_draw(self) -> bool:
-        # the draw after the last frame tells a stop from a cut
-        return self.phase is Phase.SPEAKING and self.launched <= self.prompt.max_frames
+    def positions(self) -> int:
+        """The most positions it can come to hold in the cache."""
+        return self.prefill_length + self.step_limit
+
+    @property
+    def frames_launched(self) -> int:
+        return max(0, self.launched - self.delay_steps)
+
+    @property
+    def frames_waiting(self) -> int:
+        """Frames on the device that the codec has not been given."""
+        return self.frames_launched - self.vocoded
+
+    @property
+    def has_steps_left(self) -> bool:
+        return self.state is State.DECODING and self.launched < self.step_limit
 
     @property
     def complete(self) -> bool:
-        return self.phase is Phase.DRAINING and self.total is not None and self.emitted >= self.total
+        return self.state is State.DRAINING and self.total is not None and self.emitted >= self.total
+
+    # Before its row
+
+    def continue_stream(self, first_audio_s: float | None, heard_s: float) -> None:
+        """Its listener began to hear at `first_audio_s` and has been given so much; None: they wait anew."""
+        self.first_audio_s, self.heard_s = first_audio_s, heard_s
+
+    def hear(self, heard_s: float) -> None:
+        """Its listener has been given so much before it, by now."""
+        self.heard_s = heard_s
+
+    def admit(self, row: int, allocation: Allocation) -> None:
+        self.row, self.allocation, self.state = row, allocation, State.PREFILL
+        self.prefilled = allocation.reused_tokens
+
+    # Planned, launched and collected
+
+    def plan_prefill(self, tokens: int) -> tuple[int, int]:
+        """The next so many positions [start, end)."""
+        start, self.prefilled = self.prefilled, self.prefilled + tokens
+        return start, self.prefilled
+
+    def preroll_up_to(self, next_frame: int) -> None:
+        """The codec has been given its reference up to that frame; -1: all of it, and decoding begins."""
+        self.preroll = next_frame
+        if next_frame < 0:
+            self.state = State.DECODING
+
+    def plan_step(self) -> None:
+        self.launched += 1
+
+    def plan_codec(self, frames: int) -> None:
+        self.vocoded += frames
+
+    def enter_step(self) -> None:
+        self.steps_in_flight += 1
+
+    def leave_step(self) -> None:
+        self.steps_in_flight -= 1
+
+    def book(self, status: int, frame: Frames) -> None:
+        """What a decode step came to."""
+        if self.total is not None or status == Status.PRIMING:
+            return  # it was launched before the stop was known, or completes no frame
+        if status in (Status.RUNNING, Status.LAST):
+            self.frames.append(frame.copy())
+            self.collected += 1
+        if status != Status.RUNNING:
+            self.total = self.collected
+            self.reason = FinishReason.LENGTH if status == Status.CAPPED else FinishReason.STOP
+            if self.state is State.DECODING:
+                self.state = State.DRAINING
+
+    def audible(self, first: int, frames: int) -> int:
+        """How many of the codec's frames from `first` on are speech that somebody waits for."""
+        if self.state is State.LEAVING:
+            return 0
+        return frames if self.total is None else max(0, min(frames, self.total - first))
+
+    def emit(self, count: int) -> Frames:
+        """The next frames, whose sound is there."""
+        taken, self.frames = self.frames[:count], self.frames[count:]
+        self.emitted += count
+        if self.first_audio_s is None:
+            self.first_audio_s = time.monotonic()
+        return np.stack(taken)
+
+    # Its end
+
+    def abort(self) -> bool:
+        """Whether this is news: nobody waits for it any more."""
+        news = self.state is not State.DONE and not self.abort_requested
+        self.abort_requested = self.abort_requested or news
+        return news
+
+    def leave(self) -> None:
+        self.state = State.LEAVING
+
+    def finish(self) -> None:
+        self.state = State.DONE

@@ -15,27 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.base import ModelSpec, to_device
-from sonant.models.row_layout import LINES, Columns, counted
+from sonant.device_copy import to_device
+from sonant.models.memory import Memory
+from sonant.models.row_layout import RowLayout, counters
+from sonant.models.spec import ModelSpec
 
 
 class Rows:
     def __init__(self, spec: ModelSpec, count: int, blocks_per_row: int, device: torch.device) -> None:
-        self.device = device
+        self.device, self.blocks_per_row = device, blocks_per_row
         self.scratch = count
         self.free = list(range(count - 1, -1, -1))
-        self.columns = Columns(spec.staged, blocks_per_row)
-        counters = counted(spec.state)
-        counts = Columns(counters, self.columns.end)
-        self.slab = torch.zeros(count + 1, counts.end, dtype=torch.int32, device=device)
-        self.tables = self.slab[:, :blocks_per_row]
+        numbers = counters(spec.state)
+        self.staged_layout = RowLayout(spec.staged, blocks_per_row)
+        self.layout = RowLayout([*spec.staged, *numbers], blocks_per_row)
+        self.slab = torch.zeros(count + 1, self.layout.end, dtype=torch.int32, device=device)
         self.fields: dict[str, Tensor] = {
             f.name: torch.empty(*f.shape[: f.row_dim], count + 1, *f.shape[f.row_dim :], dtype=f.dtype, device=device)
             for f in spec.state
-            if f not in counters
+            if f not in numbers
         }
-        self.fields |= {**self.columns.views(self.slab), **counts.views(self.slab), LINES: self.slab}
+        self.fields |= self.layout.views(self.slab)
         self.staged: dict[int, np.ndarray[Any, np.dtype[np.int32]]] = {}
+
+    def memory(self, kv: Mapping[str, Tensor], block_tokens: int) -> Memory:
+        """What a model computes in."""
+        return Memory(self.fields, self.slab, self.layout, kv, self.blocks_per_row, block_tokens)
 
     def take(self) -> int:
         return self.free.pop()
@@ -45,9 +50,9 @@ class Rows:
 
     def stage(self, row: int, values: Mapping[str, Any], blocks: list[int]) -> None:
         """Set what the host decides of a row; `apply` sends it."""
-        line = np.zeros(self.columns.end, np.int32)
+        line = np.zeros(self.staged_layout.end, np.int32)
         line[: len(blocks)] = blocks
-        for name, (columns, f) in self.columns.places.items():
+        for name, (columns, f) in self.staged_layout.places.items():
             dtype = np.float32 if f.dtype == torch.float32 else np.int32
             line[columns] = np.asarray(values[name], dtype).reshape(-1).view(np.int32)
         self.staged[row] = line
@@ -58,5 +63,5 @@ class Rows:
             return
         rows = to_device(np.array(list(self.staged)), self.device)
         lines = to_device(np.stack(list(self.staged.values())), self.device)
-        self.slab[:, : self.columns.end].index_copy_(0, rows, lines)
+        self.slab[:, : self.staged_layout.end].index_copy_(0, rows, lines)
         self.staged.clear()

@@ -1,13 +1,15 @@
 """Records steps of a running engine with torch.profiler, and leaves the engine as it was.
 
-The profiler sees the operators of the thread that starts it, so the step thread itself starts and stops it, between two
-steps. Nothing is hooked, and nothing costs, while nothing is recorded.
+torch.profiler sees the operators of the thread that starts it, so the step thread itself starts and stops it, between
+two steps, as an observer of the step loop. Nothing observes, and nothing costs, while nothing is recorded.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sonant.engine.engine import Engine
-from sonant.engine.runner import Step
-from sonant.engine.scheduler import Plan
+from sonant.engine.plan import Plan
 from sonant.errors import ConfigError, EngineClosed, EngineError, Overloaded
 
 
@@ -34,59 +35,55 @@ class Recording:
         self.profiler.export_chrome_trace(str(path))
 
 
-class StepRecorder:
+class StepProfiler:
     """One for an engine; one recording at a time."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._turn = engine, threading.Lock()
+        self._engine, self._one_at_a_time = engine, threading.Lock()
 
     def record(self, steps: int, *, stacks: bool = False, graphs: bool = True, timeout_s: float = 60.0) -> Recording:
         """Wait for `steps` steps. With `stacks`: Python lines, shapes and memory too, which makes steps slower.
 
-        Without `graphs` every step runs its operators one by one, so that each kernel has a source.
+        Without `graphs` every step runs eagerly, so that each kernel has a source.
         """
         if steps < 1 or not timeout_s > 0:
             raise ConfigError(f"a recording needs at least one step and some time, not {steps} and {timeout_s}")
-        if not self._turn.acquire(blocking=False):
+        if not self._one_at_a_time.acquire(blocking=False):
             raise Overloaded("a recording is under way; try again when it is done")
         try:
             return _Session(self._engine, steps, stacks, graphs).run(timeout_s)
         finally:
-            self._turn.release()
+            self._one_at_a_time.release()
 
 
 class _Session:
+    """Observes the step loop from the first step to the last that is recorded."""
+
     def __init__(self, engine: Engine, steps: int, stacks: bool, graphs: bool) -> None:
-        self.loop, self.runner, self.wanted, self.graphs = engine._loop, engine._loop.runner, steps, graphs
+        self.loop, self.runner, self.wanted, self.graphs = engine.loop, engine.loop.runner, steps, graphs
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])
         self.profiler = profile(activities=activities, with_stack=stacks, record_shapes=stacks, profile_memory=stacks)
-        self.take_messages, self.launch = self.loop._take_messages, self.runner.launch
         self.seen, self.running, self.give_up = 0, False, False
         self.failure: Exception | None = None
         self.done = threading.Event()
 
     def run(self, timeout_s: float) -> Recording:
-        self.loop._take_messages = self._between_steps  # type: ignore[method-assign]
-        self._wake()
+        self.loop.observe(self)
         deadline_s = time.monotonic() + timeout_s
         while not self.done.wait(min(0.1, timeout_s)):
-            if not self.loop._thread.is_alive():
-                self._unhook()
+            if not self.loop.alive:
+                self._leave()
                 raise EngineClosed("the engine ended while it was recorded; load it again")
             if time.monotonic() >= deadline_s:
                 self.give_up = True
-                self._wake()  # again and again: it may just have missed the last call
+                self.loop.wake()  # again and again: it may just have missed the last call
         if self.failure is not None:
             raise EngineError(f"the profiler failed: {self.failure}") from self.failure
         return Recording(self.seen, self.seen >= self.wanted, self.profiler)
 
-    def _wake(self) -> None:
-        with self.loop._wake:
-            self.loop._wake.notify_all()
-
     # The step thread
 
-    def _between_steps(self) -> None:
+    def between_steps(self) -> None:
         try:
             if not self.running and not self.give_up:
                 self._start()
@@ -94,44 +91,46 @@ class _Session:
                 self._stop()
         except Exception as e:  # a profiler that fails must not take the engine with it
             self.failure = e
-            self._unhook()
+            self._leave()
             self.done.set()
-        self.take_messages()
+
+    @contextmanager
+    def around_launch(self, plan: Plan) -> Iterator[None]:
+        if not self.running:
+            yield
+            return
+        self.seen += 1
+        try:
+            with record_function(self._label(plan)):
+                yield
+        except BaseException:  # the engine is done for, but another one in this process may want to be recorded
+            self.profiler.stop()
+            raise
 
     def _start(self) -> None:
         self.running = True
         self.profiler.start()
-        self.runner.launch = self._launch  # type: ignore[method-assign]
-        self.runner.captures.held = True
+        self.runner.warmup.held = True
         self.runner.replay_graphs(self.graphs)
-
-    def _launch(self, plan: Plan) -> Step:
-        self.seen += 1
-        try:
-            with record_function(self._label(plan)):
-                return self.launch(plan)
-        except BaseException:  # the engine is done for, but another one in this process may want to be recorded
-            self.profiler.stop()
-            raise
 
     def _stop(self) -> None:
         if self.running:
             if self.runner.device.type == "cuda":
                 torch.cuda.synchronize(self.runner.device)  # what was launched is part of it
             self.profiler.stop()
-        self._unhook()
+        self._leave()
         self.done.set()
 
-    def _unhook(self) -> None:
+    def _leave(self) -> None:
         self.running = False
-        for place, name in ((self.loop, "_take_messages"), (self.runner, "launch")):
-            place.__dict__.pop(name, None)
-        self.runner.captures.held = False
+        self.loop.observe(None)
+        self.runner.warmup.held = False
         self.runner.replay_graphs(True)
 
     def _label(self, plan: Plan) -> str:
-        rows = len(plan.draw)
-        bucket = sum(self.runner.frame.pieces(rows)) or rows
+        rows = len(plan.decoding)
+        buckets = (self.runner.frame[v].buckets_for(len(group)) for v, group in plan.decode.items())
+        bucket = sum(size for sizes in buckets for size in sizes) or rows
         prefill = sum(end - start for _, start, end in plan.prefill) + len(plan.preroll)
-        codec = sum(len(group) for group in plan.voice.values())
+        codec = sum(len(group) for group in plan.codec.values())
         return f"sonant.step rows={rows} bucket={bucket} prefill={prefill} codec={codec}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -127,7 +128,7 @@ def _seconds(chunk: AudioChunk) -> float:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
         loop.call_soon_threadsafe(ready.set)
 
 
@@ -195,7 +196,7 @@ class SpeechStream:
         return Speech(
             samples=np.concatenate([c.samples for c in chunks]) if chunks else np.zeros(0, np.float32),
             sample_rate=self.sample_rate,
-            codes=np.concatenate([c.codes for c in chunks]) if chunks else np.zeros((0, 0), np.int32),
+            frames=np.concatenate([c.frames for c in chunks]) if chunks else np.zeros((0, 0), np.int32),
             finish_reason=box.reason,
             seed=self.seed,
             first_audio_s=self.total_s if self.first_audio_s is None else self.first_audio_s,

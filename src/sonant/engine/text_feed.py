@@ -17,7 +17,7 @@ from sonant.errors import BadText
 from sonant.text.sentences import check_text, split_text
 from sonant.types import SpeechRequest
 
-PIECES_AT_ONCE = 2  # the next is begun beside the one that plays: short clauses leave no time between them
+PARTS_AT_ONCE = 2  # the next is begun beside the one that plays: short clauses leave no time between them
 
 
 class TextFeed:

@@ -1,8 +1,4 @@
-"""Rotary position tables.
-
-Qwen3-TTS publishes interleaved mRoPE, but its three position axes are always equal, so ordinary RoPE is the
-same function (tests/models/test_rope.py holds that).
-"""
+"""Rotary position tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder stack that talker, code predictor and codec share: one definition, three configurations.
+"""The decoder stack that language models and codecs share: one definition, many configurations.
 
 Parameter names are the published ones; q/k/v and gate/up are fused (see models/weights.py).
 """

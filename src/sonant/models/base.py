@@ -6,55 +6,31 @@ step, its codec and its checkpoint names, and keeps all state of a request in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from sonant.types import Samples, SpeechRequest, Voice
+from sonant.models.memory import Memory
+from sonant.models.spec import ModelSpec
+from sonant.types import Samples, SpeechRequest
+from sonant.voice import Voice
 
 Ints = npt.NDArray[np.int32]
 
-RUNNING, STOPPED, CAPPED = 0, 1, 2
-"""Column 0 of a frame's record: the frame is speech; the model ended; the frame budget ended it."""
 
+class Status(IntEnum):
+    """The first word of a decode step's record."""
 
-@dataclass(frozen=True)
-class Field:
-    """One tensor of per-row state: [rows, *shape], or with the rows at another place among its dimensions."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    row_dim: int = 0
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    sample_rate: int
-    samples_per_frame: int
-    codebooks: int
-    kv_layers: int
-    kv_heads: int
-    kv_head_dim: int
-    kv_dtype: torch.dtype
-    staged: tuple[Field, ...]  # int32 or float32; the host writes them when a request gets its row
-    state: tuple[Field, ...]  # only the model's own steps write them
-    max_positions: int
-    frame_weight_bytes: int  # read once for each frame step, whatever the batch: the floor of its time
-    voices: tuple[str, ...]
-    languages: tuple[str, ...]
-    clones: bool
-    instructs: bool  # takes words on how to speak
-    segment_chars: int | None = None  # of a text at once; it was taught no longer ones
-
-    @property
-    def frame_s(self) -> float:
-        return self.samples_per_frame / self.sample_rate
+    RUNNING = 0  # it completed a frame, which is speech
+    STOPPED = 1  # the model ended before it
+    CAPPED = 2  # the frame budget ended before it
+    LAST = 3  # it completed a frame, and with that the model ended
+    PRIMING = 4  # it completed no frame yet, see `ModelSpec.delay_steps`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +42,7 @@ class Prompt:
     staged: Mapping[str, Any]
     max_frames: int
     payload: Any  # the family's own
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The device memory that the engine owns and the model computes in. Row `-1` is scratch, as is block 0."""
-
-    rows: Mapping[str, Tensor]  # by field name, [rows + 1, *shape] or as the field's `row_dim` says
-    kv: Tensor  # [layers, 2, blocks, block_tokens, heads, dim]
-    tables: Tensor  # [rows + 1, blocks a row] int32
+    variant: int = 0  # the kind of frame step that it needs, one of the spec's
 
 
 @dataclass(frozen=True)
@@ -91,71 +59,94 @@ class PrefillItem:
         return self.end == self.prompt.length - 1
 
 
+@dataclass(frozen=True)
+class PrefillShape:
+    """Sizes of packed prompts: a graph has its own, an eager prefill just as much as its items need."""
+
+    prompts: int
+    positions: int  # of each
+    span_blocks: int  # of a row's table, as far as attention must look
+
+
+@dataclass
+class FrameStep:
+    """One decode step of rows [B] on its way through the parts; a family adds what its parts hand on."""
+
+    rows: Tensor
+    span_blocks: int
+    variant: int
+    record: Tensor | None = None  # [B, 1 + words] int32: a `Status`, then the frame's codes or the bits of its latents
+
+
+@dataclass(frozen=True)
+class InnerPart:
+    """Something that a part does inside, timed as the difference to the part without it."""
+
+    name: str
+    run_without: Callable[[Any], None]
+    floor_bytes: Callable[[int], int]  # of so many rows
+
+
+@dataclass(frozen=True)
+class FramePart:
+    """A piece of a decode step. It reads what the parts before it left in the step, and may be run again."""
+
+    name: str
+    run: Callable[[Any], None]  # of the family's own FrameStep
+    floor_bytes: Callable[[int, int], int]  # that it must move for so many rows at so many positions in all
+    inner: InnerPart | None = None
+    repeats: int = 1  # times that a benchmark runs it in one measurement, where one run is too short to be timed
+
+
 class SpeechModel(Protocol):
     spec: ModelSpec
+    frame_parts: tuple[FramePart, ...]
 
     def prompt(self, request: SpeechRequest) -> Prompt:
         """Validate and lay out. Runs on any thread but the step thread."""
         ...
 
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
-        """Encode a mono clip at the model's sample rate. Runs on any thread but the step thread."""
+        """Encode a mono clip at the spec's `clip_sample_rate`. Runs on any thread but the step thread."""
         ...
 
     def bind(self, memory: Memory) -> None:
         """Take the engine's memory; called once, before the first step."""
         ...
 
-    def prefill(self, items: Sequence[PrefillItem]) -> None: ...
-
-    def line_positions(self, item: PrefillItem) -> int:
-        """How many positions a line must have for an item that is its prompt's `last`."""
+    def packed_positions(self, item: PrefillItem) -> int:
+        """How many positions a shape must have for this item."""
         ...
 
-    def pack_lines(self, items: Sequence[PrefillItem], count: int, positions: int) -> Ints:
-        """Such items as `count` lines of `positions` positions, the spare ones for the scratch row."""
+    def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
+        """All that `prefill` needs of the host, [shape.prompts, …]; what is spare is for the scratch row."""
         ...
 
-    def prefill_lines(self, lines: Tensor, positions: int) -> None:
-        """`prefill` of packed lines. Takes nothing else of the host, so that it can be a graph."""
+    def prefill(self, packed: Tensor, shape: PrefillShape) -> None:
+        """Write keys and values, and ready the rows of prompts that are complete. Can be a graph."""
         ...
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """Bring the row's codec up to its voice, from frame `start`; the next start, or -1 when it is there."""
         ...
 
-    def frame(self, rows: Tensor, span_blocks: int) -> Tensor:
-        """One frame for each row → records [B, 1 + codebooks] int32: RUNNING, STOPPED or CAPPED, then codes."""
+    def begin_frame(self, rows: Tensor, span_blocks: int, variant: int) -> FrameStep:
+        """A decode step of rows [B], for `frame_parts` to be run on in their order."""
         ...
 
     def codec(self, rows: Tensor, frames: int) -> Tensor:
         """The next `frames` frames of each row as samples [B, frames · samples_per_frame] float32."""
         ...
 
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Send host values without waiting."""
-    host = _pinned(array, device)
-    return host.to(device, non_blocking=True) if device.type == "cuda" else host
+    def codec_floor_bytes(self, rows: int, frames: int) -> int:
+        """What a chunk of so many frames for so many rows must move at least."""
+        ...
 
 
-def send_into(array: npt.NDArray[Any], place: Tensor) -> None:
-    """The same, to memory on the device that is there already."""
-    place.copy_(_pinned(array, place.device), non_blocking=True)
-
-
-def _pinned(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """In memory that a GPU can read by itself; torch keeps it until copies from it are done."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    return host.pin_memory() if device.type == "cuda" else host
-
-
-def reserve_pinned(device: torch.device) -> None:
-    """Fill torch's cache of pinned memory with as much as `to_device` has on its way at a time.
-
-    It keeps blocks by powers of two. One that is missing comes from the driver, which holds up a step.
-    """
-    if device.type == "cuda":
-        sizes = (1 << power for power in range(3, 18))
-        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(16)]
-        del held
+def decode_frame(model: SpeechModel, rows: Tensor, span_blocks: int, variant: int = 0) -> Tensor:
+    """One decode step for each row → its records. Benchmarks time the same parts one by one."""
+    step = model.begin_frame(rows, span_blocks, variant)
+    for part in model.frame_parts:
+        part.run(step)
+    assert step.record is not None
+    return step.record

@@ -1,6 +1,13 @@
-"""Which family a checkpoint folder belongs to. Families are imported only when one is asked for.
+"""Which family a checkpoint folder belongs to. This is the one list of them; the rest of Sonant names none.
 
-A family is a package with two modules: `load`, and `describe` for what can be told without loading.
+A family is a package here that says what it is called (`TITLE`) and which config.json is its own (`matches`). Its other
+modules are imported only when they are needed:
+
+    load       load(folder, config, device, dtype, codec_dtype): the model
+    describe   describe(folder) and check(folder, …): what can be told without loading
+    knobs      KNOBS: what a request may set
+    synthetic  KINDS, SIZES, write_checkpoint: random weights in the published layout
+    workload   workloads(sizes): the shapes that it gives each op, for benchmarks and tuning
 """
 
 from __future__ import annotations
@@ -16,41 +23,66 @@ from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
 from sonant.models.base import SpeechModel
 from sonant.models.description import Description, Footprint
+from sonant.sampling import Knob
 
-FAMILIES = {"qwen3_tts": "sonant.models.qwen3_tts"}
+FAMILIES = ("sonant.models.qwen3_tts",)
 
 
 def load_model(
     folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> SpeechModel:
-    """Read the folder's config.json for its `model_type` and let that family load it."""
-    model: SpeechModel = _family_module(folder, "load").load(folder, config, device, dtype, codec_dtype)
+    """Find the folder's family and let it load."""
+    model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype)
     return model
 
 
 def describe(folder: Path) -> Description:
     """Read the folder's config files only."""
-    description: Description = _family_module(folder, "describe").describe(folder)
+    description: Description = _module_for(folder, "describe").describe(folder)
     return description
 
 
 def check_model(folder: Path, config: EngineConfig, dtype: torch.dtype, codec_dtype: torch.dtype) -> Footprint:
     """Read config files and weight headers; raises `CheckpointError` for what would stop `load_model`."""
-    footprint: Footprint = _family_module(folder, "describe").check(folder, config, dtype, codec_dtype)
+    footprint: Footprint = _module_for(folder, "describe").check(folder, config, dtype, codec_dtype)
     return footprint
 
 
-def _family_module(folder: Path, part: str) -> ModuleType:
+def titles() -> str:
+    """The families' names as people know them."""
+    return ", ".join(importlib.import_module(family).TITLE for family in FAMILIES)
+
+
+def family_names() -> tuple[str, ...]:
+    return tuple(family.rsplit(".", 1)[-1] for family in FAMILIES)
+
+
+def family_module(name: str, part: str) -> ModuleType:
+    """One of a family's modules, by the family's short name."""
+    (family,) = (f for f in FAMILIES if f.rsplit(".", 1)[-1] == name)
+    return importlib.import_module(f"{family}.{part}")
+
+
+def all_knobs() -> tuple[Knob, ...]:
+    """Every knob that some family has, once each: for command lines, which come before a model is known."""
+    knobs = (knob for name in family_names() for knob in family_module(name, "knobs").KNOBS)
+    return tuple({knob.name: knob for knob in knobs}.values())
+
+
+def _module_for(folder: Path, part: str) -> ModuleType:
     path = folder / "config.json"
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the folder of a published checkpoint")
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no config.json, so it is not a checkpoint folder")
     try:
-        family = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError, OSError) as e:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as e:
         raise CheckpointError(f"{path} cannot be read as a JSON object: {e}") from e
-    if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise CheckpointError(f"{path}: model_type {family!r} is not one that Sonant speaks ({known})")
-    return importlib.import_module(f"{FAMILIES[family]}.{part}")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} cannot be read as a JSON object: it holds something else")
+    for family in FAMILIES:
+        if importlib.import_module(family).matches(config):
+            return importlib.import_module(f"{family}.{part}")
+    told = ", ".join(f"{key} {config[key]!r}" for key in ("model_type", "architecture") if key in config)
+    raise CheckpointError(f"{path}: {told or 'no model_type'} is not one that Sonant speaks ({titles()})")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from sonant.models.base import Field
-
-LINES = "lines"
-"""The name under which a model finds all its rows' lines: block table, staged fields, then counted ones."""
+from sonant.models.spec import Field
 
 
-def counted(fields: Iterable[Field]) -> list[Field]:
-    """Of the fields that only steps write, those that have a place in the line."""
+def counters(fields: Iterable[Field]) -> list[Field]:
+    """Of the fields that only steps write, those that have a place in the line: single whole numbers."""
     return [f for f in fields if f.shape == () and f.dtype == torch.int32]
 
 
-class Columns:
+class RowLayout:
     """Where fields of 32 bits lie in a line, one after another from column `start` on."""
 
     def __init__(self, fields: Iterable[Field], start: int) -> None:
@@ -33,3 +31,9 @@ class Columns:
         """The fields in lines [N, columns], by name."""
         named = {name: (lines[:, columns].view(f.dtype), f) for name, (columns, f) in self.places.items()}
         return {name: view.unflatten(1, f.shape) if f.shape else view[:, 0] for name, (view, f) in named.items()}
+
+    def span(self, names: Iterable[str]) -> slice:
+        """The columns of fields that lie side by side."""
+        places = [self.places[name][0] for name in names]
+        assert all(a.stop == b.start for a, b in pairwise(places)), "they lie apart"
+        return slice(places[0].start, places[-1].stop)

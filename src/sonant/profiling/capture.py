@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonant.engine.engine import Engine
-from sonant.engine.step_profiler import Recording, StepRecorder
+from sonant.engine.step_profiler import Recording, StepProfiler
 from sonant.profiling.events import TraceError
 from sonant.types import Sampling
 
@@ -36,7 +36,7 @@ async def _capture(
     engine: Engine, folder: Path, concurrency: int, frames: int, steps: int, mapping_steps: int
 ) -> Captured:
     await asyncio.gather(*(_speak(engine, _WARM_UP_FRAMES, seed) for seed in range(concurrency)))
-    recorder, done = StepRecorder(engine), asyncio.Event()
+    recorder, done = StepProfiler(engine), asyncio.Event()
     streams = [asyncio.create_task(_keep_speaking(engine, frames, seed, done)) for seed in range(concurrency)]
     out = Captured(folder / "timing.json.gz", folder / "mapping.json.gz")
     try:

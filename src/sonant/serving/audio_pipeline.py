@@ -63,7 +63,7 @@ class SoundPath:
     async def push(self, chunk: AudioChunk) -> bytes:
         self.arrivals_s.append(time.monotonic())
         self.durations_s.append(len(chunk.samples) / chunk.sample_rate)
-        self.frames += len(chunk.codes)
+        self.frames += len(chunk.frames)
         if self.form in _CHEAP and self.speed is None:
             return self._encode(chunk.samples)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._encode, chunk.samples)

@@ -29,7 +29,8 @@ from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address
 from sonant.serving.voices.voice_names import VoiceNames
-from sonant.types import SpeechRequest, Voice
+from sonant.types import SpeechRequest
+from sonant.voice import Voice
 
 _ENCODER_THREADS = 4
 _FETCHER_THREADS = 4
@@ -121,11 +122,15 @@ class SpeechService:
         )
 
     def _voice(self, engine: Engine, fields: SpeechFields, clip: bytes | None) -> str | Voice | None:
+        spec = engine.model.spec
         if fields.speaker_embedding is not None:
             if clip is not None:
                 raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
             with np.errstate(over="ignore"):  # infinity is refused with the rest that is wrong
-                return Voice(np.array(fields.speaker_embedding, np.float32))
+                vector = np.array(fields.speaker_embedding, np.float32)
+            if spec.voice_vector is None:
+                raise Unsupported("this model takes no speaker_embedding; send ref_audio, or name a voice")
+            return Voice({spec.voice_vector: vector}, family=spec.family)
         if clip is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
             return self._clip(engine, clip, text)

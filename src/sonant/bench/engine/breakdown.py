@@ -1,7 +1,8 @@
 """Where a step's time goes: by part, with the bytes that each part cannot avoid, and what the host adds.
 
 Device time is of CUDA graphs that hold one part each, replayed for the same bucket and the same rows; on the CPU the
-same parts are run as they are. The whole frame is the engine's own graph, and "rest" what its parts do not explain.
+same parts run eagerly. The parts are those that the model's frame step is made of. The whole frame is the engine's own
+graph, and "rest" what its parts do not explain.
 Wall time is of the engine's own steps, launched one ahead of the host: what is over the device's is a gap.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +21,11 @@ from torch import Tensor
 
 from sonant.bench.engine.device_clock import time_ms
 from sonant.bench.engine.step_counts import Counts, count
-from sonant.bench.engine.step_parts import FrameParts, Part, codec_bytes
 from sonant.bench.engine.step_rig import StepRig, step_bucket
+from sonant.device_copy import to_device
 from sonant.engine.engine import Engine
-from sonant.engine.graphs import GraphedStep, GraphPool
-from sonant.models.base import to_device
+from sonant.engine.graphs import GraphedStep, GraphPool, capture_graph
+from sonant.models.base import FrameStep
 
 _WALL_ROUNDS = 5
 _STEPS_A_ROUND = 16
@@ -49,7 +52,7 @@ class Breakdown:
     bucket: int  # rows that the graph works on
     mean_positions: float  # of a row in the cache
     chunk_frames: int  # that the codec was given at once
-    parts: list[PartTime]  # talker … gaps: they add up to step_ms
+    parts: list[PartTime]  # of the frame, then rest, codec and gaps: they add up to step_ms
     frame_ms: float  # the whole frame on the device
     codec_ms: dict[int, float]  # a frame's worth, by frames at once
     step_ms: float  # wall time of a frame, its share of the codec included
@@ -61,27 +64,20 @@ class Breakdown:
 def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> Breakdown:
     """Of an engine that has been closed; rows stand at their prompt and `frames` frames."""
     with StepRig(engine, streams, frames) as rig, torch.inference_mode():
-        chunk = engine.config.chunk_frames[-1]
-        part_ms, bytes_of = _frame_parts(rig)
-        frame_ms = _frame_ms(rig)
-        codec_ms = {n: _codec_ms(rig, n) for n in engine.config.chunk_frames}
-        step_ms = _step_ms(rig, chunk)
-        device_ms = frame_ms + codec_ms[chunk]
-        sampling_ms = part_ms["predictor, drawn"] - part_ms["predictor"]
-        codec_moved = sum(codec_bytes(engine.model, len(g), chunk) for g in rig.groups(chunk)) / chunk
-        known_ms = part_ms["talker"] + part_ms["first code"] + part_ms["predictor, drawn"]
+        chunk = engine.sizes.chunks[-1]
 
         def timed(name: str, ms: float, moved: float = 0.0) -> PartTime:
             return PartTime(name, ms, 1e3 * moved / bandwidth, moved / ms / 1e6 if ms > 0 else 0.0)
 
-        parts = [
-            timed("talker", part_ms["talker"], bytes_of["talker"]),
-            timed("first code", part_ms["first code"], bytes_of["first code"]),
-            timed("predictor", part_ms["predictor"], bytes_of["predictor"]),
-            timed("its sampling", sampling_ms, bytes_of["predictor, drawn"] - bytes_of["predictor"]),
-            timed("rest", frame_ms - known_ms),
+        parts = [timed(*part) for part in _frame_parts(rig)]
+        frame_ms = _frame_ms(rig)
+        codec_ms = {n: _codec_ms(rig, n) for n in engine.sizes.chunks}
+        step_ms = _step_ms(rig, chunk)
+        codec_moved = sum(engine.model.codec_floor_bytes(len(g), chunk) for g in rig.groups(chunk)) / chunk
+        parts += [
+            timed("rest", frame_ms - sum(part.ms for part in parts)),
             timed("codec", codec_ms[chunk], codec_moved),
-            timed("gaps", step_ms - device_ms),
+            timed("gaps", step_ms - frame_ms - codec_ms[chunk]),
         ]
         return Breakdown(
             streams=streams,
@@ -93,8 +89,8 @@ def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> B
             codec_ms=codec_ms,
             step_ms=step_ms,
             floor_ms=sum(p.floor_ms for p in parts),
-            frame_counts=count_steps(rig, rig.draw),
-            codec_counts=count_steps(rig, lambda: rig.voice(chunk)),
+            frame_counts=count_steps(rig, rig.decode),
+            codec_counts=count_steps(rig, lambda: rig.vocode(chunk)),
         )
 
 
@@ -107,35 +103,44 @@ def count_steps(rig: StepRig, step: Callable[[], None]) -> Counts:
     return counts
 
 
-def _frame_parts(rig: StepRig) -> tuple[dict[str, float], dict[str, int]]:
-    runner = rig.runner
+def _frame_parts(rig: StepRig) -> list[tuple[str, float, int]]:
+    """Name, ms and bytes of what a frame step runs, each on what the parts before it have left."""
+    runner, model = rig.runner, rig.engine.model
     padded = np.full(step_bucket(runner, len(rig.requests)), runner.rows.scratch)
     padded[: len(rig.requests)] = rig.rows
     rows = to_device(padded, rig.engine.device)
-    made = FrameParts(rig.engine.model, rows, runner.span_blocks, rig.positions)
-    parts = made.parts()
-    return {p.name: _part_ms(p, rows, rig) for p in parts}, {p.name: p.bytes for p in parts}
+    step = model.begin_frame(rows, runner.span_blocks, rig.requests[0].prompt.variant)
+    found: list[tuple[str, float, int]] = []
+    for part in model.frame_parts:
+        before = copy(step)
+        part.run(step)
+        ms, moved = _part_ms(part.run, before, part.repeats), part.floor_bytes(len(rows), rig.positions)
+        if part.inner is None:
+            found.append((part.name, ms, moved))
+        else:
+            without_ms = _part_ms(part.inner.run_without, before, part.repeats)
+            inner = part.inner.floor_bytes(len(rows))
+            found += [(part.name, without_ms, moved - inner), (part.inner.name, ms - without_ms, inner)]
+    return found
 
 
-def _part_ms(part: Part, rows: Tensor, rig: StepRig) -> float:
-    device = rig.engine.device
+def _part_ms(run: Callable[[Any], None], given: FrameStep, repeats: int) -> float:
+    """Of one run, always on a copy of what is given: its results must not become its inputs."""
+    device = given.rows.device
 
     def repeated(rows: Tensor) -> Tensor:
-        for _ in range(part.repeats - 1):
-            part.run(rows)
-        return part.run(rows)
+        for _ in range(repeats):
+            run(copy(given))
+        return rows
 
     if device.type != "cuda":
-        return time_ms(lambda: part.run(rows), device)
-    step = GraphedStep(part.name, repeated, device, rig.runner.rows.scratch)
-    step.capture([len(rows)], GraphPool(rows.device))
-    captured = step.captured[len(rows)]
-    captured.rows.copy_(rows)
-    return time_ms(captured.graph.replay, device) / part.repeats
+        return time_ms(lambda: run(copy(given)), device)
+    captured = capture_graph("part", repeated, given.rows, GraphPool(device))
+    return time_ms(captured.graph.replay, device) / repeats
 
 
 def _frame_ms(rig: StepRig) -> float:
-    return _graphed_ms(rig.runner.frame, rig.rows, rig)
+    return _graphed_ms(rig.runner.frame[rig.requests[0].prompt.variant], rig.rows, rig)
 
 
 def _codec_ms(rig: StepRig, frames: int) -> float:
@@ -159,7 +164,7 @@ def _graphed_ms(step: GraphedStep, rows: list[int], rig: StepRig) -> float:
 
 
 def _step_ms(rig: StepRig, chunk: int) -> float:
-    """Wall time of a frame: `chunk` steps that draw, then their sound, again and again."""
+    """Wall time of a frame: `chunk` steps that decode, then their sound, again and again."""
     rounds = []
     cycles = max(1, _STEPS_A_ROUND // chunk)
     for _ in range(_WALL_ROUNDS):
@@ -167,8 +172,8 @@ def _step_ms(rig: StepRig, chunk: int) -> float:
         began_s = time.perf_counter()
         for _ in range(cycles):
             for _ in range(chunk):
-                rig.draw()
-            rig.voice(chunk)
+                rig.decode()
+            rig.vocode(chunk)
         rig.drain()
         rounds.append(1e3 * (time.perf_counter() - began_s) / (cycles * chunk))
     return statistics.median(rounds)

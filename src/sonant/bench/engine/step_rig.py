@@ -1,7 +1,7 @@
 """Rows of an engine, stepped by hand: a step alone, as often as a measurement needs it, always the same work.
 
 The engine must be closed: its step thread is gone then, and its rows, cache and graphs are free to be used. Every row
-is prefilled and drawn to its last frame. There the device freezes it, so that each further step does what a step does
+is prefilled and decoded to its last frame. There the device freezes it, so that each further step does what a step does
 and changes nothing.
 """
 
@@ -16,11 +16,11 @@ import torch
 
 from sonant.bench.engine.listener import TEXT
 from sonant.engine.engine import Engine
-from sonant.engine.request import Phase, Request
+from sonant.engine.plan import Plan
+from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
-from sonant.engine.scheduler import Plan
 from sonant.errors import ConfigError
-from sonant.types import AudioChunk, FinishReason, Sampling, SpeechRequest
+from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 
 class _Nowhere:
@@ -35,14 +35,14 @@ class StepRig:
     """`with StepRig(engine, rows, frames) as rig:` leaves every row free again."""
 
     def __init__(self, engine: Engine, rows: int, frames: int) -> None:
-        loop = engine._loop
-        if loop._thread.is_alive():
+        loop = engine.loop
+        if loop.alive:
             raise ConfigError("a step is measured by hand on a closed engine only; close it first")
         if rows > loop.scheduler.rows.scratch:
             raise ConfigError(f"{rows} rows were asked for, and the engine has {loop.scheduler.rows.scratch}")
         self.engine, self.runner, self.scheduler = engine, loop.runner, loop.scheduler
         self.requests = [self._request(seed, frames) for seed in range(rows)]
-        self._flying: list[Step] = []
+        self._in_flight: list[Step] = []
         self._left = ExitStack()
 
     def __enter__(self) -> Self:
@@ -71,58 +71,63 @@ class StepRig:
         index = torch.tensor(self.rows, device=self.engine.device)
         return int(self.runner.rows.fields["position"][index].sum())
 
-    def draw(self) -> None:
-        """A step that draws one frame for every row, and no sound."""
+    def decode(self) -> None:
+        """A step that decodes one frame for every row, and makes no sound."""
+        plan = Plan()
         for request in self.requests:
-            request.launched = min(request.launched + 1, request.prompt.max_frames)
-        self._run(Plan(draw=list(self.requests)))
+            if request.has_steps_left:
+                request.plan_step()
+            plan.decode.setdefault(request.prompt.variant, []).append(request)
+        self._run(plan)
 
-    def voice(self, frames: int) -> None:
+    def vocode(self, frames: int) -> None:
         """Sound of `frames` frames for every row, in as many steps as the engine would take."""
         for group in self.groups(frames):
             for request in group:
-                request.voiced += frames
-            self._run(Plan(voice={frames: group}))
+                request.plan_codec(frames)
+            self._run(Plan(codec={frames: group}))
 
     def groups(self, frames: int) -> list[list[Request]]:
         """The rows that go through the codec together when each is given so many frames."""
-        size = max(1, self.engine.config.codec_frames // frames)
+        size = max(1, self.engine.sizes.codec_batch // frames)
         return [self.requests[i : i + size] for i in range(0, len(self.requests), size)]
 
     def drain(self) -> None:
         """Until every launched step has come back."""
-        while self._flying:
-            self.runner.collect(self._flying.pop(0))
+        while self._in_flight:
+            self.runner.collect(self._in_flight.pop(0))
 
     def _request(self, seed: int, frames: int) -> Request:
-        speech = SpeechRequest(text=TEXT, seed=seed, max_frames=frames, sampling=Sampling(), live=False)
-        return Request(speech, self.engine.model.prompt(speech), _Nowhere(), time.monotonic())
+        speech = SpeechRequest(text=TEXT, seed=seed, max_frames=frames, live=False)
+        model = self.engine.model
+        return Request(speech, model.prompt(speech), _Nowhere(), time.monotonic(), model.spec.delay_steps)
 
     def _run(self, plan: Plan) -> None:
         """One step ahead of the host, where the engine is."""
-        self._flying.append(self.runner.launch(plan))
-        while len(self._flying) > (self.engine.config.steps_ahead or 0):
-            self.runner.collect(self._flying.pop(0))
+        self._in_flight.append(self.runner.launch(plan))
+        while len(self._in_flight) > (self.engine.config.steps_ahead or 0):
+            self.runner.collect(self._in_flight.pop(0))
 
     def _settle(self) -> None:
         self.scheduler.waiting.extend(self.requests)
-        while any(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.requests):
+        while any(r.state in (State.WAITING, State.PREFILL) for r in self.requests):
             plan = self.scheduler.plan(time.monotonic())
             if not plan:
                 raise ConfigError(f"the KV cache has no room for {len(self.requests)} such requests; raise kv_tokens")
             self._run(plan)
         while any(r.total is None for r in self.requests):
-            self.draw()
+            self.decode()
         self.drain()
 
     def _release(self) -> None:
         """After a failure too: steps in flight have been launched, and come back."""
         self.drain()
         for request in self.requests:
-            if request.phase is not Phase.WAITING or request in self.scheduler.waiting:
+            if request.state is not State.WAITING or request in self.scheduler.waiting:
                 self.scheduler.release(request)
 
 
 def step_bucket(runner: Runner, rows: int) -> int:
     """How many rows a frame step works on for so many: the next captured size, or just as many."""
-    return next((size for size in runner.frame.captured if size >= rows), rows)
+    captured = next(iter(runner.frame.values())).captured
+    return next((size for size in captured if size >= rows), rows)

@@ -12,8 +12,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from sonant.errors import CheckpointError
-from sonant.types import Sampling
+from sonant.errors import BadSampling, CheckpointError
+from sonant.models.qwen3_tts.knobs import with_defaults
+from sonant.sampling import Knob
 
 Kind = Literal["base", "custom_voice", "voice_design"]
 
@@ -182,7 +183,7 @@ class Qwen3TTSConfig:
     tts_pad_token_id: int
     tts_bos_token_id: int
     tts_eos_token_id: int
-    sampling: Sampling
+    knobs: tuple[Knob, ...]  # with this checkpoint's defaults
     max_new_tokens: int
 
     @classmethod
@@ -208,7 +209,7 @@ class Qwen3TTSConfig:
             if f not in raw:
                 raise CheckpointError(f"{path} lacks {f!r}")
             ids[f] = int(raw[f])
-        sampling, max_new_tokens = _generation_defaults(folder / "generation_config.json")
+        knobs, max_new_tokens = _generation_defaults(folder / "generation_config.json")
         return cls(
             kind=kind,
             size=raw["tts_model_size"],
@@ -216,25 +217,16 @@ class Qwen3TTSConfig:
             predictor=DecoderStackConfig.from_dict(talker["code_predictor_config"], f"{path}: code_predictor_config"),
             speaker=SpeakerConfig.from_dict(speaker, f"{path}: speaker_encoder_config") if speaker else None,
             codec=CodecConfig.read(folder / "speech_tokenizer"),
-            sampling=sampling,
+            knobs=knobs,
             max_new_tokens=max_new_tokens,
             **ids,
         )
 
 
-def _generation_defaults(path: Path) -> tuple[Sampling, int]:
+def _generation_defaults(path: Path) -> tuple[tuple[Knob, ...], int]:
     """The file's values over the official library's fallbacks, which apply key by key."""
     raw = read_json(path) if path.exists() else {}
-    fallback = Sampling(
-        do_sample=True,
-        temperature=0.9,
-        top_k=50,
-        top_p=1.0,
-        repetition_penalty=1.05,
-        subtalker_dosample=True,
-        subtalker_temperature=0.9,
-        subtalker_top_k=50,
-        subtalker_top_p=1.0,
-    )
-    known = {f.name for f in fields(Sampling)}
-    return Sampling(**{k: v for k, v in raw.items() if k in known}).over(fallback), int(raw.get("max_new_tokens", 2048))
+    try:
+        return with_defaults({k: v for k, v in raw.items() if v is not None}), int(raw.get("max_new_tokens", 2048))
+    except BadSampling as e:
+        raise CheckpointError(f"{path}: {e}") from e

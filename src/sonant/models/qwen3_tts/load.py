@@ -15,6 +15,7 @@ import torch
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
+from sonant.models.budget import Budget
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig, read_json
 from sonant.models.qwen3_tts.model import Qwen3TTS
@@ -25,6 +26,7 @@ from sonant.text.lexicon import Lexicon
 from sonant.text.normalize import normalize_english
 
 _TRAILING_TOKENS = 1024
+_BUDGET = Budget(base_s=4.0, s_per_token=0.96)
 FRONT_ENDS: Mapping[str, FrontEnd] = MappingProxyType({"english": normalize_english})
 
 
@@ -85,12 +87,18 @@ def load(
 ) -> Qwen3TTS:
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
     builder = PromptBuilder(config, TextTokenizer(folder), front_end_of(folder, manifest))
+    frame_s = config.codec.samples_per_frame / config.codec.sample_rate
     limits = Limits(
+        sizes=options.frame_sizes(frame_s),
         trailing_tokens=_TRAILING_TOKENS,
-        ring_frames=2 * options.chunk_frames[-1],
-        chunk_frames=options.chunk_frames[-1],
-        budget_frames=options.budget_frames,
-        budget_frames_per_token=min(options.budget_frames_per_token, manifest.frames_per_token or float("inf")),
+        budget=_budget(options, manifest, frame_s),
         segment_chars=manifest.segment_chars,
     )
     return Qwen3TTS(config, load_modules(folder, config, device, dtype, codec_dtype), builder, limits)
+
+
+def _budget(options: EngineConfig, manifest: Manifest, frame_s: float) -> Budget:
+    per_token_s = _BUDGET.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
+    if manifest.frames_per_token is not None:
+        per_token_s = min(per_token_s, manifest.frames_per_token * frame_s)
+    return Budget(_BUDGET.base_s if options.budget_s is None else options.budget_s, per_token_s)

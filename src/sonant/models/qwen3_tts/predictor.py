@@ -43,6 +43,20 @@ class Draw:
         )
 
 
+@dataclass(frozen=True)
+class NoDraw:
+    """Stands for `Draw` where its time is not to be counted: every code is the one given."""
+
+    code: Tensor
+
+    def pick(
+        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+    ) -> Tensor:
+        if lookup is not None:
+            lookup.fetch(self.code)
+        return self.code
+
+
 class PredictorStack(DecoderStack):
     def __init__(self, config: DecoderStackConfig, groups: int, talker_hidden: int) -> None:
         super().__init__(stack_shape(config))
@@ -68,7 +82,7 @@ class CodePredictor(nn.Module):
             tables = [self.small_to_mtp_projection(e.weight) for e in self.model.codec_embedding]
         self.inputs = torch.stack(tables) if isinstance(self.small_to_mtp_projection, nn.Linear) else None
 
-    def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw) -> Tensor:
+    def generate(self, hidden: Tensor, first: Tensor, uniforms: Tensor, draw: Draw | NoDraw) -> Tensor:
         """Codes 1… of one frame. hidden and first (code 0's embedding) [B, talker hidden] → [B, groups - 1]."""
         shape, batch = self.model.shape, len(hidden)
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)

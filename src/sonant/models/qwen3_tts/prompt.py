@@ -16,10 +16,12 @@ from sonant.errors import BadText, UnknownLanguage, UnknownVoice, Unsupported
 from sonant.models.base import Ints
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
-from sonant.types import Samples, SpeechRequest, Voice
+from sonant.types import Samples, SpeechRequest
+from sonant.voice import Voice
 
 logger = logging.getLogger(__name__)
 
+FAMILY = "qwen3_tts"
 FrontEnd = Callable[[str], str]
 
 # Control tokens of each turn stand at fixed places, so that its body can be sliced out: 3 before, 5 or 2 after.
@@ -41,7 +43,6 @@ class Layout:
     trailing: Ints  # text fed one token a frame after the prompt; then padding for ever
     preroll: Ints | None  # [frames, groups] that the codec hears before the first new frame
     voice_key: str
-    has_frames: bool
     spoken_tokens: int  # of the text to be said, whatever lies around it
 
     def keys(self) -> Ints:
@@ -75,7 +76,7 @@ class PromptBuilder:
         opening = [(i, -1) for i in instruct] + [(i, -1) for i in role]
         texts = [c.tts_pad_token_id] * (len(header) - 1) + [c.tts_bos_token_id]
         opening += list(zip(texts, header, strict=True))
-        if isinstance(voice, Voice) and voice.codes is not None:
+        if isinstance(voice, Voice) and "codes" in voice.tensors:
             ref = self.tokenizer.fill(_REFERENCE, voice.text or "")[3:-2]
             return self._in_context(opening, ref, body, voice, len(instruct) + 3 + speaker_row, streaming)
         pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
@@ -97,19 +98,18 @@ class PromptBuilder:
         streaming: bool,
     ) -> Layout:
         """The reference as if it had just been spoken: its text and frames, then the new text."""
-        assert voice.codes is not None
-        c = self.config
+        c, codes = self.config, voice.tensors["codes"]
         text = [*ref, *body, c.tts_eos_token_id]
-        frames = len(voice.codes)
+        frames = len(codes)
         spoken = 1 + frames  # bos, then the reference frames
         pad, bos = c.talker.codec_pad_id, c.talker.codec_bos_id
         if not streaming:
             positions = [*opening, *((i, pad) for i in text), (c.tts_pad_token_id, bos)]
             positions += [(c.tts_pad_token_id, -1)] * frames
-            return self._assemble(positions, voice.codes, [], voice, speaker_at, len(body))
+            return self._assemble(positions, codes, [], voice, speaker_at, len(body))
         beside = text[:spoken] + [c.tts_pad_token_id] * (spoken - len(text))
         positions = [*opening, (beside[0], bos), *((i, -1) for i in beside[1:])]
-        return self._assemble(positions, voice.codes, text[spoken:], voice, speaker_at, len(body))
+        return self._assemble(positions, codes, text[spoken:], voice, speaker_at, len(body))
 
     def _assemble(
         self,
@@ -128,12 +128,11 @@ class PromptBuilder:
         return Layout(
             text=table[:, 0].copy(),
             codes=codes,
-            speaker=None if voice is None else voice.embedding,
+            speaker=None if voice is None else voice.tensors["embedding"],
             speaker_at=speaker_at,
             trailing=np.array(trailing, np.int32),
             preroll=frames,
             voice_key="" if voice is None else voice.fingerprint,
-            has_frames=frames is not None,
             spoken_tokens=spoken_tokens,
         )
 
@@ -168,12 +167,23 @@ class PromptBuilder:
         if not isinstance(voice, Voice):
             given = f"has no voice {voice!r}: it" if voice else "has no voices of its own: it"
             raise UnknownVoice(f"this checkpoint {given} clones; give a reference clip (--clone, or engine.clone)")
-        wanted = (self.config.talker.hidden_size,)
-        codes, groups, size = voice.codes, self.config.talker.num_code_groups, self.config.predictor.vocab_size
-        codes_fit = codes is None or (codes.shape[1] == groups and codes.max() < size)
-        if voice.embedding.shape != wanted or not codes_fit:
+        if not self._fits(voice):
             raise UnknownVoice("this voice was encoded by another model; encode its clip again with this one")
         return voice
+
+    def _fits(self, voice: Voice) -> bool:
+        """Whether this checkpoint can speak with it. Files from before families were written down name none."""
+        embedding, codes = voice.tensors.get("embedding"), voice.tensors.get("codes")
+        if voice.family not in (None, FAMILY) or embedding is None or set(voice.tensors) - {"embedding", "codes"}:
+            return False
+        talker, size = self.config.talker, self.config.predictor.vocab_size
+        if embedding.shape != (talker.hidden_size,) or embedding.dtype != np.float32:
+            return False
+        return codes is None or (
+            codes.dtype.kind in "iu"
+            and codes.shape[1:] == (talker.num_code_groups,)
+            and 0 <= codes.min() <= codes.max() < size
+        )
 
     def _language(self, language: str, voice: str | Voice | None) -> int | None:
         t = self.config.talker

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.errors import BadSampling
-from sonant.models.base import Field
+from sonant.config import FrameSizes
+from sonant.models.base import Ints, Status
+from sonant.models.budget import Budget
+from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.types import Sampling
+from sonant.models.spec import Field
 
-_GREATEST_TEMPERATURE = 100.0
 COUNTED = ("position", "frame", "status")
 """What every frame step moves on, side by side."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of row state, how long a text may be, and the runaway guard: frames that so many tokens may take."""
+    """Sizes of row state, how long a text may be, and how much speech it may take."""
 
+    sizes: FrameSizes
     trailing_tokens: int
-    ring_frames: int
-    chunk_frames: int  # the most that the codec is given at once
-    budget_frames: int
-    budget_frames_per_token: float
+    budget: Budget
     segment_chars: int | None = None  # of a text at once
-
-    def frame_budget(self, tokens: int) -> int:
-        return self.budget_frames + math.ceil(self.budget_frames_per_token * tokens)
 
 
 def staged_fields() -> tuple[Field, ...]:
@@ -48,44 +42,46 @@ def staged_fields() -> tuple[Field, ...]:
 
 
 def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:
-    talker, dtype = config.talker, modules.talker.codec_head.weight.dtype
+    talker, dtype, sizes = config.talker, modules.talker.codec_head.weight.dtype, limits.sizes
     decoder, codec_dtype = modules.decoder, modules.decoder.pre_conv.conv.weight.dtype
     return (
         *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_position", "codec_frame")),
         Field("input", (talker.hidden_size,), dtype),
         Field("trailing", (limits.trailing_tokens, talker.hidden_size), dtype),
         Field("seen", (talker.vocab_size,), torch.bool),
-        Field("codes", (limits.ring_frames, talker.num_code_groups), torch.int32),
+        Field("codes", (sizes.ring, talker.num_code_groups), torch.int32),
         Field("codec_tails", (decoder.tails_size,), codec_dtype),
-        Field("codec_ring", decoder.ring_shape(limits.chunk_frames), codec_dtype, row_dim=2),
+        Field("codec_ring", decoder.ring_shape(sizes.chunks[-1]), codec_dtype, row_dim=2),
     )
 
 
-def draw_values(fields: Mapping[str, Tensor], index: Tensor | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a `Draw` for rows `index`, or for all that the fields are of."""
-    values = {name: fields[prefix + name] for name in ("greedy", "temperature", "top_k", "top_p")}
-    return values if index is None else {name: value[index] for name, value in values.items()}
+def seed_words(seed: int) -> Ints:
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
 
 
-def sampling_values(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Checked values of the staged fields, from sampling parameters with nothing left unset."""
-    values: dict[str, Any] = {
-        "seed": np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32),
-        "greedy": int(not sampling.do_sample),
-        "subtalker_greedy": int(not sampling.subtalker_dosample),
-        "repetition_penalty": _checked("repetition_penalty", sampling.repetition_penalty, 0.01, 100),
-    }
-    for prefix in ("", "subtalker_"):
-        for name, low, high in (("temperature", 1e-3, _GREATEST_TEMPERATURE), ("top_p", 1e-6, 1.0)):
-            values[prefix + name] = _checked(prefix + name, getattr(sampling, prefix + name), low, high)
-        top_k = getattr(sampling, prefix + "top_k")
-        values[prefix + "top_k"] = int(_checked(prefix + "top_k", top_k, 0, 2**31 - 1, whole=True))
-    return values
+def draw_values(fields: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """How rows draw their codes, as `Draw` takes it."""
+    return {name: fields[prefix + name] for name in ("greedy", "temperature", "top_k", "top_p")}
 
 
-def _checked(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (whole and value != int(value)):
-        kind = "a whole number" if whole else "a number"
-        raise BadSampling(f"{name} must be {kind} from {low:g} to {high:g}, not {value!r}")
-    return float(value)
+def settle(memory: Memory) -> None:
+    """Set what must not be arbitrary before a row's first request: the scratch row stays so for ever."""
+    rows = memory.rows
+    for name in ("position", "frame", "codec_position", "codec_frame"):
+        rows[name].zero_()
+    rows["status"].fill_(Status.STOPPED)  # frozen until a prefill readies the row
+    for name in ("temperature", "subtalker_temperature"):
+        rows[name].fill_(1)
+
+
+def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, inputs: Tensor) -> None:
+    """Ready rows [B] to decode from their prompts' last positions; the scratch row may be among them."""
+    r = memory.rows
+    r["input"][rows] = inputs
+    r["position"][rows] = lengths.int() - 1
+    r["status"][rows] = torch.where(rows == memory.scratch_row, int(Status.STOPPED), int(Status.RUNNING)).int()
+    r["seen"].index_fill_(0, rows, False)
+    for name in ("frame", "codec_position", "codec_frame"):
+        r[name].index_fill_(0, rows, 0)
+    r["codec_tails"].index_fill_(0, rows, 0)
+    r["codec_ring"].index_fill_(2, rows, 0)

@@ -1,6 +1,8 @@
 """The talker: the language model over time that draws each frame's first code.
 
-Parameter names below `talker.` are the published ones, so that a checkpoint fills this module as it is.
+Parameter names below `talker.` are the published ones, so that a checkpoint fills this module as it is. Published is
+interleaved mRoPE, but its three position axes are always equal, so that ordinary RoPE is the same function
+(tests/models/test_rope.py holds that).
 """
 
 from __future__ import annotations
@@ -72,14 +74,16 @@ class Talker(nn.Module):
         vectors = [e(codes[..., group]) for group, e in enumerate(self.frame_embeddings())]
         return torch.stack(vectors).sum(0)
 
-    def embed_position(self, text: Tensor, codes: Tensor, with_groups: bool) -> Tensor:
+    def embed_position(self, text: Tensor, codes: Tensor) -> Tensor:
         """A prompt position is its text id plus its codec ids; -1 stands for none.
 
-        text [...]; codes [..., groups]: a lone special id stands in column 0. `with_groups`: some position
-        here holds a whole frame.
+        text [...]; codes [..., groups]: a lone special id stands in column 0.
         """
         x = self.embed_text(text.clamp(min=0)).masked_fill((text < 0)[..., None], 0)
-        for group, embedding in enumerate(self.frame_embeddings() if with_groups else [self.model.codec_embedding]):
-            ids = codes[..., group]
-            x = x + embedding(ids.clamp(min=0)).masked_fill((ids < 0)[..., None], 0)
-        return x
+        if self.frame_table is None or self.frame_offsets is None:
+            for group, embedding in enumerate(self.frame_embeddings()):
+                ids = codes[..., group]
+                x = x + embedding(ids.clamp(min=0)).masked_fill((ids < 0)[..., None], 0)
+            return x
+        vectors = F.embedding(codes.clamp(min=0) + self.frame_offsets, self.frame_table)
+        return x + vectors.masked_fill((codes < 0)[..., None], 0).sum(-2)

@@ -18,7 +18,7 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.engine import Engine
-from sonant.engine.step_profiler import StepRecorder
+from sonant.engine.step_profiler import StepProfiler
 from sonant.serving.api.error_responses import Refused
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.service import SpeechService
@@ -59,7 +59,7 @@ def debug_routes(service: SpeechService) -> APIRouter:
 
 
 def _record(engine: Engine, body: ProfileBody) -> tuple[int, Path]:
-    recording = StepRecorder(engine).record(
+    recording = StepProfiler(engine).record(
         body.steps, stacks=body.stacks, graphs=body.graphs, timeout_s=body.timeout_s
     )
     if not recording.steps:

@@ -133,7 +133,7 @@ class VoiceStore:
                 created_at=int(time.time()),
                 kind="clone",
                 model=model,
-                embedding_size=int(voice.embedding.size),
+                embedding_size=int(voice.tensors["embedding"].size),
                 consent_id=consent_id,
                 consent_statement=consent_statement,
                 language=language,

@@ -1,0 +1,44 @@
+"""What a request to Qwen3-TTS may set, by the names of the published generation_config.json.
+
+`subtalker_*` governs the codebooks after the first. Defaults are the official library's; a checkpoint's own go before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sonant.sampling import Knob, Sampling, resolve
+
+_MOST = 2**31 - 1
+_TEMPERATURE: dict[str, Any] = {"default": 0.9, "low": 1e-3, "high": 100.0}
+_TOP_K: dict[str, Any] = {"default": 50, "low": 0, "high": _MOST}
+_TOP_P: dict[str, Any] = {"default": 1.0, "low": 1e-6, "high": 1.0}
+
+KNOBS = (
+    Knob(name="greedy", default=False, help="always the likeliest code"),
+    Knob(name="do_sample", default=True, help="false: always the likeliest first code of a frame"),
+    Knob(name="temperature", help="how free the choice of a frame's first code is", **_TEMPERATURE),
+    Knob(name="top_k", help="choose among so many likeliest codes; 0: all", **_TOP_K),
+    Knob(name="top_p", help="choose among this mass of probability", **_TOP_P),
+    Knob(name="repetition_penalty", default=1.05, low=0.01, high=100.0, help="against codes said before; 1: none"),
+    Knob(name="subtalker_dosample", default=True, help="like do_sample, for the codebooks after the first"),
+    Knob(name="subtalker_temperature", help="like temperature, for the codebooks after the first", **_TEMPERATURE),
+    Knob(name="subtalker_top_k", help="like top_k, for the codebooks after the first", **_TOP_K),
+    Knob(name="subtalker_top_p", help="like top_p, for the codebooks after the first", **_TOP_P),
+)
+
+
+def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
+    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
+    return tuple(replace(k, default=k.checked(values[k.name])) if k.name in values else k for k in KNOBS)
+
+
+def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
+    """Checked values of the staged fields that sampling decides."""
+    values = resolve(knobs, sampling)
+    greedy = values.pop("greedy")
+    values["greedy"] = int(greedy or not values.pop("do_sample"))
+    values["subtalker_greedy"] = int(greedy or not values.pop("subtalker_dosample"))
+    return values

@@ -1,0 +1,66 @@
+"""A cloned voice: named tensors that its family made from a clip, encoded once and used for any number of requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from sonant.errors import BadAudio
+
+_FORMAT = "sonant-voice"
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """What the tensors are is the family's business; it checks them when the voice is used.
+
+    `text` is what the clip says, if the voice is to be continued and not only imitated.
+    """
+
+    tensors: Tensors
+    text: str | None = None
+    name: str = "clone"
+    family: str | None = None  # that encoded it; None in files from before it was written down
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise BadAudio(f"voice {self.name!r} holds nothing; encode it again")
+        found = hashlib.sha256((self.text or "").encode())
+        for name, tensor in sorted(self.tensors.items()):
+            if not tensor.size or tensor.dtype.kind not in "iuf" or not np.isfinite(tensor).all():
+                raise BadAudio(f"voice {self.name!r}: its {name} must be finite numbers; encode it again")
+            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            found.update(np.ascontiguousarray(tensor).tobytes())
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+        object.__setattr__(self, "fingerprint", found.hexdigest())
+
+    def save(self, path: str | Path) -> None:
+        """Write the voice to one .safetensors file, so that it never needs encoding again."""
+        meta = {"text": self.text or "", "name": self.name, "format": _FORMAT}
+        if self.family is not None:
+            meta["family"] = self.family
+        Path(path).write_bytes(save(dict(self.tensors), metadata=meta))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Voice:
+        """Read a voice written by `save`, by this version or an older one."""
+        try:
+            with safe_open(str(path), "np") as f:
+                meta = f.metadata() or {}
+                if meta.get("format") != _FORMAT:
+                    raise BadAudio(f"{path} is not a saved Sonant voice; make one with Voice.save")
+                tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (it is no mapping)
+        except (SafetensorError, OSError) as e:
+            raise BadAudio(f"{path} cannot be read as a saved voice: {e}") from e
+        return cls(tensors, meta.get("text") or None, meta.get("name", "clone"), meta.get("family"))
