@@ -9,26 +9,58 @@ from typing import Any
 import pytest
 
 import sonant
+from engine.families import QWEN3_TTS, TOY, Family
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(tiny_checkpoints: Mapping[str, Path]) -> Iterator[MakeEngine]:
-    """`make_engine("custom", max_rows=4)`; closed after the test, which fails if anything is still held."""
-    opened: list[Engine] = []
+def opened() -> Iterator[list[Engine]]:
+    """Engines that are closed after the test, which fails if anything is still held."""
+    engines: list[Engine] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+        stats = engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
+
+
+@pytest.fixture
+def make_engine(tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> MakeEngine:
+    """`make_engine("custom", max_rows=4)`: of one of the tiny Qwen3-TTS checkpoints."""
 
     def make(checkpoint: str = "custom", **options: Any) -> Engine:
         opened.append(sonant.load(tiny_checkpoints[checkpoint], device="cpu", config=EngineConfig(**options)))
         return opened[-1]
 
-    yield make
-    for engine in opened:
-        engine.close()
-        stats = engine.stats()
-        assert (stats.running, stats.waiting) == (0, 0)
-        assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
+    return make
+
+
+@pytest.fixture(params=[QWEN3_TTS, TOY], ids=lambda family: family.name, scope="module")
+def family(request: pytest.FixtureRequest) -> Family:
+    """A test that asks for it runs on every family."""
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture
+def make_any(family: Family, tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> MakeEngine:
+    """`make_any(max_rows=4)`: an engine of the family that the test runs on."""
+
+    def make(**options: Any) -> Engine:
+        opened.append(family.open(tiny_checkpoints, EngineConfig(**options)))
+        return opened[-1]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def any_engine(family: Family, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
+    """The same for all tests of a file that change nothing of it."""
+    with family.open(tiny_checkpoints, EngineConfig()) as engine:
+        yield engine
 
 
 def forget_requests(engine: Engine) -> None:

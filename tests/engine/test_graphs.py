@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clips import reference_clip
 from engine.conftest import MakeEngine
-from engine.test_batching import request, same
+from engine.families import QWEN3_TTS, same
 from sonant import Engine
 from sonant.engine import graphs, prefill_graphs
 from sonant.engine.graph_warmup import GraphWarmup
@@ -77,10 +77,10 @@ def eager_prefills(engine: Engine) -> list[PrefillItem]:
 
 def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> None:
     plain, engine = make_engine(max_rows=8), replaying(max_rows=8, block_tokens=4)
-    expected = [plain.speak(**request(n)) for n in range(8)]
+    expected = [plain.speak(**QWEN3_TTS.request(n)) for n in range(8)]
     eager = eager_prefills(engine)
     for _ in range(2):  # the second time with the first one's prefixes in the cache
-        streams = [engine.stream(**request(n)) for n in range(8)]
+        streams = [engine.stream(**QWEN3_TTS.request(n)) for n in range(8)]
         for speech, stream in zip(expected, streams, strict=True):
             same(speech, stream.result())
     assert eager == []
@@ -126,18 +126,18 @@ def test_a_prompt_longer_than_every_graph_is_prefilled_all_the_same(
 
 
 def test_uninitialised_memory_is_not_heard_through_padding(make_engine: MakeEngine, replaying: MakeEngine) -> None:
-    expected = [make_engine().speak(**request(n)) for n in range(3)]
+    expected = [make_engine().speak(**QWEN3_TTS.request(n)) for n in range(3)]
     engine = replaying()
     for cache in engine.loop.runner.kv.values():
         cache.fill_(float("nan"))
-    streams = [engine.stream(**request(n)) for n in range(3)]
+    streams = [engine.stream(**QWEN3_TTS.request(n)) for n in range(3)]
     for speech, stream in zip(expected, streams, strict=True):
         same(speech, stream.result())
 
 
 def test_padding_never_moves_on(replaying: MakeEngine) -> None:
     engine = replaying()
-    engine.speak(**request(3))
+    engine.speak(**QWEN3_TTS.request(3))
     fields = engine.loop.runner.rows.fields
     assert [int(fields[name][-1]) for name in ("status", "position", "frame")] == [Status.STOPPED, 0, 0]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
+from engine.families import same_frames
 from engine.test_scheduler import SPEC
 from sonant import FinishReason
+from sonant.audio.join import FADE_S
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted
@@ -18,42 +20,43 @@ SENTENCES = [f"Sentence number {n} is about the world and speech." for n in rang
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_parts_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine, live: bool) -> None:
-    engine = make_engine(segment_chars=60)
+def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live: bool) -> None:
+    engine = make_any(segment_chars=60)
     text = " ".join(SENTENCES)
     whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
     parts = [engine.speak(s, seed=10 + n, max_frames=6) for n, s in enumerate(SENTENCES)]
-    np.testing.assert_array_equal(whole.frames, np.concatenate([p.frames for p in parts]))
+    same_frames(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
     assert len(whole.samples) == len(apart)
     # only the seams were touched
-    changed = np.flatnonzero(np.abs(whole.samples - apart) > 1e-6)
+    exact = whole.frames.dtype.kind == "i"  # latents differ in their last digits from batch to batch
+    changed = np.flatnonzero(np.abs(whole.samples - apart) > (1e-6 if exact else 1e-4))
     seams = np.cumsum([len(p.samples) for p in parts])[:-1]
-    assert len(changed) and all(np.abs(seams - c).min() <= 192 for c in changed)
+    assert len(changed) and all(np.abs(seams - c).min() <= FADE_S * whole.sample_rate for c in changed)
     for seam in seams:
         assert np.abs(whole.samples[seam - 1 : seam + 1]).max() < 1e-3
 
 
-def test_chunks_of_a_long_text_are_continuous(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+def test_chunks_of_a_long_text_are_continuous(make_any: MakeEngine) -> None:
+    engine = make_any(segment_chars=60)
     chunks = list(engine.stream(" ".join(SENTENCES), seed=1, max_frames=5))
     ends = np.cumsum([len(c.samples) for c in chunks])
     np.testing.assert_allclose([c.start_s * c.sample_rate for c in chunks], [0, *ends[:-1]], atol=0.01)
 
 
-def test_length_is_reported_when_any_part_was_cut(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+def test_length_is_reported_when_any_part_was_cut(make_any: MakeEngine) -> None:
+    engine = make_any(segment_chars=60)
     assert engine.speak(" ".join(SENTENCES), seed=1, max_frames=3).finish_reason is FinishReason.LENGTH
 
 
-def test_abort_stops_all_parts(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+def test_abort_stops_all_parts(make_any: MakeEngine) -> None:
+    engine = make_any(segment_chars=60)
     stream = engine.stream(" ".join(SENTENCES), seed=1, max_frames=100)
     stream.read()
     stream.abort()
     with pytest.raises(Aborted):
         stream.result()
-    assert engine.speak("hello", seed=1, max_frames=2).frames.shape == (2, 16)
+    assert len(engine.speak("hello", seed=1, max_frames=2).frames) <= 2
 
 
 def test_abort_between_two_parts_still_ends_the_stream() -> None:
@@ -66,10 +69,11 @@ def test_abort_between_two_parts_still_ends_the_stream() -> None:
     assert mailbox.reason is FinishReason.ABORT and len(submitted) == 1
 
 
-def test_the_budget_ends_a_runaway(make_engine: MakeEngine) -> None:
-    engine = make_engine(budget_s=0.4, budget_s_per_token=0.04)
+def test_the_budget_ends_a_runaway(make_any: MakeEngine) -> None:
+    engine = make_any(budget_s=0.4, budget_s_per_token=0.04)
     speech = engine.speak("hello the world", seed=3)
     assert speech.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    assert len(speech.frames) <= 5 + 20
+    frame_s = engine.model.spec.frame_s
+    assert len(speech.frames) * frame_s <= 0.4 + 0.04 * 40
     cut = [engine.speak("hello the world and speech again", seed=s) for s in range(6)]
     assert any(s.finish_reason is FinishReason.LENGTH for s in cut)

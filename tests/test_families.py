@@ -1,0 +1,52 @@
+"""A family is a folder and a line: nothing else in the package names one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from sonant.models.registry import FAMILIES
+
+SOURCE = Path(__file__).parents[1] / "src" / "sonant"
+TEXTS = (".py", ".js", ".html", ".css", ".json")
+REGISTRY = Path("models/registry.py")
+# These are words of ours, or files of a voice that has a family.
+ELSEWHERE = (Path("voices"), REGISTRY)
+
+
+def mentions(source: Path, words: list[str]) -> list[str]:
+    """Places outside the families and the registry that name one of them, by package or by title."""
+    pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    homes = [Path("models") / family.rsplit(".", 1)[-1] for family in FAMILIES]
+    found = []
+    for path in sorted(p for p in source.rglob("*") if p.suffix in TEXTS):
+        place = path.relative_to(source)
+        if any(place.is_relative_to(home) for home in (*homes, *ELSEWHERE)):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{place}:{number}: {line.strip()}")
+    return found
+
+
+def names() -> list[str]:
+    """Package, title, and the word that the title begins with, by which people mean it."""
+    titles = [importlib.import_module(family).TITLE for family in FAMILIES]
+    first_words = [re.split(r"[\W\d]", title)[0] for title in titles]
+    return [*(family.rsplit(".", 1)[-1] for family in FAMILIES), *titles, *first_words]
+
+
+def test_nothing_outside_a_family_and_the_registry_names_it() -> None:
+    assert mentions(SOURCE, names()) == []
+
+
+@pytest.mark.parametrize("line", ["from sonant.models.qwen3_tts.model import x", "# as Qwen does", '"Qwen3-TTS"'])
+def test_a_mention_is_found(tmp_path: Path, line: str) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "loop.py").write_text(f"\n{line}\n")
+    (tmp_path / "models" / "qwen3_tts").mkdir(parents=True)
+    (tmp_path / "models" / "qwen3_tts" / "model.py").write_text(line)
+    assert [m.split(":")[:2] for m in mentions(tmp_path, names())] == [["engine/loop.py", "2"]]

@@ -1,0 +1,6 @@
+"""A model family made only for the tests: everything that the contract allows and Qwen3-TTS does not use.
+
+Frames are float latents, drawn with a delay pattern; two stacks of layers with different shapes share one block table;
+the codec looks ahead; clips come at 16 kHz and sound leaves at 48; there are no voices, and it speaks without one; the
+last frame carries the stop; a knob picks among two kinds of frame step.
+"""

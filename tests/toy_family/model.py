@@ -1,0 +1,245 @@
+"""The toy as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.config import EngineConfig
+from sonant.errors import UnknownVoice
+from sonant.kernels import ops
+from sonant.models.base import FramePart, FrameStep, Ints, PrefillItem, PrefillShape, Prompt, Status
+from sonant.models.budget import Budget
+from sonant.models.memory import Memory, RowValues
+from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.sampling import Knob, resolve
+from sonant.types import Samples, SpeechRequest
+from sonant.voice import Voice
+from toy_family.modules import (
+    CHANNELS,
+    CLIP_HOP,
+    CLIP_RATE,
+    DELAY,
+    HISTORY,
+    LOOKAHEAD,
+    SAMPLE_RATE,
+    SAMPLES_PER_FRAME,
+    ToyModules,
+)
+
+FAMILY = "toy"
+KNOBS = (
+    Knob(name="temperature", default=0.5, low=0.0, high=10.0, help="how much noise is in a latent"),
+    Knob(name="refinements", default=1, choices=(1, 2), help="passes over each latent"),
+    Knob(name="stop_chance", default=0.002, low=0.0, high=1.0, help="how soon it ends"),
+)
+_HEAD = 5  # row, row to be readied, start, end, length
+_BUDGET = Budget(base_s=0.4, s_per_token=0.08)
+_COUNTED = ("position", "step", "frame", "status")
+
+
+@dataclass(frozen=True)
+class Layout:
+    ids: Ints  # [positions]; -1: a latent stands there
+    latents: Samples  # [positions, CHANNELS]
+
+
+@dataclass
+class ToyStep(FrameStep):
+    own: RowValues | None = None
+    hidden: Tensor | None = None
+    drawn: Tensor | None = None
+    stops: Tensor | None = None
+
+
+class ToyModel:
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        self.modules, self.device = ToyModules().to(device), device
+        self.budget = Budget(config.budget_s or _BUDGET.base_s, config.budget_s_per_token or _BUDGET.s_per_token)
+        self.sizes = config.frame_sizes(SAMPLES_PER_FRAME / SAMPLE_RATE, LOOKAHEAD)
+        shapes = {"base": self.modules.base.shape, "residual": self.modules.residual.shape}
+        numbers = ("seed_low", "seed_high", "frame_limit")
+        self.spec = ModelSpec(
+            family=FAMILY,
+            sample_rate=SAMPLE_RATE,
+            clip_sample_rate=CLIP_RATE,
+            samples_per_frame=SAMPLES_PER_FRAME,
+            frame=Field("latents", (CHANNELS,), torch.float32),
+            kv=tuple(KVGroup(n, s.layers, s.kv_heads, s.head_dim, torch.float32) for n, s in shapes.items()),
+            staged=(
+                *(Field(name, (), torch.int32) for name in numbers),
+                *(Field(name, (), torch.float32) for name in ("temperature", "stop_chance")),
+            ),
+            state=(
+                *(Field(name, (), torch.int32) for name in (*_COUNTED, "codec_frame")),
+                Field("input", (self.modules.base.shape.hidden,), torch.float32),
+                Field("draws", (DELAY + 1, CHANNELS), torch.float32),
+                Field("frames", (self.sizes.ring + HISTORY + 2, CHANNELS), torch.float32),
+            ),
+            max_positions=4096,
+            frame_weight_bytes=sum(p.numel() * p.element_size() for p in self.modules.parameters()),
+            delay_steps=DELAY,
+            codec_lookahead=LOOKAHEAD,
+            variants=(1, 2),
+            knobs=KNOBS,
+            clones=True,
+            speaks_without_voice=True,
+        )
+        self.frame_parts = (
+            FramePart("stacks", self._stacks, lambda rows, positions: positions * self.spec.kv_token_bytes),
+            FramePart("draw", self._draw, lambda rows, positions: 0),
+            FramePart("advance", self._advance, lambda rows, positions: 0),
+        )
+
+    # Off the step thread
+
+    def prompt(self, request: SpeechRequest) -> Prompt:
+        knobs = resolve(KNOBS, request.sampling)
+        ids = np.frombuffer(request.text.encode(), np.uint8).astype(np.int32)
+        voice = self._voice(request.voice)
+        blank = np.zeros((len(ids), CHANNELS), np.float32)
+        layout = Layout(
+            np.concatenate([np.full(len(voice), -1, np.int32), ids]), np.concatenate([voice, blank]).astype(np.float32)
+        )
+        frames = request.max_frames or self.budget.frames(len(ids), self.spec.frame_s)
+        seed = np.array([(request.seed or 0) & 0xFFFFFFFF, (request.seed or 0) >> 32], np.uint32).view(np.int32)
+        return Prompt(
+            length=len(layout.ids),
+            keys=np.concatenate([layout.ids[:, None], layout.latents.view(np.int32)], 1),
+            staged={
+                "seed_low": seed[0],
+                "seed_high": seed[1],
+                "frame_limit": frames,
+                **{name: knobs[name] for name in ("temperature", "stop_chance")},
+            },
+            max_frames=frames,
+            payload=layout,
+            variant=int(knobs["refinements"]),
+        )
+
+    def _voice(self, voice: str | Voice | None) -> Samples:
+        if voice is None:
+            return np.zeros((0, CHANNELS), np.float32)
+        if not isinstance(voice, Voice) or voice.family != FAMILY or set(voice.tensors) != {"latents"}:
+            raise UnknownVoice("the toy has no such voice; clone one")
+        return voice.tensors["latents"]
+
+    def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
+        frames = samples[: len(samples) // CLIP_HOP * CLIP_HOP].reshape(-1, CLIP_HOP)
+        return Voice({"latents": np.stack([frames.mean(1), frames.std(1), frames.max(1)], 1)}, text, name, FAMILY)
+
+    # On the step thread
+
+    def bind(self, memory: Memory) -> None:
+        self.memory = memory
+        for name in (*_COUNTED, "codec_frame"):
+            memory.rows[name].zero_()
+        memory.rows["status"].fill_(Status.STOPPED)
+
+    def packed_positions(self, item: PrefillItem) -> int:
+        return item.end - item.start
+
+    def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
+        lines = np.zeros((shape.prompts, _HEAD + (shape.positions + 1) * (1 + CHANNELS)), np.int32)
+        lines[:, :_HEAD] = (self.memory.scratch_row, self.memory.scratch_row, 0, 0, 1)
+        for line, item in zip(lines, items, strict=False):
+            layout: Layout = item.prompt.payload
+            row = item.row if item.last else self.memory.scratch_row
+            line[:_HEAD] = item.row, row, item.start, item.end, item.prompt.length
+            entries = line[_HEAD:].reshape(-1, 1 + CHANNELS)
+            taken = [*range(item.start, item.end), item.prompt.length - 1]
+            places = [*range(item.end - item.start), shape.positions]
+            entries[places, 0] = layout.ids[taken]
+            entries[places, 1:] = layout.latents[taken].view(np.int32)
+        return lines
+
+    @torch.inference_mode()
+    def prefill(self, packed: Tensor, shape: PrefillShape) -> None:
+        m, memory = self.modules, self.memory
+        head, entries = packed[:, :_HEAD].long(), packed[:, _HEAD:].unflatten(1, (-1, 1 + CHANNELS))
+        rows, ready, start, end, length = head.unbind(1)
+        ids = entries[..., :1]
+        x = torch.where(ids >= 0, m.text(ids[..., 0].clamp(min=0)), m.latent_in(entries[..., 1:].view(torch.float32)))
+        at = start[:, None] + torch.arange(shape.positions, device=self.device)
+        real = at < end[:, None]
+        at = at.where(real, 0)
+        hidden = x[:, :-1].contiguous()
+        for group, stack in (("base", m.base), ("residual", m.residual)):
+            context = memory.prefill_context(group, memory.tables[rows], at, real, shape.span_blocks)
+            hidden = stack(hidden, at, context)
+        memory.rows["input"][ready] = x[:, -1]
+        live = torch.where(ready == memory.scratch_row, int(Status.STOPPED), int(Status.RUNNING))
+        for name, value in (("position", length - 1), ("step", 0 * ready), ("frame", 0 * ready), ("status", live)):
+            memory.rows[name][ready] = value.int()
+        memory.rows["codec_frame"].index_fill_(0, ready, 0)
+
+    def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
+        return -1
+
+    def begin_frame(self, rows: Tensor, span_blocks: int, variant: int) -> ToyStep:
+        return ToyStep(rows, span_blocks, variant)
+
+    def _stacks(self, step: ToyStep) -> None:
+        step.own = own = self.memory.take(step.rows)
+        position, hidden = own["position"][:, None], self.memory.rows["input"][step.rows][:, None]
+        for group, stack in (("base", self.modules.base), ("residual", self.modules.residual)):
+            context = self.memory.decode_context(group, own.tables, position, step.span_blocks)
+            hidden = stack(hidden, position, context)
+        step.hidden = hidden[:, 0]
+
+    def _draw(self, step: ToyStep) -> None:
+        assert step.own is not None and step.hidden is not None
+        own: Any = step.own
+        seed = torch.stack([own["seed_low"], own["seed_high"]], 1)
+        noise = ops.uniforms(seed, own["step"], CHANNELS + 1)
+        step.stops = noise[:, -1] < own["stop_chance"]
+        latent = self.modules.latent_out(step.hidden) + own["temperature"][:, None] * (noise[:, :-1] - 0.5)
+        for _ in range(step.variant):
+            latent = torch.tanh(1.5 * latent)
+        step.drawn = latent
+
+    def _advance(self, step: ToyStep) -> None:
+        assert step.own is not None and step.drawn is not None and step.stops is not None
+        own, r, rows = step.own, self.memory.rows, step.rows
+        at, frame = own["step"], own["frame"]
+        draws = r["draws"]
+        r["draws"][rows, at % draws.shape[1]] = step.drawn
+        # channel k of a frame was drawn k steps after its first; the newest draw completes the frame
+        channel = torch.arange(CHANNELS, device=self.device)
+        complete = draws[rows[:, None], (at[:, None] - DELAY + channel) % draws.shape[1], channel]
+        primed = at >= DELAY
+        live = own["status"] == Status.RUNNING
+        status = torch.where(step.stops & (frame >= 1), int(Status.LAST), int(Status.RUNNING))
+        status = torch.where(frame >= own["frame_limit"], int(Status.CAPPED), status)
+        status = torch.where(primed, status, int(Status.PRIMING)).int()
+        told = torch.where(live, status, own["status"])
+        makes_frame = live & ((status == Status.RUNNING) | (status == Status.LAST))
+        goes_on = live & ((status == Status.RUNNING) | (status == Status.PRIMING))
+        frames = r["frames"]
+        place = frame % frames.shape[1]
+        r["frames"][rows, place] = torch.where(makes_frame[:, None], complete, frames[rows, place])
+        step.record = torch.cat([told[:, None], complete.contiguous().view(torch.int32)], 1)
+        r["input"][rows] = self.modules.latent_in(step.drawn)
+        kept = torch.where(goes_on, int(Status.RUNNING), told).int()
+        moved = (own["position"] + goes_on.int(), at + goes_on.int(), frame + makes_frame.int(), kept)
+        self.memory.put(rows, dict(zip(_COUNTED, moved, strict=True)))
+
+    @torch.inference_mode()
+    def codec(self, rows: Tensor, frames: int) -> Tensor:
+        r = self.memory.rows
+        first, ring = r["codec_frame"][rows], r["frames"]
+        window = torch.arange(-HISTORY, LOOKAHEAD + 1, device=self.device)
+        index = first[:, None, None] + torch.arange(frames, device=self.device)[:, None] + window
+        there = (index >= 0) & (index < r["frame"][rows][:, None, None])
+        taken = ring[rows[:, None, None], index % ring.shape[1]]
+        sound = self.modules.sound(torch.where(there[..., None], taken, 0.0))
+        r["codec_frame"][rows] = first + frames
+        return sound
+
+    def codec_floor_bytes(self, rows: int, frames: int) -> int:
+        return 4 * (self.modules.wave.numel() + rows * frames * SAMPLES_PER_FRAME)
