@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from training.export import compact_codec, export, published_tensors, sizes
-from training.ship import ship
+from training.ship import PLACE, ship
 from training.talker import checkpoint
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
@@ -25,7 +25,9 @@ from sonant import Engine
 from sonant.bundled import verify
 from sonant.errors import BadText, CheckpointError
 from sonant.models.registry import check_model
+from sonant.text.lexicon import Lexicon
 from sonant.types import Sampling
+from training import settings
 
 GREEDY = Sampling.greedy()
 
@@ -125,6 +127,21 @@ def test_training_goes_on_from_it(config: TalkerTraining, voice: Path, weights: 
         torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)  # a voice is in half precision
         torch.testing.assert_close(trainer.averaged[name], weight, atol=0, rtol=0)
     assert (trainer.step_number, trainer.since_restart) == (0, 0)
+
+
+def test_the_recipe_is_that_of_the_voice_that_ships(tmp_path: Path) -> None:
+    """So that training can go on from it: shape, text, lexicon and speakers are what the config comes to."""
+    config = settings.read(settings.CONFIGS / "talker.toml", TalkerTraining)
+    write_folder(tmp_path, config, PLACE / "speech_tokenizer", config.voice.shipped, torch.float16)
+    made = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
+    assert Path("config.json") in made and Path("lexicon.zz") in made
+    assert [str(p) for p in made if (tmp_path / p).read_bytes() != (PLACE / p).read_bytes()] == []
+
+
+def test_a_voice_may_carry_another_lexicon(config: TalkerTraining, codec: Path, tmp_path: Path) -> None:
+    Lexicon({"cat": "kˈæt"}).write(tmp_path / "other.zz")
+    write_folder(tmp_path / "voice", config, codec, config.voice.shipped, lexicon=tmp_path / "other.zz")
+    assert (tmp_path / "voice" / "lexicon.zz").read_bytes() == (tmp_path / "other.zz").read_bytes()
 
 
 def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:

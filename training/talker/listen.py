@@ -13,6 +13,7 @@ from torch import Tensor
 
 import sonant
 from training.export import export
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker.config import TalkerTraining
 
 SENTENCES = (
@@ -31,6 +32,7 @@ def listen(
     out: Path,
     sentences: tuple[str, ...] = SENTENCES,
     device: str = "cpu",
+    lexicon: Path = SHIPPED_LEXICON,
 ) -> dict[str, float]:
     """Every shipped voice says the sentences, one voice after another into one WAV; → what can be told without ears.
 
@@ -38,14 +40,15 @@ def listen(
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        export(weights, config, codec, Path(name) / "voice", dtype=torch.float32, codec_dtype=torch.float32)
-        with sonant.load(Path(name) / "voice", device=device) as engine:
+        voice = Path(name) / "voice"
+        export(weights, config, codec, voice, dtype=torch.float32, codec_dtype=torch.float32, lexicon=lexicon)
+        with sonant.load(voice, device=device) as engine:
             rate = engine.sample_rate
             streams = {
-                voice: [engine.stream(s, voice=voice, seed=i, live=False) for i, s in enumerate(sentences)]
-                for voice in engine.voices
+                speaker: [engine.stream(s, voice=speaker, seed=i, live=False) for i, s in enumerate(sentences)]
+                for speaker in engine.voices
             }
-            speeches = {voice: [stream.result() for stream in row] for voice, row in streams.items()}
+            speeches = {speaker: [stream.result() for stream in row] for speaker, row in streams.items()}
     every = [speech for row in speeches.values() for speech in row]
     gap = np.zeros(rate // 3, np.float32)
     write_wav(out, np.concatenate([part for speech in every for part in (speech.samples, gap)]), rate)

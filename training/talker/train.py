@@ -23,6 +23,7 @@ from torch import Tensor
 
 from training import settings
 from training.curves import Curves
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker import checkpoint
 from training.talker.batches import Batches, allow_any_shape
 from training.talker.config import TalkerTraining
@@ -106,6 +107,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
     parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
+    parser.add_argument("--lexicon", type=Path, default=SHIPPED_LEXICON, help="default: the one that ships")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that lay out prompts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
@@ -124,7 +126,7 @@ def main() -> None:
     if options.total_minutes:
         config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
     device = torch.device(options.device)
-    lessons = Lessons(options.codes, options.codec, config, device, options.workers)
+    lessons = Lessons(options.codes, options.codec, config, device, options.workers, options.lexicon)
     trainer = Trainer(config, lessons.model, device, compiled=options.compile)
     source = options.resume or (options.state if any(options.state.glob("talker-*.safetensors")) else None)
     if source is not None:
@@ -145,7 +147,7 @@ def main() -> None:
     checkpoint.save(trainer, options.out, compact=True)
     figures = trainer.validate(lessons.held)
     if options.listen:
-        figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav")
+        figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav", lexicon=options.lexicon)
     curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)
     curves.draw()
     log.info("step %d, %.1f minutes in all: %s", trainer.step_number, trainer.minutes, figures)
