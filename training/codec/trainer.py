@@ -101,7 +101,7 @@ class Trainer:
         torch.manual_seed(c.batch.seed * 1_000_003 + self.step_number)  # restarts of idle codes
         if self.step_number == 0:
             self.codec.fit_scales(crops.draw(c.batch.rows, samples_in(c.batch.seconds), generator)[0])
-            torch._foreach_copy_(list(self.averaged.values()), list(self.trained.values()))
+            torch._foreach_copy_(list(self.averaged.values()), [p.detach() for p in self.trained.values()])
         if self.step_number == c.schedule.quantize_after:
             self._start_codebooks(crops)
         phase = Phase(
