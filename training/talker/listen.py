@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import wave
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import sonant
 from training.export import export
 from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker.config import TalkerTraining
+from training.wav import write_wav
 
 SENTENCES = (
     "Hi.",
@@ -51,16 +51,11 @@ def listen(
             speeches = {speaker: [stream.result() for stream in row] for speaker, row in streams.items()}
     every = [speech for row in speeches.values() for speech in row]
     gap = np.zeros(rate // 3, np.float32)
-    write_wav(out, np.concatenate([part for speech in every for part in (speech.samples, gap)]), rate)
+    samples = np.concatenate([part for speech in every for part in (speech.samples, gap)])
+    write_wav(out, np.round(np.clip(samples, -1, 1) * 32767).astype(np.int16), rate)
     letters = sum(len(s) for s in sentences) * len(speeches)
     return {
         "spoken_seconds": round(sum(s.duration_s for s in every), 2),
         "letters_per_second": round(letters / max(1e-9, sum(s.duration_s for s in every)), 2),
         "runaways": sum(s.finish_reason != "stop" for s in every),
     }
-
-
-def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
-    with wave.open(str(path), "wb") as w:
-        w.setparams((1, 2, rate, 0, "NONE", ""))
-        w.writeframes(np.round(np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
