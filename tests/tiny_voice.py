@@ -10,12 +10,19 @@ import torch
 from training.codec.config import CodecTraining
 from training.codec.export import export as export_codec
 from training.codec.model import Codec
+from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
-from training.talker.utterances import Line
+from training.talker.trainer import Trainer
+from training.talker.utterances import Line, builder_of, gather
 
+from sonant.text.lexicon import Lexicon
 from training import settings
 
 BOOKS, BOOK_SIZE = 3, 16
+SOUNDS = {
+    "a": "ə", "cat": "kˈæt", "is": "ɪz", "it": "ɪt", "look": "lˈʊk", "mat": "mˈæt", "night": "nˈIt", "no": "nˈO",
+    "rains": "ɹˈAnz", "sat": "sˈæt", "sky": "skˈI", "the": "ðə", "user": "jˈuzəɹ", "where": "wˌɛɹ", "works": "wˈɜɹks",
+}  # fmt: skip
 SENTENCES = (
     "Hi.",
     "Where is it?",
@@ -46,6 +53,23 @@ def write_codec(folder: Path) -> Path:
                 value.normal_()
     export_codec(codec, folder)
     return folder
+
+
+def write_lexicon(path: Path) -> Path:
+    """Of a few words of the sentences: the one that ships takes a tenth of a second to read."""
+    Lexicon(SOUNDS).write(path)
+    return path
+
+
+def batches_of(config: TalkerTraining, folder: Path, lines: list[Line], positions: int = 2048) -> Batches:
+    model = builder_of(folder).config
+    data = gather(folder, lines, config.batch, workers=1)
+    stop = model.talker.codec_eos_token_id
+    return Batches(data, torch.device("cpu"), pad_text=model.tts_pad_token_id, stop=stop, positions=positions)
+
+
+def trainer_of(config: TalkerTraining, folder: Path) -> Trainer:
+    return Trainer(config, builder_of(folder).config, torch.device("cpu"))
 
 
 def lines(labels: tuple[str, ...] = ("anna", "ben")) -> list[Line]:

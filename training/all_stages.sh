@@ -5,16 +5,24 @@
 #
 # teachers (unpacked), a folder for what need not come home, a folder for what should, then the minutes for corpus, codec,
 # talker and, at the end, the decoder, which learns from what the talker puts in place of the corpus's codes. The talker
-# begins beside the codec, once its codes are final. The codec goes on from training/checkpoints. With 0 minutes for it, it is
-# the one there, and its codes stay good: the talker then goes on from the voice that ships. KEPT_CODES=folder has the
-# codes of an earlier corpus, which it learns at once, and the new one as well as soon as it is there. FIRST=n is the
-# sentence at which that begins, CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
+# begins beside the codec, once its codes are final.
+#
+# CODEC=folder is the state of a codec, as an earlier run kept it (its `codec` or `blend`): the codec goes on from it, and
+# without it the codec begins anew. With 0 minutes the codec stays as it is there, and so do its codes: the talker then goes
+# on from the voice that ships, whose codec it has to be. KEPT_CODES=folder has the codes of an earlier corpus, which the
+# talker then learns at once, and the new one as well as soon as it is there. FIRST=n is the sentence at which that begins,
+# CORPUS_FLAGS says who reads it (training.corpus --help). Each stage leaves something whole.
 set -euo pipefail
 if [ $# -ne 7 ]; then
-    sed -n '2,11s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 teachers=$1 work=$2 out=$3 corpus_minutes=$4 codec_minutes=$5 talker_minutes=$6 decoder_minutes=$7
+codec=${CODEC:-}
+if [ "$codec_minutes" = 0 ] && [ -z "$codec" ]; then
+    echo "0 minutes for the codec need CODEC=folder, a codec's state: the voice that ships has no encoder to make codes with" >&2
+    exit 2
+fi
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$work" "$out"
@@ -45,13 +53,12 @@ talker() { # codes, speech_tokenizer, what to go on from
         --no-listen --minutes "$talker_minutes" --total-minutes "$talker_minutes" "${@:3}"
 }
 
-codec=training/checkpoints/codec
 shipped=(--resume src/sonant/voices/english --again)
 share_gpu
 if [ "$codec_minutes" != 0 ]; then
     corpus
     stage codec training.codec.train --corpus "$work/corpus" --state "$work/codec" --out "$out/codec" \
-        --minutes "$codec_minutes" --total-minutes "$codec_minutes" --resume "$codec" --again &
+        --minutes "$codec_minutes" --total-minutes "$codec_minutes" ${codec:+--resume "$codec" --again} &
     codec=$out/codec/frozen
     while [ ! -d "$codec" ] && kill -0 $!; do sleep 1; done
     codes

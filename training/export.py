@@ -22,6 +22,7 @@ from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.synthetic.shapes import model_shapes
 from sonant.models.weights import stored_names
 from training import settings
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker import checkpoint
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
@@ -74,10 +75,11 @@ def export(
     dtype: torch.dtype = torch.float16,
     codec_dtype: torch.dtype = torch.float16,
     encoder: bool = False,
+    lexicon: Path = SHIPPED_LEXICON,
 ) -> None:
     """`weights` by their names in the talker; `codec` is an exported speech_tokenizer folder."""
     shutil.rmtree(out, ignore_errors=True)
-    model = write_folder(out, config, codec, config.voice.shipped, dtype)
+    model = write_folder(out, config, codec, config.voice.shipped, dtype, lexicon)
     tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in published_tensors(weights, model).items()}
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     parts = compact_codec(load_file(codec / "model.safetensors"), codec_dtype, encoder=encoder)
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=dtypes, default="float16")
     parser.add_argument("--codec-dtype", choices=dtypes, default="float16")
     parser.add_argument("--encoder", action="store_true", help="keep the codec's encoder")
+    parser.add_argument("--lexicon", type=Path, default=SHIPPED_LEXICON, help="default: the one that ships")
     options = parser.parse_args()
     export(
         checkpoint.averaged(options.checkpoint),
@@ -111,6 +114,7 @@ def main() -> None:
         dtype=getattr(torch, options.dtype),
         codec_dtype=getattr(torch, options.codec_dtype),
         encoder=options.encoder,
+        lexicon=options.lexicon,
     )
     for name, size in sizes(options.out).items():
         print(f"{size:12,}  {name}")

@@ -1,11 +1,13 @@
 """Asks the teachers' reader how words sound, and keeps the answers: the lexicon that the voice carries.
 
     python -m training.lexicon --sentences carry/voice1/sentences.jsonl.gz \\
-        --words /usr/share/dict/american-english-large
+        --words /usr/share/dict/american-english-large --out runs/lexicon.zz
 
 A word is kept as it is mostly read in the corpus' sentences (`training.carry` read them); words of the list that no
 sentence has are read alone. What a rule finds as well ("'s") and what needs other sounds is left out. Names that the
-reader gets wrong are as `names.txt` has them; without sentences and words, only that is done to the lexicon there is.
+reader gets wrong are as `names.txt` has them; without sentences and words, only that is done to a lexicon there is.
+The one that ships lies with its voice. A new one is given to `training.talker.train` and `training.export`, or, when
+only names have changed, written into the voice folder that `training.ship` will take.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from pathlib import Path
 from sonant.errors import BadText
 from sonant.text.lexicon import OTHER_SOUNDS, PLAIN_SOUNDS, Lexicon
 from sonant.text.normalize import normalize_english
+from training.ship import PLACE
 
-FILE = Path(__file__).parent / "lexicon.zz"
+FILE_NAME = "lexicon.zz"
+SHIPPED = PLACE / FILE_NAME
 NAMES = Path(__file__).parent / "names.txt"
 _WORD = re.compile(r"[a-z]+('[a-z]+)*")
 _SOUNDS = re.compile(f"[{PLAIN_SOUNDS}{OTHER_SOUNDS}]+")
@@ -101,13 +105,16 @@ def main() -> None:
     parser.add_argument("--sentences", type=Path, help="with phonemes, as training.carry packs them")
     parser.add_argument("--words", type=Path, help="a word list, one on a line")
     parser.add_argument("--names", type=Path, default=NAMES, help=f"default: {NAMES.name}, beside this file")
-    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument(
+        "--known", type=Path, default=SHIPPED, help="what names are put into, without sentences; default: what ships"
+    )
+    parser.add_argument("--out", type=Path, required=True, help=f"for example voice/{FILE_NAME}")
     options = parser.parse_args()
     if (options.sentences is None) != (options.words is None):
         parser.error("--sentences and --words go together")
     names = read_names(options.names)
     if options.sentences is None:
-        known = dict(Lexicon.read(options.out).sounds)
+        known = dict(Lexicon.read(options.known).sounds)
     else:
         known = read_all(options.sentences, options.words)
     kept = without_rules(with_names(known, names))

@@ -28,7 +28,9 @@ def write(folder: Path, name: str, tensors: Mapping[str, Tensor], meta: Mapping[
 def read(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     paths = sorted(folder.glob(f"{name}-*.safetensors"))
     if not paths:
-        raise FileNotFoundError(f"{folder} holds no checkpoint")
+        raise FileNotFoundError(
+            f"{folder} holds no {name}-*.safetensors: give the folder in which a run left its state"
+        )
     tensors: dict[str, Tensor] = {}
     meta: dict[str, Any] = {}
     for path in paths:

@@ -6,9 +6,7 @@ import base64
 import gzip
 import io
 import json
-import os
 import struct
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,10 +32,6 @@ def refused(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
     assert answer.headers["x-request-id"]
     assert len(answer.content) < 5000, "what was sent is not sent back"
     return error
-
-
-def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def b64(data: bytes) -> str:

@@ -44,8 +44,9 @@ def server_processes() -> Iterator[Run]:
         process.wait(10)
 
 
-def resident_mib(process: subprocess.Popen[str]) -> float:
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+def resident_mib(process: subprocess.Popen[str] | None = None) -> float:
+    """Of this process, unless another is given."""
+    pages = int(Path(f"/proc/{process.pid if process else 'self'}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

@@ -29,8 +29,8 @@ from serving.hostile import (
     b64,
     clip,
     refused,
-    resident_mib,
 )
+from serving.process import resident_mib
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving.voice_stores import store_in
 from sonant.errors import BadRequest, ConfigError, UnknownConsent, UnknownVoice, VoiceExists
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 from sonant.types import Voice
@@ -48,10 +49,6 @@ def voice(seed: int = 0) -> Voice:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 99, (20, 16), dtype=np.int32)
     return Voice(rng.standard_normal(64, dtype=np.float32), codes, f"text {seed}")
-
-
-def store_in(folder: Path, **options: Any) -> VoiceStore:
-    return VoiceStore(folder, StoreOptions(**{"consent": "asserted", **options}))
 
 
 def put(store: VoiceStore, name: str = "Anna", seed: int = 0, **fields: Any) -> VoiceRecord:

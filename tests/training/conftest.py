@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from training.codec.config import CodecTraining
 from training.codec.data import Crops
 from training.codec.trainer import Trainer
 from training.shards import Corpus, ShardWriter
+from training.talker.config import TalkerTraining
+from training.talker.folder import write_folder
 
+import tiny_voice
 from training import settings
 
 
@@ -43,22 +47,70 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus.open(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def config() -> CodecTraining:
     tiny = settings.read(settings.CONFIGS / "codec-tiny.toml", CodecTraining)
     shape = replace(tiny.shape, codebooks=3, codebook_size=16, entry_dim=16, decoder_dim=32, latent_dim=32)
-    batch = replace(tiny.batch, rows=2, seconds=0.48, long_seconds=0.96, adversarial_seconds=0.24, adversarial_rows=2)
+    batch = replace(tiny.batch, rows=2, seconds=0.32, long_seconds=0.64, adversarial_seconds=0.16, adversarial_rows=2)
     return replace(tiny, shape=shape, batch=batch, schedule=replace(tiny.schedule, quantize_after=2, warmup_steps=2))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def crops(corpus: Corpus) -> Crops:
     return Crops(corpus, torch.device("cpu"))
 
 
-@pytest.fixture
-def trained(config: CodecTraining, crops: Crops) -> Trainer:
+class OneBatch(Crops):
+    """The same crops at every step, which a codec learns soon."""
+
+    def __init__(self, crops: Crops) -> None:
+        self.crops, self.labels = crops, crops.labels
+
+    def draw(
+        self, rows: int, samples: int, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return self.crops.draw(rows, samples, torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="session")
+def one_batch(crops: Crops) -> OneBatch:
+    return OneBatch(crops)
+
+
+@pytest.fixture(scope="session")
+def after_four_steps(config: CodecTraining, crops: Crops) -> Trainer:
+    """For `trained` alone, which every test gets a copy of."""
     trainer = Trainer(config, torch.device("cpu"))
     for _ in range(4):
         trainer.step(crops, progress=0.1)
     return trainer
+
+
+@pytest.fixture
+def trained(after_four_steps: Trainer) -> Trainer:
+    return copy.deepcopy(after_four_steps)
+
+
+@pytest.fixture(scope="session")
+def talker_config() -> TalkerTraining:
+    return tiny_voice.tiny_config()
+
+
+@pytest.fixture(scope="session")
+def speech_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_voice.write_codec(tmp_path_factory.mktemp("codec") / "speech_tokenizer")
+
+
+@pytest.fixture(scope="session")
+def lexicon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_voice.write_lexicon(tmp_path_factory.mktemp("lexicon") / "lexicon.zz")
+
+
+@pytest.fixture(scope="session")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, talker_config: TalkerTraining, speech_tokenizer: Path, lexicon: Path
+) -> Path:
+    """A voice's JSON files and lexicon alone, with every speaker."""
+    made = tmp_path_factory.mktemp("folder")
+    write_folder(made, talker_config, speech_tokenizer, tuple(talker_config.speakers), lexicon=lexicon)
+    return made

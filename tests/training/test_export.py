@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,50 +13,42 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from training.export import compact_codec, export, published_tensors, sizes
-from training.ship import ship
+from training.ship import PLACE, ship
 from training.talker import checkpoint
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
-from training.talker.trainer import Trainer
-from training.talker.utterances import builder_of
 
 import sonant
 import tiny_voice
 from sonant import Engine
 from sonant.bundled import verify
 from sonant.errors import BadText, CheckpointError
+from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.registry import check_model
+from sonant.text.lexicon import Lexicon
 from sonant.types import Sampling
+from training import settings
 
 GREEDY = Sampling.greedy()
 
 
 @pytest.fixture(scope="module")
-def config() -> TalkerTraining:
-    return tiny_voice.tiny_config()
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_voice.write_codec(tmp_path_factory.mktemp("codec") / "speech_tokenizer")
-
-
-@pytest.fixture(scope="module")
-def weights(config: TalkerTraining, codec: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Tensor]:
-    model = write_folder(tmp_path_factory.mktemp("folder"), config, codec, tuple(config.speakers))
-    trainer = Trainer(config, model, torch.device("cpu"))
-    return {
-        n: w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
-        for n, w in trainer.averaged.items()
-    }
+def weights(talker_config: TalkerTraining, folder: Path) -> Mapping[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    averaged = tiny_voice.trainer_of(talker_config, folder).averaged
+    return {n: w + 0.3 * torch.randn(w.shape, generator=generator) for n, w in averaged.items()}
 
 
 @pytest.fixture(scope="module")
 def voice(
-    config: TalkerTraining, codec: Path, weights: Mapping[str, Tensor], tmp_path_factory: pytest.TempPathFactory
+    talker_config: TalkerTraining,
+    speech_tokenizer: Path,
+    lexicon: Path,
+    weights: Mapping[str, Tensor],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     out = tmp_path_factory.mktemp("export") / "voice"
-    export(weights, config, codec, out)
+    export(weights, talker_config, speech_tokenizer, out, lexicon=lexicon)
     return out
 
 
@@ -109,17 +102,15 @@ def test_instructions_are_left_out(engine: Engine, caplog: pytest.LogCaptureFixt
     assert "not trained on instruct" in caplog.text
 
 
-def test_weights_come_back_as_they_went(config: TalkerTraining, voice: Path, weights: Mapping[str, Tensor]) -> None:
-    from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-
+def test_weights_come_back_as_they_went(voice: Path, weights: Mapping[str, Tensor]) -> None:
     stored = load_file(voice / "model.safetensors")
     for name, value in published_tensors(weights, Qwen3TTSConfig.read(voice)).items():
         torch.testing.assert_close(stored[name].float(), value, rtol=1e-3, atol=1e-4)
     assert {t.dtype for t in stored.values()} == {torch.float16}
 
 
-def test_training_goes_on_from_it(config: TalkerTraining, voice: Path, weights: Mapping[str, Tensor]) -> None:
-    trainer = Trainer(config, builder_of(voice).config, torch.device("cpu"))
+def test_training_goes_on_from_it(talker_config: TalkerTraining, voice: Path, weights: Mapping[str, Tensor]) -> None:
+    trainer = tiny_voice.trainer_of(talker_config, voice)
     checkpoint.load(trainer, voice)
     for name, weight in trainer.talker.named_parameters():
         torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)  # a voice is in half precision
@@ -127,8 +118,26 @@ def test_training_goes_on_from_it(config: TalkerTraining, voice: Path, weights: 
     assert (trainer.step_number, trainer.since_restart) == (0, 0)
 
 
-def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:
-    tensors = load_file(codec / "model.safetensors")
+def test_the_recipe_is_that_of_the_voice_that_ships(tmp_path: Path) -> None:
+    """So that training can go on from it: shape, text, lexicon and speakers are what the config comes to."""
+    config = settings.read(settings.CONFIGS / "talker.toml", TalkerTraining)
+    write_folder(tmp_path, config, PLACE / "speech_tokenizer", config.voice.shipped, torch.float16)
+    made = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
+    assert Path("config.json") in made and Path("lexicon.zz") in made
+    assert [str(p) for p in made if (tmp_path / p).read_bytes() != (PLACE / p).read_bytes()] == []
+
+
+def test_a_voice_may_carry_another_lexicon(
+    talker_config: TalkerTraining, speech_tokenizer: Path, tmp_path: Path
+) -> None:
+    other, voice = tmp_path / "other.zz", tmp_path / "voice"
+    Lexicon({"cat": "kˈæt"}).write(other)
+    write_folder(voice, talker_config, speech_tokenizer, talker_config.voice.shipped, lexicon=other)
+    assert (voice / "lexicon.zz").read_bytes() == other.read_bytes()
+
+
+def test_a_compact_codec_has_the_same_entries(speech_tokenizer: Path) -> None:
+    tensors = load_file(speech_tokenizer / "model.safetensors")
     kept = compact_codec(tensors, torch.float32, encoder=True)
     assert kept.keys() == tensors.keys()
     for name in tensors:
@@ -153,24 +162,14 @@ def test_a_compact_codec_has_the_same_entries(codec: Path) -> None:
         ([], "should hold a JSON object"),
     ],
 )
-def test_a_wrong_sonant_json_is_refused(
-    voice: Path,
-    tmp_path: Path,
-    content: object,
-    says: str,
-    config: TalkerTraining,
-    codec: Path,
-    weights: Mapping[str, Tensor],
-) -> None:
-    export(weights, config, codec, tmp_path / "voice")
-    (tmp_path / "voice" / "sonant.json").write_text(json.dumps(content), encoding="utf-8")
+def test_a_wrong_sonant_json_is_refused(voice: Path, tmp_path: Path, content: object, says: str) -> None:
+    wrong = Path(shutil.copytree(voice, tmp_path / "voice"))
+    (wrong / "sonant.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(CheckpointError, match=says):
-        check_model(tmp_path / "voice", sonant.EngineConfig(), torch.float32, torch.float32)
+        check_model(wrong, sonant.EngineConfig(), torch.float32, torch.float32)
 
 
 def test_a_folder_without_sonant_json_gets_its_text_untouched(voice: Path, tmp_path: Path) -> None:
-    import shutil
-
     plain = Path(shutil.copytree(voice, tmp_path / "voice"))
     (plain / "sonant.json").unlink()
     with sonant.load(plain, device="cpu") as engine:

@@ -13,6 +13,7 @@ from training.codec import checkpoint
 from training.codec.blend import blend
 from training.codec.config import CodecTraining
 from training.codec.data import Crops
+from training.codec.inputs import draw_inputs
 from training.codec.trainer import Phase, Trainer
 from training.shards import Corpus
 
@@ -52,7 +53,7 @@ def test_the_decoder_learns_from_guesses(trained: Trainer, corpus: Corpus) -> No
     before = trained.codec.decoder.pre_conv.conv.weight.detach().clone()
     every = replace(trained.config, batch=replace(trained.config.batch, guessed=1.0))
     trained.config = every
-    inputs = trained._inputs(crops, torch.Generator().manual_seed(1))
+    inputs = draw_inputs(every, trained.codec.sounds, crops, trained.step_number, torch.Generator().manual_seed(1))
     assert (inputs["guessed"] <= 0).all() and (inputs["guessed"] == 0).any()
     trained.step(crops, progress=0.99)
     assert trained.frozen and not torch.equal(trained.codec.decoder.pre_conv.conv.weight, before)

@@ -13,13 +13,14 @@ from training.curves import Curves
 from training.shards import Entry
 from training.talker.config import TalkerTraining
 from training.talker.lessons import Lessons
-from training.talker.train import LOG_STEPS, train
+from training.talker.train import train
 from training.talker.trainer import Trainer
 
 import tiny_voice
 from training import encode
 
 CPU = torch.device("cpu")
+LOG_STEPS = 2  # more codes are taken up where a line of the log is written
 
 
 def write_codes(folder: Path, texts: list[str], config: TalkerTraining, book: int = 8) -> None:
@@ -32,10 +33,16 @@ def write_codes(folder: Path, texts: list[str], config: TalkerTraining, book: in
 
 
 @pytest.fixture
-def lessons(tmp_path: Path) -> Lessons:
-    config, codec = tiny_voice.tiny_config(), tiny_voice.write_codec(tmp_path / "speech_tokenizer")
-    write_codes(tmp_path / "codes", [f"Sentence {i}." for i in range(20)], config)
-    return Lessons(tmp_path / "codes", codec, config, CPU, workers=1)
+def lessons(
+    talker_config: TalkerTraining,
+    speech_tokenizer: Path,
+    lexicon: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lessons:
+    monkeypatch.setattr("training.talker.train.LOG_STEPS", LOG_STEPS)
+    write_codes(tmp_path / "codes", [f"Sentence {i}." for i in range(20)], talker_config)
+    return Lessons(tmp_path / "codes", speech_tokenizer, talker_config, CPU, 1, lexicon)
 
 
 def learn(lessons: Lessons, more: Path, steps: int) -> Trainer:

@@ -45,7 +45,7 @@ def test_what_a_rule_finds_is_not_kept() -> None:
 
 
 def test_the_lexicon_knows_common_words() -> None:
-    words = Lexicon.read(lexicon.FILE)
+    words = Lexicon.read(lexicon.SHIPPED)
     assert len(words.sounds) > 80_000
     for word in ("the", "of", "and", "you", "water", "people", "photosynthesis", "wednesday's", "colonel"):
         assert words.find(word), word
@@ -53,12 +53,25 @@ def test_the_lexicon_knows_common_words() -> None:
 
 def test_names_are_said_as_the_list_has_them() -> None:
     names = read_names(NAMES)
-    shipped = Lexicon.read(lexicon.FILE)
+    shipped = Lexicon.read(lexicon.SHIPPED)
     assert names
     assert {name: shipped.find(name) for name in names} == names
     known = {"jose": "ʤˈOs", "jose's": "ʤˈOsᵻz", "cat": "kˈæt"}
     assert with_names(known, {"jose": "hOzˈA"}) == {"jose": "hOzˈA", "cat": "kˈæt"}
     assert shipped.find("garcia's") == "ɡɑɹsˈiəz"
+
+
+def test_names_go_into_the_lexicon_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, out = tmp_path / "known.zz", tmp_path / "voice" / "lexicon.zz"
+    out.parent.mkdir()
+    Lexicon({"cat": "kˈæt", "jose": "ʤˈOs"}).write(known)
+    (tmp_path / "names.txt").write_text("jose hOzˈA\n", encoding="utf-8")
+    before = known.read_bytes()
+    options = {"--known": known, "--names": tmp_path / "names.txt", "--out": out}
+    monkeypatch.setattr("sys.argv", ["lexicon", *(str(word) for option in options.items() for word in option)])
+    lexicon.main()
+    assert Lexicon.read(out).sounds == {"cat": "kˈæt", "jose": "hOzˈA"}
+    assert known.read_bytes() == before
 
 
 @pytest.mark.parametrize("line", ["jose", "Jose hOzˈA", "jose hOzéA", "jose hOzˈA extra", "ana ˈænə\nana ˈɑnə", ""])

@@ -13,7 +13,6 @@ import argparse
 import logging
 import shutil
 import time
-import wave
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import settings
+from training import piece, settings
 from training.clip import SAMPLE_RATE
 from training.codec import checkpoint
 from training.codec.config import CodecTraining
@@ -31,6 +30,7 @@ from training.codec.trainer import Trainer
 from training.curves import Curves
 from training.graphed import own_stream
 from training.shards import Corpus, Entry
+from training.wav import write_wav
 
 LOG_STEPS = 50
 SAVING_S = 12.0  # kept back from the time limit to save
@@ -68,9 +68,7 @@ def listen(trainer: Trainer, corpus: Corpus, held: list[Entry], out: Path) -> di
             mels.append(loss(made, samples)[0].item())
             pieces += [original, gap, (made[0].cpu() * 32767).round().to(torch.int16).numpy(), gap]
         codec.train()
-    with wave.open(str(out), "wb") as w:
-        w.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
-        w.writeframes(np.concatenate(pieces).astype("<i2").tobytes())
+    write_wav(out, np.concatenate(pieces), SAMPLE_RATE)
     return {"held_out_mel": float(np.mean(mels)), "codes_in_use": _in_use(trainer)}
 
 
@@ -137,14 +135,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=settings.CONFIGS / "codec.toml")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument(
-        "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
-    )
-    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) instead")
-    parser.add_argument("--again", action="store_true", help="its weights, and the schedule from its beginning")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=9.0, help="of the clock, loading and saving included")
-    parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
+    piece.add_arguments(parser, resumes_from="checkpoint (whole or compact)", minutes_of="loading and saving")
     parser.add_argument(
         "--frozen", action="store_true", help="encoder and codebooks stay as the checkpoint has them, from the start"
     )
@@ -153,8 +144,6 @@ def arguments() -> argparse.Namespace:
         type=Path,
         help="what training.guess wrote of this corpus: the decoder learns from it; with --frozen",
     )
-    parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.guesses and not options.frozen:
         parser.error("--guesses are of codes that do not change any more: add --frozen")
@@ -164,7 +153,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     deadline = time.time() + 60 * options.minutes - SAVING_S
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    piece.log_to_terminal()
 
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
@@ -175,11 +164,7 @@ def main() -> None:
     if options.frozen:
         config = replace(config, schedule=replace(config.schedule, frozen_from=0.0))
     trainer = Trainer(config, device)
-    source = options.resume or (options.state if any(options.state.glob("state-*.safetensors")) else None)
-    if source is not None:
-        checkpoint.load(trainer, source)
-        trainer.minutes = 0.0 if options.again else trainer.minutes
-        log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
+    piece.resume(trainer, checkpoint.load, options, checkpoint.NAME, log)
     corpus = Corpus.open(options.corpus)
     training, held = hold_out(corpus)
     crops = Crops(training, device, np.load(options.guesses) if options.guesses else None)
@@ -196,9 +181,7 @@ def main() -> None:
     checkpoint.save(trainer, options.state, compact=False)
     checkpoint.save(trainer, options.out, compact=True)
     figures = listen(trainer, corpus, held, options.out / "samples.wav")
-    curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)
-    curves.draw()
-    log.info("step %d, %.1f minutes in all: %s", trainer.step_number, trainer.minutes, figures)
+    piece.report(trainer, curves, figures, log)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A step's random numbers come from its own number, so a run that was stopped and 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from training.branches import Branches
-from training.clip import FRAME, SAMPLE_RATE
 from training.codec.config import CodecTraining
 from training.codec.data import Crops
 from training.codec.discriminators import Discriminators
+from training.codec.inputs import draw_inputs, samples_in
 from training.codec.losses import SpectralLoss, discriminator_loss, feature_loss, generator_loss
 from training.codec.model import Codec
 from training.codec.quantizer import Quantized
 from training.graphed import Graphed, Tensors
+from training.learning_rate import learning_rate
+from training.swapped import swapped
 
 _BETAS = (0.8, 0.99)
 _CLIP = 1.0
@@ -99,8 +100,8 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(c.batch.seed * 1_000_003 + self.step_number)
         torch.manual_seed(c.batch.seed * 1_000_003 + self.step_number)  # restarts of idle codes
         if self.step_number == 0:
-            self.codec.fit_scales(crops.draw(c.batch.rows, _samples(c.batch.seconds), generator)[0])
-            torch._foreach_copy_(list(self.averaged.values()), list(self.trained.values()))
+            self.codec.fit_scales(crops.draw(c.batch.rows, samples_in(c.batch.seconds), generator)[0])
+            torch._foreach_copy_(list(self.averaged.values()), [p.detach() for p in self.trained.values()])
         if self.step_number == c.schedule.quantize_after:
             self._start_codebooks(crops)
         phase = Phase(
@@ -111,47 +112,11 @@ class Trainer:
         if phase.frozen and not self.frozen:
             self._freeze()
         self._set_rates(progress)
-        losses = self.optimise(phase, self._inputs(crops, generator))
+        losses = self.optimise(phase, draw_inputs(c, self.codec.sounds, crops, self.step_number, generator))
         self._average()
         self.step_number += 1
         self.since_restart += 1
         return losses
-
-    def _inputs(self, crops: Crops, generator: torch.Generator) -> dict[str, Tensor]:
-        """All that is random in a step, drawn beforehand."""
-        b = self.config.batch
-        seconds, rows = self._shape_of_step()
-        real, labels, guessed = crops.draw(rows, _samples(seconds), generator)
-        told = self.codec.sounds(labels)
-        alone = torch.rand((rows, 1), generator=generator, device=self.device) >= self.config.quantizer.told
-        length = _samples(b.adversarial_seconds)
-        points = torch.rand(b.adversarial_rows, generator=generator, device=self.device)
-        at = (points * (real.shape[1] - length)).long()[:, None] + torch.arange(length, device=self.device)
-        restart = self.step_number % self.config.quantizer.restart_every == 0
-        inputs = {
-            "real": real,
-            "told": told.masked_fill(alone, -1),
-            "depth": self._depths(rows, generator),
-            "windows": at,
-            "restart": torch.tensor(restart, device=self.device),
-        }
-        if guessed is not None:
-            as_it_is = torch.rand((rows, 1, 1), generator=generator, device=self.device) >= b.guessed
-            inputs["guessed"] = guessed.masked_fill(as_it_is, -1)
-        return inputs
-
-    def _shape_of_step(self) -> tuple[float, int]:
-        """(seconds, rows); a long step has as much sound in fewer rows."""
-        b = self.config.batch
-        if self.step_number % b.long_every:
-            return b.seconds, b.rows
-        return b.long_seconds, max(1, round(b.rows * b.seconds / b.long_seconds))
-
-    def _depths(self, rows: int, generator: torch.Generator) -> Tensor:
-        codebooks = self.config.shape.codebooks
-        some = torch.randint(1, codebooks + 1, (rows,), generator=generator, device=self.device)
-        whole = torch.rand(rows, generator=generator, device=self.device) < self.config.quantizer.full_depth
-        return some.masked_fill(whole, codebooks)
 
     def _optimise(self, phase: Phase, inputs: Tensors) -> dict[str, Tensor]:
         """From a batch to changed weights, without a look at the host: this is what a graph holds."""
@@ -251,16 +216,14 @@ class Trainer:
 
     def _set_rates(self, progress: float) -> None:
         s = self.config.schedule
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        rate = s.final_learning_rate + (s.learning_rate - s.final_learning_rate) * cosine
-        rate *= min(1.0, (self.since_restart + 1) / s.warmup_steps)
+        rate = learning_rate(s, progress, self.since_restart)
         set_rate(self.optimizer, rate)
         set_rate(self.judge_optimizer, rate * s.discriminator_rate)
 
     @torch.no_grad()
     def _start_codebooks(self, crops: Crops) -> None:
         generator = torch.Generator(self.device).manual_seed(self.config.batch.seed)
-        length = _samples(self.config.batch.seconds)
+        length = samples_in(self.config.batch.seconds)
         batches = [crops.draw(self.config.batch.rows, length, generator)[0] for _ in range(_KMEANS_BATCHES)]
         with self._autocast():
             latents = [self.codec.encoder(batch) for batch in batches]
@@ -279,17 +242,9 @@ class Trainer:
     @contextmanager
     def averaged_weights(self) -> Iterator[Codec]:
         """The codec with its averaged weights, complete as it would be exported, put back afterwards."""
-        kept = {n: p.detach().clone() for n, p in self.trained.items()}
-        with torch.no_grad():
-            for name, p in self.trained.items():
-                p.copy_(self.averaged[name])
+        with swapped(self.trained, self.averaged):
             self.codec.share_codebooks()
-        try:
             yield self.codec
-        finally:
-            with torch.no_grad():
-                for name, p in self.trained.items():
-                    p.copy_(kept[name])
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -304,7 +259,3 @@ def _windows(samples: Tensor, at: Tensor) -> Tensor:
     """The samples at `at` [windows, length], one window of each row in turn."""
     rows = torch.arange(len(at), device=at.device) % len(samples)
     return samples.index_select(0, rows).gather(1, at)
-
-
-def _samples(seconds: float) -> int:
-    return round(seconds * SAMPLE_RATE / FRAME) * FRAME

@@ -13,11 +13,12 @@ import torch
 
 from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
 from sonant.models.qwen3_tts.synthetic.presets import small_files
-from training import lexicon
+from training.lexicon import FILE_NAME as LEXICON
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker.config import TalkerTraining
 from training.talker.vocabulary import write_character_tokenizer
 
-FRONT_END, LEXICON = "english", "lexicon.zz"
+FRONT_END = "english"
 _TOGETHER = "speech_tokenizer"
 
 
@@ -27,12 +28,14 @@ def write_folder(
     codec: Path,
     speakers: tuple[str, ...],
     dtype: torch.dtype = torch.float32,
+    lexicon: Path = SHIPPED_LEXICON,
 ) -> Qwen3TTSConfig:
-    """Every JSON file; `codec` is an exported speech_tokenizer folder. Read back as the loader will read it."""
+    """Every JSON file, and the lexicon; `codec` is an exported speech_tokenizer folder. Read back as the loader will
+    read it."""
     (folder / _TOGETHER).mkdir(parents=True, exist_ok=True)
     for source in codec.glob("*.json"):
         shutil.copyfile(source, folder / _TOGETHER / source.name)
-    shutil.copyfile(lexicon.FILE, folder / LEXICON)
+    shutil.copyfile(lexicon, folder / LEXICON)
     text_ids = write_character_tokenizer(folder)
     used = max(text_ids.values()) + 1
     voice = config.voice

@@ -17,6 +17,7 @@ import torch
 
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from training.encode import read
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker.batches import Batches
 from training.talker.config import TalkerTraining
 from training.talker.folder import write_folder
@@ -36,9 +37,17 @@ def lines_of(codes: Path, config: TalkerTraining) -> Iterator[Line]:
 class Lessons:
     """What there is to learn, laid out as the engine would lay it out; more of it may come while it is learnt."""
 
-    def __init__(self, codes: Path, codec: Path, config: TalkerTraining, device: torch.device, workers: int) -> None:
+    def __init__(
+        self,
+        codes: Path,
+        codec: Path,
+        config: TalkerTraining,
+        device: torch.device,
+        workers: int,
+        lexicon: Path = SHIPPED_LEXICON,
+    ) -> None:
         """Runs before anything touches the GPU: it forks."""
-        self.config, self.device, self.codec, self.workers = config, device, codec, workers
+        self.config, self.device, self.codec, self.workers, self.lexicon = config, device, codec, workers, lexicon
         lines = list(lines_of(codes, config))
         if len(lines) < 2:
             raise ValueError(f"{codes} holds {len(lines)} utterances of the config's speakers: nothing to train on")
@@ -52,7 +61,8 @@ class Lessons:
 
     def _lay_out(self, lines: list[Line], start: str) -> tuple[Qwen3TTSConfig, Utterances]:
         with tempfile.TemporaryDirectory() as name:
-            model = write_folder(Path(name), self.config, self.codec, tuple(self.config.speakers))
+            speakers = tuple(self.config.speakers)
+            model = write_folder(Path(name), self.config, self.codec, speakers, lexicon=self.lexicon)
             said = gather(Path(name), lines, self.config.batch, self.workers, start)
         if said.frames.max() >= model.predictor.vocab_size or said.frames.shape[1] != model.talker.num_code_groups:
             raise ValueError(f"the codes were not made with {self.codec}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import wave
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,9 @@ from torch import Tensor
 
 import sonant
 from training.export import export
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker.config import TalkerTraining
+from training.wav import write_wav
 
 SENTENCES = (
     "Hi.",
@@ -31,6 +32,7 @@ def listen(
     out: Path,
     sentences: tuple[str, ...] = SENTENCES,
     device: str = "cpu",
+    lexicon: Path = SHIPPED_LEXICON,
 ) -> dict[str, float]:
     """Every shipped voice says the sentences, one voice after another into one WAV; → what can be told without ears.
 
@@ -38,26 +40,22 @@ def listen(
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        export(weights, config, codec, Path(name) / "voice", dtype=torch.float32, codec_dtype=torch.float32)
-        with sonant.load(Path(name) / "voice", device=device) as engine:
+        voice = Path(name) / "voice"
+        export(weights, config, codec, voice, dtype=torch.float32, codec_dtype=torch.float32, lexicon=lexicon)
+        with sonant.load(voice, device=device) as engine:
             rate = engine.sample_rate
             streams = {
-                voice: [engine.stream(s, voice=voice, seed=i, live=False) for i, s in enumerate(sentences)]
-                for voice in engine.voices
+                speaker: [engine.stream(s, voice=speaker, seed=i, live=False) for i, s in enumerate(sentences)]
+                for speaker in engine.voices
             }
-            speeches = {voice: [stream.result() for stream in row] for voice, row in streams.items()}
+            speeches = {speaker: [stream.result() for stream in row] for speaker, row in streams.items()}
     every = [speech for row in speeches.values() for speech in row]
     gap = np.zeros(rate // 3, np.float32)
-    write_wav(out, np.concatenate([part for speech in every for part in (speech.samples, gap)]), rate)
+    samples = np.concatenate([part for speech in every for part in (speech.samples, gap)])
+    write_wav(out, np.round(np.clip(samples, -1, 1) * 32767).astype(np.int16), rate)
     letters = sum(len(s) for s in sentences) * len(speeches)
     return {
         "spoken_seconds": round(sum(s.duration_s for s in every), 2),
         "letters_per_second": round(letters / max(1e-9, sum(s.duration_s for s in every)), 2),
         "runaways": sum(s.finish_reason != "stop" for s in every),
     }
-
-
-def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
-    with wave.open(str(path), "wb") as w:
-        w.setparams((1, 2, rate, 0, "NONE", ""))
-        w.writeframes(np.round(np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import settings
+from training import piece, settings
 from training.curves import Curves
+from training.lexicon import SHIPPED as SHIPPED_LEXICON
 from training.talker import checkpoint
 from training.talker.batches import Batches, allow_any_shape
 from training.talker.config import TalkerTraining
@@ -95,19 +96,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--codes", type=Path, required=True, help="what training.encode wrote")
     parser.add_argument("--more-codes", type=Path, help="learnt as well, as soon as there is such a folder")
     parser.add_argument("--codec", type=Path, required=True, help="the exported speech_tokenizer that made them")
-    parser.add_argument(
-        "--state", type=Path, required=True, help="whole checkpoint: resumed from if there, then written"
+    piece.add_arguments(
+        parser, resumes_from="checkpoint (whole or compact) or voice", minutes_of="loading, saving and speaking"
     )
-    parser.add_argument("--resume", type=Path, help="start from this checkpoint (whole or compact) or voice instead")
-    parser.add_argument("--again", action="store_true", help="its weights, and the schedule from its beginning")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--minutes", type=float, default=9.0, help="of the clock, loading, saving and speaking included"
-    )
-    parser.add_argument("--total-minutes", type=float, help="of all pieces together, instead of the config's")
-    parser.add_argument("--steps", type=int, help="stop after so many steps of this piece")
+    parser.add_argument("--lexicon", type=Path, default=SHIPPED_LEXICON, help="default: the one that ships")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that lay out prompts")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--listen", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
@@ -116,7 +109,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     deadline = time.time() + 60 * options.minutes - SAVING_S - (LISTENING_S if options.listen else 0)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    piece.log_to_terminal()
     torch.set_float32_matmul_precision("high")
     allow_any_shape()
 
@@ -124,13 +117,9 @@ def main() -> None:
     if options.total_minutes:
         config = replace(config, schedule=replace(config.schedule, total_minutes=options.total_minutes))
     device = torch.device(options.device)
-    lessons = Lessons(options.codes, options.codec, config, device, options.workers)
+    lessons = Lessons(options.codes, options.codec, config, device, options.workers, options.lexicon)
     trainer = Trainer(config, lessons.model, device, compiled=options.compile)
-    source = options.resume or (options.state if any(options.state.glob("talker-*.safetensors")) else None)
-    if source is not None:
-        checkpoint.load(trainer, source)
-        trainer.minutes = 0.0 if options.again else trainer.minutes
-        log.info("resumed %s at step %d, %.1f minutes", source, trainer.step_number, trainer.minutes)
+    piece.resume(trainer, checkpoint.load, options, checkpoint.NAME, log)
     size = sum(p.numel() for p in trainer.talker.parameters())
     log.info("%.2f M parameters, %d steps an epoch", size / 1e6, lessons.training.per_epoch)
 
@@ -145,10 +134,8 @@ def main() -> None:
     checkpoint.save(trainer, options.out, compact=True)
     figures = trainer.validate(lessons.held)
     if options.listen:
-        figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav")
-    curves.add({"step": trainer.step_number, "minutes": round(trainer.minutes, 3)} | figures)
-    curves.draw()
-    log.info("step %d, %.1f minutes in all: %s", trainer.step_number, trainer.minutes, figures)
+        figures |= listen(trainer.averaged, config, options.codec, options.out / "samples.wav", lexicon=options.lexicon)
+    piece.report(trainer, curves, figures, log)
 
 
 if __name__ == "__main__":

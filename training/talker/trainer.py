@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from sonant.layers.attention import FullContext
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.talker import Talker
+from training.learning_rate import learning_rate
+from training.swapped import swapped
 from training.talker.batches import Batch, Batches
 from training.talker.config import TalkerTraining
 from training.talker.guide import guide_batch
@@ -156,10 +158,7 @@ class Trainer:
         return torch.where(replaced, torch.randint(self.book, codes.shape, device=self.device), codes)
 
     def _set_rate(self, progress: float) -> float:
-        s = self.config.schedule
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        rate = s.final_learning_rate + (s.learning_rate - s.final_learning_rate) * cosine
-        rate *= min(1.0, (self.since_restart + 1) / s.warmup_steps)
+        rate = learning_rate(self.config.schedule, progress, self.since_restart)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
@@ -175,17 +174,8 @@ class Trainer:
     @contextmanager
     def averaged_weights(self) -> Iterator[Talker]:
         """The talker with its averaged weights, until the block ends."""
-        kept = {n: p.detach().clone() for n, p in self.talker.named_parameters()}
-        self._assign(self.averaged)
-        try:
+        with swapped(dict(self.talker.named_parameters()), self.averaged):
             yield self.talker
-        finally:
-            self._assign(kept)
-
-    @torch.no_grad()
-    def _assign(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.talker.named_parameters():
-            parameter.copy_(weights[name])
 
     def validate(self, batches: Batches) -> dict[str, float]:
         """Losses and hit rates of the averaged weights on clean inputs."""
