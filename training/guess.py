@@ -39,7 +39,7 @@ POSITIONS = 16384  # of a batch
 def guess(model: Qwen3TTS, batch: Batch) -> Tensor:
     """[chosen, codebooks] of a batch of utterances, greedily."""
     talker = model.modules.talker
-    x = talker.embed_position(batch.text, batch.codes, with_groups=True)
+    x = talker.embed_position(batch.text, batch.codes)
     positions = torch.arange(x.shape[1], device=x.device)[None]
     hidden = talker.model(x, positions, FullContext()).flatten(0, 1)[batch.predicting][batch.chosen]
     first = batch.frames[:, 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from sonant.errors import BadSampling
@@ -54,7 +53,7 @@ class Sampling(Mapping[str, Any]):
     """What was set, by the name of a knob. What was not, or was set to None, is the checkpoint's own."""
 
     def __init__(self, **values: Value | None) -> None:
-        self._values = MappingProxyType({name: value for name, value in values.items() if value is not None})
+        self._values = {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def greedy(cls) -> Sampling:

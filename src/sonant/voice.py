@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Voice:
                 raise BadAudio(f"voice {self.name!r}: its {name} must be finite numbers; encode it again")
             found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
             found.update(np.ascontiguousarray(tensor).tobytes())
-        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+        object.__setattr__(self, "tensors", dict(self.tensors))
         object.__setattr__(self, "fingerprint", found.hexdigest())
 
     def save(self, path: str | Path) -> None:

@@ -25,8 +25,8 @@ from sonant.bundled import verify
 from sonant.errors import BadText, CheckpointError
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.registry import check_model
+from sonant.sampling import Sampling
 from sonant.text.lexicon import Lexicon
-from sonant.types import Sampling
 from training import settings
 
 GREEDY = Sampling.greedy()
@@ -71,9 +71,9 @@ def test_sonant_speaks_with_it(engine: Engine) -> None:
     assert engine.voices == ("anna", "ben")
     assert engine.languages == ("auto", "english")
     speech = engine.speak("Hello, $5!", voice="ben", max_frames=6, seed=1)
-    assert speech.codes.shape[1] == tiny_voice.BOOKS
-    assert speech.codes.max() < tiny_voice.BOOK_SIZE
-    assert len(speech.samples) == 1920 * len(speech.codes)
+    assert speech.frames.shape[1] == tiny_voice.BOOKS
+    assert speech.frames.max() < tiny_voice.BOOK_SIZE
+    assert len(speech.samples) == 1920 * len(speech.frames)
     assert np.isfinite(speech.samples).all()
 
 
@@ -81,7 +81,7 @@ def test_text_is_normalised_before_it_is_read(engine: Engine) -> None:
     options = {"voice": "anna", "sampling": GREEDY, "max_frames": 8}
     typed = engine.speak("Dr. Lee paid $5.", **options)
     spelled = engine.speak("Doctor Lee paid five dollars.", **options)
-    np.testing.assert_array_equal(typed.codes, spelled.codes)
+    np.testing.assert_array_equal(typed.frames, spelled.frames)
 
 
 def test_nothing_to_say_is_the_callers_error(engine: Engine) -> None:
@@ -91,14 +91,14 @@ def test_nothing_to_say_is_the_callers_error(engine: Engine) -> None:
 
 def test_a_runaway_is_cut_after_a_few_frames_a_letter(engine: Engine) -> None:
     model = engine.model
-    assert model.limits.budget_frames_per_token == 3.0
+    assert model.limits.budget.s_per_token == pytest.approx(3 * 0.08)
     assert engine.config.segment_chars == 200
 
 
 def test_instructions_are_left_out(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     options = {"voice": "anna", "sampling": GREEDY, "max_frames": 4}
     plain, told = engine.speak("Hi.", **options), engine.speak("Hi.", instruct="Whisper.", **options)
-    np.testing.assert_array_equal(plain.codes, told.codes)
+    np.testing.assert_array_equal(plain.frames, told.frames)
     assert "not trained on instruct" in caplog.text
 
 

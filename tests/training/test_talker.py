@@ -25,11 +25,11 @@ import tiny_voice
 from sonant.kernels.reference import Bans, Lookup
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
-from sonant.types import Sampling
+from sonant.sampling import Sampling
 from tiny_voice import batches_of, trainer_of
 
 CPU = torch.device("cpu")
-GREEDY = replace(Sampling.greedy(), repetition_penalty=1.0)
+GREEDY = Sampling(greedy=True, repetition_penalty=1.0)
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def test_teacher_forcing_gives_the_engines_logits(
     monkeypatch.setattr(Draw, "pick", noted)
     request = request_of(Line(text, "ben", np.zeros((1, 1), np.int16)), talker_config.batch)
     with sonant.load(tmp_path / "voice", device="cpu") as engine:
-        groups = engine.model.spec.codebooks - 1
+        groups = engine.model.spec.frame.shape[0] - 1
         speech = engine.speak(text, voice="ben", language=request.language, sampling=GREEDY, max_frames=30)
-    frames = len(speech.codes)
+    frames = len(speech.frames)
     assert frames > 3
 
-    line = Line(text, "ben", speech.codes.astype(np.int16))
+    line = Line(text, "ben", speech.frames.astype(np.int16))
     batch = batches_of(talker_config, folder, [line]).make(np.arange(1), 1.0, np.random.default_rng(0))
     mine_first, mine_rest = trainer.logits(batch, noisy=False)
     theirs = torch.cat(first)[: frames + 1]
@@ -180,7 +180,7 @@ def test_the_engine_speaks_freely_with_what_was_learnt(
     language = request_of(line, talker_config.batch).language
     with sonant.load(voice, device="cpu") as engine:
         speech = engine.speak(line.text, voice=line.speaker, language=language, sampling=GREEDY)
-    np.testing.assert_array_equal(speech.codes, line.frames)
+    np.testing.assert_array_equal(speech.frames, line.frames)
     assert speech.finish_reason == "stop"
     label, frames = talker_config.speakers[line.speaker][0], len(line.frames)
     entries = [Entry(line.text, s, "train", n * FRAME) for s, n in (("stranger", 3), (label, frames))]

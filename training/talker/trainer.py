@@ -133,7 +133,7 @@ class Trainer:
         given = batch.frames[:, 1:]
         given = self._noised(given, noise.given) if noisy else given
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            x = self.talker.embed_position(batch.text, codes, with_groups=True)
+            x = self.talker.embed_position(batch.text, codes)
             if noisy and noise.inputs:
                 x = F.dropout(x, noise.inputs)
             positions = torch.arange(x.shape[1], device=self.device)[None]  # the same in every row
