@@ -27,9 +27,7 @@ _NAMES: Mapping[Any, str] = {
 }
 
 
-def build(
-    into: type[T], raw: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False
-) -> T:
+def build(into: type[T], raw: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False) -> T:
     """The dataclass `into` from the keys of `raw`; `where` is the file, or the place in it, for messages.
 
     `lenient` is for files that others publish: keys that `into` lacks are passed over, and null is the same as
@@ -53,9 +51,7 @@ def build(
     return into(**values)
 
 
-def convert(
-    kind: Any, value: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False
-) -> Any:
+def convert(kind: Any, value: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False) -> Any:
     """`value` as the type hint `kind` wants it: lists become tuples, whole numbers floats, text a path."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any or kind is object:
