@@ -80,6 +80,9 @@ REFUSED = [
     ("encoder", "use_streaming", True, "False"),
     ("encoder", "frame_rate", 25.0, "half of what"),
     ("encoder", "_frame_rate", 25.0, "half of what"),
+    ("encoder", "frame_rate", "fast", "half of what"),
+    ("talker", "rope_scaling", "yarn", "rope_type 'default'"),
+    ("talker", "layer_types", "full_attention", "'full_attention'"),
 ]
 
 

@@ -122,6 +122,7 @@ def test_a_pickle_that_would_run_something_runs_nothing(tmp_path: Path) -> None:
         ({"state_dict": {"a": torch.ones(1)}, "epoch": 3}, "'state_dict' is no plain tensor"),
         ({"state_dict": [1]}, "holds a list"),
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is no plain tensor"),
+        ({"a": torch.ones(2, 2, device="meta")}, "'a' is no plain tensor"),
     ],
     ids=str,
 )

@@ -31,6 +31,7 @@ class Published:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: str) -> Self:
+        named = supported.with_rope_theta(raw, where)
+        built = strict.build(cls, named, where, error=CheckpointError, lenient=True)
         supported.check(raw, cls.rules, where)
-        raw = supported.with_rope_theta(raw, where)
-        return strict.build(cls, raw, where, error=CheckpointError, lenient=True)
+        return built

@@ -29,6 +29,7 @@ class Rule:
 
 
 def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
+    """`raw` has been read already: the keys that our modules use are there and of their types."""
     for rule in rules:
         value = raw.get(rule.key)
         if value is not None and not rule.fits(value, raw):
@@ -78,16 +79,15 @@ def _plain_rope(given: Any, _: Raw) -> bool:
 
 
 def _multiple_of_kv_heads(given: Any, raw: Raw) -> bool:
-    kv_heads = raw.get("num_key_value_heads")
-    return not isinstance(kv_heads, int) or not isinstance(given, int) or (kv_heads > 0 and given % kv_heads == 0)
+    return raw["num_key_value_heads"] > 0 and given % raw["num_key_value_heads"] == 0
 
 
 def _halves_the_rate(given: Any, raw: Raw) -> bool:
     """Mimi's last convolution is built for the ratio of two frame rates; ours for the published one."""
-    rate, ratios = raw.get("sampling_rate", 24000), raw.get("upsampling_ratios", (8, 6, 5, 4))
-    if not isinstance(given, int | float) or given <= 0:
+    rate, hop = raw.get("sampling_rate") or 24000, math.prod(raw["upsampling_ratios"])
+    if not isinstance(given, int | float) or not isinstance(rate, int | float) or given <= 0 or hop <= 0:
         return False
-    return math.ceil(rate / math.prod(ratios)) / given == 2
+    return math.ceil(rate / hop) / given == 2
 
 
 _ROPE = "rope_type 'default' without scaling"
@@ -98,7 +98,7 @@ ATTENTION = (
     _only("partial_rotary_factor", 1.0),
     Rule("rope_scaling", _ROPE, _plain_rope),
     Rule("rope_parameters", _ROPE, _plain_rope),
-    Rule("head_dim", "an even number", lambda given, _: not isinstance(given, int) or given % 2 == 0),
+    Rule("head_dim", "an even number", lambda given, _: given % 2 == 0),
     Rule("num_attention_heads", "a multiple of num_key_value_heads", _multiple_of_kv_heads),
 )
 LANGUAGE_MODEL = (

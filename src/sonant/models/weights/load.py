@@ -67,7 +67,7 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
     """
     g, v = magnitude.float(), direction.float()
     rows = (-1, *[1] * (v.dim() - 1))
-    return v * (g.flatten() / v.flatten(1).norm(dim=1)).view(rows)
+    return v * (g.flatten() / v.reshape(len(v), -1).norm(dim=1)).view(rows)
 
 
 def windows(fillings: Sequence[Filling]) -> Iterator[list[Piece]]:

@@ -57,7 +57,13 @@ class PickledTensors:
         if not isinstance(held, Mapping):
             raise CheckpointError(f"{self.path} holds a {type(held).__name__}, not tensors by name")
         for name, value in held.items():
-            plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
-            if not isinstance(name, str) or not plain:
+            if not isinstance(name, str) or not _is_plain(value):
                 raise CheckpointError(f"{self.path}: {name!r} is no plain tensor; only those are read from a pickle")
         return dict(held)
+
+
+def _is_plain(value: object) -> bool:
+    """A dense tensor with numbers in it: not sparse, not quantised, not a mere shape."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
