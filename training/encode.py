@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 from training import state
 from training.clip import FRAME
 from training.codec.checkpoint import NAME, SOUNDS
@@ -35,7 +35,7 @@ SHARD_BYTES = 14 << 20
 def load_encoder(folder: Path, device: torch.device) -> CodecEncoder:
     config = CodecConfig.read(folder)
     encoder = CodecEncoder(config.encoder, config.encoder_valid_num_quantizers)
-    load_into(encoder, folder / "model.safetensors", prefix="encoder.", unused=("decoder.",))
+    load_into(encoder, open_weights(folder), prefix="encoder.", unused=("decoder.",))
     return encoder.eval().requires_grad_(False).to(device)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from sonant.bench.quality.transcript import distance
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 from training.clip import SAMPLE_RATE
 from training.codec.losses import SpectralLoss
 from training.encode import load_encoder
@@ -39,7 +39,7 @@ Judge = Callable[[Tensor], float]
 
 def load_decoder(folder: Path) -> CodecDecoder:
     decoder = CodecDecoder(CodecConfig.read(folder).decoder)
-    load_into(decoder, folder / "model.safetensors", prefix="decoder.", unused=("encoder.",))
+    load_into(decoder, open_weights(folder), prefix="decoder.", unused=("encoder.",))
     decoder.requires_grad_(False).eval().prepare()
     return decoder
 

@@ -51,9 +51,9 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
 def test_lists_are_given_again_or_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("--api-key", "a", "--api-key", "b,c")[1].api_keys == ("a", "b,c")  # a key may hold a comma
     monkeypatch.setenv("SONANT_API_KEYS", "a, b")
-    monkeypatch.setenv("SONANT_CHUNK_FRAMES", "1,4,8")
+    monkeypatch.setenv("SONANT_CHUNK_S", "0.1,0.4,0.8")
     _, serve, engine = parsed()
-    assert serve.api_keys == ("a", "b") and engine.chunk_frames == (1, 4, 8)
+    assert serve.api_keys == ("a", "b") and engine.chunk_s == (0.1, 0.4, 0.8)
 
 
 def test_the_model_by_position_or_by_name_but_once() -> None:

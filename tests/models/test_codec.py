@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sonant.models.qwen3_tts.codec import CodecDecoder, CodecState
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 
 TOLERANCE = 1e-5
 
@@ -24,7 +24,7 @@ def decoder(tiny_checkpoints: Mapping[str, Path]) -> CodecDecoder:
     with torch.device("meta"):
         module = CodecDecoder(CodecConfig.read(folder).decoder)
     module.to_empty(device="cpu").requires_grad_(False)
-    load_into(module, folder / "model.safetensors", prefix="decoder.", unused=("encoder.",))
+    load_into(module, open_weights(folder), prefix="decoder.", unused=("encoder.",))
     module.prepare()
     return module
 

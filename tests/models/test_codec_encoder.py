@@ -12,7 +12,7 @@ import torch
 from clips import reference_clip
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 FRAME = 1920
@@ -33,8 +33,8 @@ def encoder(config: CodecConfig, tiny_checkpoints: Mapping[str, Path]) -> CodecE
     with torch.device("meta"):
         encoder = CodecEncoder(config.encoder, config.encoder_valid_num_quantizers)
     encoder = encoder.to_empty(device="cpu")
-    path = tiny_checkpoints["base"] / "speech_tokenizer" / "model.safetensors"
-    load_into(encoder, path, prefix="encoder.", unused=("decoder.",))
+    weights = open_weights(tiny_checkpoints["base"] / "speech_tokenizer")
+    load_into(encoder, weights, prefix="encoder.", unused=("decoder.",))
     return encoder
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import sonant
-from sonant.errors import CheckpointError, ConfigError
-from sonant.models import weights
+from clips import reference_clip
+from peak_memory import needs_peak_memory, run_python
+from sonant.config import EngineConfig
+from sonant.errors import CheckpointError, ConfigError, Unsupported
+from sonant.models.registry import check_model
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
@@ -66,6 +67,97 @@ def test_a_mis_shaped_tensor_is_named(folder: Path, file: str, name: str, shape:
 def test_a_codec_tensor_too_many_is_named(folder: Path) -> None:
     edit(folder / "speech_tokenizer" / "model.safetensors", lambda t: t.update({"decoder.odd": torch.zeros(1)}))
     refuses(folder, "decoder.odd")
+
+
+def shard(folder: Path, count: int = 2) -> list[Path]:
+    """Cut a folder's model.safetensors into shards with an index, as the official package's writer does."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = list(tensors)
+    paths = [folder / f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    places = {}
+    for n, shard_path in enumerate(paths):
+        mine = names[n::count]
+        save_file({name: tensors[name] for name in mine}, shard_path)
+        places |= dict.fromkeys(mine, shard_path.name)
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return paths
+
+
+def said(folder: Path) -> np.ndarray:
+    with sonant.load(folder, device="cpu") as engine:
+        return engine.speak("hello the world", seed=3, max_frames=6).samples
+
+
+def test_a_sharded_folder_speaks_as_the_whole_one(folder: Path) -> None:
+    whole = said(folder)
+    shard(folder, 3)
+    shard(folder / "speech_tokenizer", 2)
+    np.testing.assert_array_equal(said(folder), whole)
+    check_model(folder, EngineConfig(), torch.float32, torch.float32)
+
+
+def test_a_shard_that_is_cut_short_or_missing_is_named(folder: Path) -> None:
+    first, second = shard(folder)
+    content = second.read_bytes()
+    second.write_bytes(content[:-100])
+    refuses(folder, "00002-of-00002.*not a whole safetensors file")
+    second.unlink()
+    refuses(folder, "00002-of-00002.safetensors is missing, though model.safetensors.index.json names it")
+    (folder / "model.safetensors.index.json").unlink()
+    refuses(folder, f"model.safetensors.index.json is missing.*{first.name}")
+
+
+def fine_tune(base: Path, folder: Path, *, keep_encoder: bool) -> Path:
+    """What the official fine-tuning script leaves: a copy of the Base folder that calls itself CustomVoice.
+
+    Its config.json still has the speaker encoder's part, its weights have lost it, and row 3000 of the codec's
+    embedding is the new speaker.
+    """
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["tts_model_type"] = "custom_voice"
+    config["talker_config"] |= {"spk_id": {"anna": 3000}, "spk_is_dialect": {"anna": False}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["talker.model.codec_embedding.weight"][3000] = torch.linspace(-1, 1, 64)
+        for name in [n for n in tensors if n.startswith("speaker_encoder.") and not keep_encoder]:
+            del tensors[name]
+
+    edit(folder / "model.safetensors", change)
+    return folder
+
+
+@pytest.mark.parametrize("keep_encoder", [False, True])
+def test_a_fine_tuned_folder_speaks_with_its_one_voice(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, keep_encoder: bool
+) -> None:
+    folder = fine_tune(tiny_checkpoints["base"], tmp_path / "tuned", keep_encoder=keep_encoder)
+    with sonant.load(folder, device="cpu") as engine:
+        assert engine.voices == ("anna",)
+        assert len(engine.speak("hello the world", voice="anna", seed=3, max_frames=6).codes)
+        with pytest.raises(Unsupported, match="cannot clone"):
+            engine.clone(reference_clip(), None)
+
+
+@pytest.mark.parametrize("kind", ["custom", "design"])
+def test_a_speaker_encoder_that_is_not_needed_is_left_alone(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, kind: str
+) -> None:
+    folder = shutil.copytree(tiny_checkpoints[kind], tmp_path / "checkpoint")
+    left = {f"speaker_encoder.{n}": torch.zeros(3) for n in ("fc.weight", "asp.conv.bias")}
+    edit(folder / "model.safetensors", lambda t: t.update(left))
+    check_model(folder, EngineConfig(), torch.float32, torch.float32)
+
+
+def test_a_base_folder_needs_its_speaker_encoder(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoints["base"], tmp_path / "checkpoint")
+    edit(folder / "model.safetensors", lambda t: t.pop("speaker_encoder.fc.weight"))
+    refuses(folder, "lacks speaker_encoder.fc.weight")
 
 
 def test_a_truncated_file_is_refused(folder: Path) -> None:
@@ -136,32 +228,24 @@ def test_devices_and_dtypes_are_checked(folder: Path) -> None:
             sonant.load(folder, **options)
 
 
-def test_windows_cover_the_file_without_gaps() -> None:
-    layout = {f"t{n}": ((1000,), mb << 20) for n, mb in enumerate([1, 300, 5, 100, 100])}
-    pieces = [piece for window in weights.windows(layout) for piece in window]
-    for name in layout:
-        spans = [(start, end) for n, start, end in pieces if n == name]
-        assert spans[0][0] == 0 and spans[-1][1] == 1000
-        assert all(a[1] == b[0] for a, b in pairwise(spans))
-    for window in weights.windows(layout):
-        held = sum(layout[n][1] * (end - start) / 1000 for n, start, end in window)
-        assert held <= weights.WINDOW_BYTES
-
-
 MEASURE = """
-import resource, sys, torch
+import sys, torch
 from pathlib import Path
+from peak_memory import peak_bytes
 torch.set_num_threads(1)
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 folder = Path(sys.argv[1])
 config = Qwen3TTSConfig.read(folder)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.device("meta"):
+    torch.nn.Embedding(2, 2).to(torch.float32)  # the meta device imports much of torch, which is no weight
+before = peak_bytes()
 load_modules(folder, config, torch.device("cpu"), torch.float32, torch.float32)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_bytes() - before)
 """
 
 
+@needs_peak_memory
 def test_loading_never_holds_the_weights_twice(folder: Path) -> None:
     rows = 4_000_000
     config = json.loads((folder / "config.json").read_text())
@@ -169,5 +253,5 @@ def test_loading_never_holds_the_weights_twice(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     path = folder / "model.safetensors"
     edit(path, lambda t: t.update({"talker.model.text_embedding.weight": torch.zeros(rows, 48)}))
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(folder)], capture_output=True, text=True, check=True)
-    assert int(done.stdout) * 1024 < 1.3 * path.stat().st_size
+    done = run_python(MEASURE, str(folder))
+    assert int(done.stdout) < 1.3 * path.stat().st_size

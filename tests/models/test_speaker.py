@@ -13,7 +13,7 @@ from clips import reference_clip
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 
@@ -30,7 +30,7 @@ def build(folder: Path) -> SpeakerEncoder:
 def encoder(tiny_checkpoints: Mapping[str, Path]) -> SpeakerEncoder:
     folder = tiny_checkpoints["base"]
     encoder = build(folder)
-    load_into(encoder, folder / "model.safetensors", prefix="speaker_encoder.", unused=("talker.",))
+    load_into(encoder, open_weights(folder), prefix="speaker_encoder.", unused=("talker.",))
     return encoder
 
 
@@ -65,5 +65,4 @@ def test_a_checkpoint_without_a_speaker_encoder_is_refused_by_tensor_name(
 ) -> None:
     encoder = build(tiny_checkpoints["base"])
     with pytest.raises(CheckpointError, match=r"lacks speaker_encoder\.blocks"):
-        path = tiny_checkpoints["custom"] / "model.safetensors"
-        load_into(encoder, path, prefix="speaker_encoder.", unused=("talker.",))
+        load_into(encoder, open_weights(tiny_checkpoints["custom"]), prefix="speaker_encoder.", unused=("talker.",))

@@ -15,7 +15,7 @@ from training.shards import Corpus
 
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.config import CodecConfig
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 from training import encode
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_the_export_plays_what_the_trainer_heard(trained: Trainer, crops: Crops,
         export(codec, tmp_path)
     encoder = encode.load_encoder(tmp_path, CPU)
     decoder = CodecDecoder(CodecConfig.read(tmp_path).decoder)
-    load_into(decoder, tmp_path / "model.safetensors", prefix="decoder.", unused=("encoder.",))
+    load_into(decoder, open_weights(tmp_path), prefix="decoder.", unused=("encoder.",))
     decoder.prepare()
     with torch.no_grad():
         made = decoder(encoder.encode(samples[0])[None], torch.zeros(1, dtype=torch.long))[0]

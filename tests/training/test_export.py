@@ -153,8 +153,8 @@ def test_a_compact_codec_has_the_same_entries(speech_tokenizer: Path) -> None:
     ("content", "says"),
     [
         ({"text_front_end": "klingon"}, "no text_front_end 'klingon'"),
-        ({"colour": "red"}, "unknown key 'colour'"),
-        ({"license": 3}, "license must be a string"),
+        ({"colour": "red"}, "no key is called 'colour'"),
+        ({"license": 3}, "license must be text"),
         ({"frames_per_token": 0}, "frames_per_token must be a number"),
         ({"frames_per_token": True}, "frames_per_token must be a number"),
         ({"segment_chars": 0}, "segment_chars must be a whole number"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sonant.models.weights import load_into
+from sonant.models.weights import SafetensorsFile, load_into
 from training import state
 from training.talker.trainer import Trainer
 
@@ -37,7 +37,7 @@ def averaged(folder: Path) -> dict[str, Tensor]:
 
 def load(trainer: Trainer, folder: Path) -> None:
     if (folder / _VOICE).exists():
-        load_into(trainer.talker, folder / _VOICE, prefix="talker.")
+        load_into(trainer.talker, SafetensorsFile(folder / _VOICE), prefix="talker.")
         torch._foreach_copy_(list(trainer.averaged.values()), [p.detach() for p in trainer.talker.parameters()])
         return
     tensors, meta = state.read(folder, NAME)

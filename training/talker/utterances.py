@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sonant.errors import BadText
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.qwen3_tts.load import FRONT_ENDS
+from sonant.models.qwen3_tts.manifest import FRONT_ENDS
 from sonant.models.qwen3_tts.prompt import PromptBuilder
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
 from sonant.text.lexicon import Lexicon

@@ -8,15 +8,14 @@ with the place it came from.
 from __future__ import annotations
 
 import argparse
-import difflib
-import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sonant import strict
 from sonant.errors import ConfigError
 
 PREFIX = "SONANT_"
@@ -46,13 +45,6 @@ class Setting:
             return _from_text(self.kind, text, where)
         items = text if isinstance(text, list) else [item.strip() for item in text.split(",") if item.strip()]
         return tuple(_from_text(get_args(self.kind)[0], item, where) for item in items)
-
-    def from_toml(self, value: object, where: str) -> Any:
-        if not self.repeats:
-            return _from_toml(self.kind, value, where)
-        if not isinstance(value, list):
-            raise ConfigError(f"{where} must be a list, not {value!r}")
-        return tuple(_from_toml(get_args(self.kind)[0], item, where) for item in value)
 
 
 def settings_of(*owners: type) -> list[Setting]:
@@ -93,7 +85,7 @@ def gather(
         elif variable:
             found[s.owner][s.name] = s.from_text(variable, s.variable)
         elif s.name in in_file:
-            found[s.owner][s.name] = s.from_toml(in_file[s.name], f"{file}: {s.name}")
+            found[s.owner][s.name] = strict.convert(s.kind, in_file[s.name], f"{file}: {s.name}", error=ConfigError)
     return found
 
 
@@ -101,7 +93,8 @@ def misspelt(settings: Iterable[Setting], variables: Iterable[str]) -> list[str]
     """Variables of ours that set nothing but look as if they should; not an error, others may use the prefix too."""
     known = [s.variable for s in settings]
     strange = [name for name in variables if name.startswith(PREFIX) and name not in known]
-    return [f"{name} is not an option{_nearest(name, known)}" for name in sorted(strange) if _nearest(name, known)]
+    hints = {name: strict.did_you_mean(name, known) for name in sorted(strange)}
+    return [f"{name} is not an option{hint}" for name, hint in hints.items() if hint]
 
 
 def _read_file(file: Path, settings: list[Setting]) -> dict[str, object]:
@@ -111,16 +104,8 @@ def _read_file(file: Path, settings: list[Setting]) -> dict[str, object]:
         raise ConfigError(f"the config file {file} cannot be read: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"the config file {file} is not valid TOML: {e}") from None
-    known = [s.name for s in settings]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"{file}: no option is called {name!r}{_nearest(name, known)}")
+    strict.refuse_unknown(values, [s.name for s in settings], str(file), ConfigError, noun="option")
     return values
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _without_none(kind: Any) -> Any:
@@ -139,27 +124,10 @@ def _metavar(kind: Any) -> str:
 
 
 def _from_text(kind: Any, text: str, where: str) -> Any:
-    if get_origin(kind) is Literal or kind is str:
-        return _from_toml(kind, text, where)
-    if kind is Path:
-        return Path(text)
-    parse: Callable[[str], Any] = int if kind is int else float
+    if kind not in (int, float):
+        return strict.convert(kind, text, where, error=ConfigError)
     try:
-        return _from_toml(kind, parse(text), where)
+        number = kind(text)
     except ValueError:
-        raise ConfigError(f"{where} must be {_named(kind)}, not {text!r}") from None
-
-
-def _from_toml(kind: Any, value: object, where: str) -> Any:
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ConfigError(f"{where} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        return value
-    accepted = {int: int, float: (int, float), str: str, Path: str}[kind]
-    if isinstance(value, bool) or not isinstance(value, accepted) or (kind is float and not math.isfinite(value)):  # type: ignore[arg-type]
-        raise ConfigError(f"{where} must be {_named(kind)}, not {value!r}")
-    return kind(value)
-
-
-def _named(kind: Any) -> str:
-    return {int: "a whole number", float: "a number", Path: "a path"}.get(kind, "text")
+        raise ConfigError(f"{where} must be {strict.named(kind)}, not {text!r}") from None
+    return strict.convert(kind, number, where, error=ConfigError)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -103,7 +104,8 @@ class Engine:
         tokens = sum(r.prompt.length for r in requests)
         if len(parts) == 1:
             self.loop.post(requests[0])
-            return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.loop.abort(requests))
+            opening, abort = requests[0].prompt.opening, partial(self.loop.abort, requests)
+            return SpeechStream(mailbox, seed, self.sample_rate, tokens, abort, opening)
         self.loop.watch(whole)
         whole.start(requests)
         return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.loop.abort(whole.abort()))

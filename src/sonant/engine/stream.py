@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 
 from sonant.errors import Aborted
-from sonant.types import AudioChunk, FinishReason, Speech
+from sonant.types import AudioChunk, FinishReason, Samples, Speech
 
 MAX_UNREAD_S = 60.0
 
@@ -136,9 +136,15 @@ class SpeechStream:
     """Chunks of sound as they are made. Works with `for`, `async for`, `with` and `async with`."""
 
     def __init__(
-        self, mailbox: Mailbox, seed: int, sample_rate: int, input_tokens: int, abort: Callable[[], None]
+        self,
+        mailbox: Mailbox,
+        seed: int,
+        sample_rate: int,
+        input_tokens: int,
+        abort: Callable[[], None],
+        opening: Callable[[int], Samples] | None = None,
     ) -> None:
-        self._mailbox, self._abort = mailbox, abort
+        self._mailbox, self._abort, self._opening = mailbox, abort, opening
         self.seed = seed
         self.input_tokens = input_tokens  # positions of the prompt, or of all prompts of a long text
         self.sample_rate = sample_rate
@@ -193,10 +199,14 @@ class SpeechStream:
         if box.reason is FinishReason.ABORT:
             raise Aborted("the request was aborted before its speech was complete")
         assert box.reason is not None and self.total_s is not None
+        samples = [c.samples for c in chunks]
+        frames = np.concatenate([c.frames for c in chunks]) if chunks else np.zeros((0, 0), np.int32)
+        if self._opening is not None and chunks and chunks[0].start_s == 0:
+            samples.insert(0, self._opening(len(frames)))
         return Speech(
-            samples=np.concatenate([c.samples for c in chunks]) if chunks else np.zeros(0, np.float32),
+            samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
             sample_rate=self.sample_rate,
-            frames=np.concatenate([c.frames for c in chunks]) if chunks else np.zeros((0, 0), np.int32),
+            frames=frames,
             finish_reason=box.reason,
             seed=self.seed,
             first_audio_s=self.total_s if self.first_audio_s is None else self.first_audio_s,

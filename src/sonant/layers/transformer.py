@@ -1,6 +1,6 @@
 """The decoder stack that language models and codecs share: one definition, many configurations.
 
-Parameter names are the published ones; q/k/v and gate/up are fused (see models/weights.py).
+Parameter names are the published ones; q/k/v and gate/up are fused (see models/weights/naming.py).
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Prompt:
     staged: Mapping[str, Any]
     max_frames: int
     payload: Any  # the family's own
+    opening: Callable[[int], Samples] | None = None  # samples before those of so many frames, in a whole result only
     variant: int = 0  # the kind of frame step that it needs, one of the spec's
 
 

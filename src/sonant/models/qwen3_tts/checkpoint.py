@@ -14,7 +14,7 @@ from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
-from sonant.models.weights import load_into
+from sonant.models.weights import load_into, open_weights
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -31,14 +31,14 @@ def load_modules(
     folder: Path, config: Qwen3TTSConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> Modules:
     """Memory is taken once, uninitialised, and then filled; the encoders stay in float32, as published."""
-    weights, codec_weights = folder / "model.safetensors", folder / "speech_tokenizer" / "model.safetensors"
+    weights, codec_weights = open_weights(folder), open_weights(folder / "speech_tokenizer")
     with torch.device("meta"):
         talker = Talker(config.talker, config.predictor)
         decoder = CodecDecoder(config.codec.decoder)
         speaker = SpeakerEncoder(config.speaker) if config.speaker else None
         encoder = CodecEncoder(config.codec.encoder, config.codec.encoder_valid_num_quantizers) if speaker else None
     talker = _empty(talker, device, dtype)
-    load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",) if speaker else ())
+    load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",))
     talker.prepare(config.talker.max_position_embeddings)
     decoder = _empty(decoder, device, codec_dtype)
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))

@@ -184,7 +184,7 @@ class CodecDecoder(nn.Module):
                 CausalConv1d(widths[-1], 1, 7),
             ]
         )
-        self.samples_per_frame = math.prod(config.upsample_rates) * math.prod(config.upsampling_ratios)
+        self.samples_per_frame = config.samples_per_frame
         self.tail_shapes = assign_slots(self)
         self.tails_size = sum(math.prod(s) for s in self.tail_shapes)
         self.register_buffer("code_table", None, persistent=False)

@@ -8,16 +8,13 @@ module can be built on the meta device, and trained.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.kernels.reference import convolve
-from sonant.models.qwen3_tts.config import CodecEncoderConfig
+from sonant.models.qwen3_tts.config import MIMI_DOWNSAMPLE, CodecEncoderConfig
 
-_DOWNSAMPLE = 2  # from the transformer's 25 Hz to the codes' 12.5 Hz
 _LAYER_SCALE_INIT = 0.01
 _USAGE_FLOOR = 1e-5  # a code that was never used has no mean; the same floor as at training
 
@@ -249,14 +246,14 @@ class CodecEncoder(nn.Module):
         if not config.num_semantic_quantizers < codebooks <= config.num_quantizers:
             raise ValueError(f"{codebooks} codebooks asked of {config.num_quantizers}")
         self.codebooks = codebooks
-        self.samples_per_frame = _DOWNSAMPLE * math.prod(config.upsampling_ratios)
+        self.samples_per_frame = config.samples_per_frame
         self.encoder = SeanetEncoder(config)
         self.encoder_transformer = Transformer(config)
         self.downsample = CausalConv(
             config.hidden_size,
             config.hidden_size,
-            2 * _DOWNSAMPLE,
-            stride=_DOWNSAMPLE,
+            2 * MIMI_DOWNSAMPLE,
+            stride=MIMI_DOWNSAMPLE,
             bias=False,
             pad_mode="replicate",
         )

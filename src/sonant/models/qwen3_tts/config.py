@@ -1,53 +1,34 @@
 """The checkpoint's own JSON files as frozen dataclasses.
 
 Nothing here has a default that the published files decide: a missing key is an error that names it, because
-the official config classes' defaults are not the released values. Keys we do not use are passed over.
+the official config classes' defaults are not the released values. Keys that change nothing are passed over; those
+that change the arithmetic in ways we do not follow are refused, see `supported.py`.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from sonant import strict
 from sonant.errors import BadSampling, CheckpointError
+from sonant.models.qwen3_tts import supported
 from sonant.models.qwen3_tts.knobs import with_defaults
+from sonant.models.qwen3_tts.published import Published, read_json
 from sonant.sampling import Knob
 
 Kind = Literal["base", "custom_voice", "voice_design"]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: a Qwen3-TTS checkpoint folder holds it") from None
-    except (ValueError, OSError) as e:
-        raise CheckpointError(f"{path} cannot be read as JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold a JSON object")
-    return value
-
-
-class _FromDict:
-    """Builds a dataclass from the keys of a JSON object that it knows."""
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], where: str) -> Self:
-        values = {}
-        for f in fields(cls):  # type: ignore[arg-type]
-            if f.name in raw and raw[f.name] is not None:
-                values[f.name] = tuple(raw[f.name]) if isinstance(raw[f.name], list) else raw[f.name]
-            elif f.default is MISSING and f.default_factory is MISSING:
-                raise CheckpointError(f"{where} lacks {f.name!r}")
-        return cls(**values)
+MIMI_DOWNSAMPLE = 2  # from the 25 Hz of the encoder's transformer to the codes' 12.5 Hz
 
 
 @dataclass(frozen=True)
-class DecoderStackConfig(_FromDict):
+class DecoderStackConfig(Published):
     """A Qwen3-style decoder stack: RMSNorm, grouped-query attention, SwiGLU, rotary positions."""
+
+    rules = supported.LANGUAGE_MODEL
 
     vocab_size: int
     hidden_size: int
@@ -79,7 +60,7 @@ class TalkerConfig(DecoderStackConfig):
 
 
 @dataclass(frozen=True)
-class SpeakerConfig(_FromDict):
+class SpeakerConfig(Published):
     """ECAPA-TDNN. The published files carry only `enc_dim` and `sample_rate`; the rest is the official default."""
 
     enc_dim: int
@@ -94,7 +75,9 @@ class SpeakerConfig(_FromDict):
 
 
 @dataclass(frozen=True)
-class CodecDecoderConfig(_FromDict):
+class CodecDecoderConfig(Published):
+    rules = supported.CODEC_DECODER
+
     latent_dim: int
     codebook_dim: int
     codebook_size: int
@@ -113,10 +96,16 @@ class CodecDecoderConfig(_FromDict):
     upsample_rates: tuple[int, ...]
     upsampling_ratios: tuple[int, ...]
 
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
 
 @dataclass(frozen=True)
-class CodecEncoderConfig(_FromDict):
+class CodecEncoderConfig(Published):
     """Mimi's encoder, as transformers names its parts."""
+
+    rules = supported.CODEC_ENCODER
 
     audio_channels: int
     num_filters: int
@@ -141,6 +130,23 @@ class CodecEncoderConfig(_FromDict):
     vector_quantization_hidden_dimension: int
     dilation_growth_rate: int
 
+    @property
+    def samples_per_frame(self) -> int:
+        return MIMI_DOWNSAMPLE * math.prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True)
+class _CodecFile:
+    """speech_tokenizer/config.json, its two parts not read yet."""
+
+    decoder_config: dict[str, Any]
+    encoder_config: dict[str, Any]
+    encoder_valid_num_quantizers: int
+    output_sample_rate: int
+    decode_upsample_rate: int
+    input_sample_rate: int | None = None
+    encode_downsample_rate: int | None = None
+
 
 @dataclass(frozen=True)
 class CodecConfig:
@@ -153,19 +159,49 @@ class CodecConfig:
     @classmethod
     def read(cls, folder: Path) -> CodecConfig:
         path = folder / "config.json"
-        raw = read_json(path)
-        for key in ("decoder_config", "encoder_config", "output_sample_rate", "decode_upsample_rate"):
-            if key not in raw:
-                raise CheckpointError(f"{path} lacks {key!r}")
-        if raw["output_sample_rate"] != raw.get("input_sample_rate", raw["output_sample_rate"]):
-            raise CheckpointError(f"{path}: input and output sample rates differ, which Sonant does not support")
-        return cls(
-            decoder=CodecDecoderConfig.from_dict(raw["decoder_config"], f"{path}: decoder_config"),
-            encoder=CodecEncoderConfig.from_dict(raw["encoder_config"], f"{path}: encoder_config"),
-            encoder_valid_num_quantizers=raw["encoder_valid_num_quantizers"],
-            sample_rate=raw["output_sample_rate"],
-            samples_per_frame=raw["decode_upsample_rate"],
+        file = strict.build(_CodecFile, read_json(path), str(path), error=CheckpointError, lenient=True)
+        decoder = CodecDecoderConfig.from_dict(file.decoder_config, f"{path}: decoder_config")
+        encoder = CodecEncoderConfig.from_dict(file.encoder_config, f"{path}: encoder_config")
+        down = encoder.samples_per_frame if file.encode_downsample_rate is None else file.encode_downsample_rate
+        valid = file.encoder_valid_num_quantizers
+        rate = file.output_sample_rate if file.input_sample_rate is None else file.input_sample_rate
+        # The official code cuts codes and sound by the two rates of the file; if they are not what the modules
+        # make, it cuts within frames.
+        supported.agree(
+            str(path),
+            ("input_sample_rate", rate, "output_sample_rate", file.output_sample_rate),
+            ("decode_upsample_rate", file.decode_upsample_rate, "the decoder's rate", decoder.samples_per_frame),
+            ("encode_downsample_rate", down, "the encoder's rate", encoder.samples_per_frame),
+            ("encoder_valid_num_quantizers", valid, "num_quantizers", decoder.num_quantizers),
         )
+        return cls(
+            decoder=decoder,
+            encoder=encoder,
+            encoder_valid_num_quantizers=valid,
+            sample_rate=file.output_sample_rate,
+            samples_per_frame=file.decode_upsample_rate,
+        )
+
+
+@dataclass(frozen=True)
+class _ModelFile:
+    """config.json, its parts not read yet."""
+
+    tts_model_type: Kind
+    tts_model_size: str
+    talker_config: dict[str, Any]
+    im_start_token_id: int
+    im_end_token_id: int
+    tts_pad_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    speaker_encoder_config: dict[str, Any] | None = None
+    tokenizer_type: Literal["qwen3_tts_tokenizer_12hz"] = "qwen3_tts_tokenizer_12hz"
+
+
+@dataclass(frozen=True)
+class _GenerationFile:
+    max_new_tokens: int = 2048  # the official library's fallback
 
 
 @dataclass(frozen=True)
@@ -176,7 +212,7 @@ class Qwen3TTSConfig:
     size: str
     talker: TalkerConfig
     predictor: DecoderStackConfig
-    speaker: SpeakerConfig | None
+    speaker: SpeakerConfig | None  # of base checkpoints only, whatever is left in the others' files
     codec: CodecConfig
     im_start_token_id: int
     im_end_token_id: int
@@ -189,44 +225,64 @@ class Qwen3TTSConfig:
     @classmethod
     def read(cls, folder: Path) -> Qwen3TTSConfig:
         path = folder / "config.json"
-        raw = read_json(path)
-        for key in ("talker_config", "tts_model_type", "tts_model_size"):
-            if key not in raw:
-                raise CheckpointError(f"{path} lacks {key!r}: is this a Qwen3-TTS checkpoint?")
-        kind = raw["tts_model_type"]
-        if kind not in ("base", "custom_voice", "voice_design"):
-            raise CheckpointError(f"{path}: tts_model_type {kind!r} is none of base, custom_voice, voice_design")
-        if raw.get("tokenizer_type", "qwen3_tts_tokenizer_12hz") != "qwen3_tts_tokenizer_12hz":
-            raise CheckpointError(f"{path}: only the 12 Hz tokenizer is supported, not {raw['tokenizer_type']!r}")
-        talker = raw["talker_config"]
-        if "code_predictor_config" not in talker:
-            raise CheckpointError(f"{path}: talker_config lacks 'code_predictor_config'")
-        speaker = raw.get("speaker_encoder_config")
-        if kind == "base" and speaker is None:
-            raise CheckpointError(f"{path} lacks 'speaker_encoder_config', which a base checkpoint needs")
-        ids = {}
-        for f in ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id"):
-            if f not in raw:
-                raise CheckpointError(f"{path} lacks {f!r}")
-            ids[f] = int(raw[f])
+        file = strict.build(_ModelFile, read_json(path), str(path), error=CheckpointError, lenient=True)
+        talker = TalkerConfig.from_dict(file.talker_config, f"{path}: talker_config")
+        predictor = _predictor(file.talker_config, talker, f"{path}: talker_config")
+        codec = CodecConfig.read(folder / "speech_tokenizer")
+        supported.agree(
+            str(folder),
+            ("talker_config.num_code_groups", talker.num_code_groups, "num_quantizers", codec.decoder.num_quantizers),
+            ("code_predictor_config.vocab_size", predictor.vocab_size, "codebook_size", codec.decoder.codebook_size),
+        )
         knobs, max_new_tokens = _generation_defaults(folder / "generation_config.json")
         return cls(
-            kind=kind,
-            size=raw["tts_model_size"],
-            talker=TalkerConfig.from_dict(talker, f"{path}: talker_config"),
-            predictor=DecoderStackConfig.from_dict(talker["code_predictor_config"], f"{path}: code_predictor_config"),
-            speaker=SpeakerConfig.from_dict(speaker, f"{path}: speaker_encoder_config") if speaker else None,
-            codec=CodecConfig.read(folder / "speech_tokenizer"),
+            kind=file.tts_model_type,
+            size=file.tts_model_size,
+            talker=talker,
+            predictor=predictor,
+            speaker=_speaker(file, talker, codec, path) if file.tts_model_type == "base" else None,
+            codec=codec,
+            im_start_token_id=file.im_start_token_id,
+            im_end_token_id=file.im_end_token_id,
+            tts_pad_token_id=file.tts_pad_token_id,
+            tts_bos_token_id=file.tts_bos_token_id,
+            tts_eos_token_id=file.tts_eos_token_id,
             knobs=knobs,
             max_new_tokens=max_new_tokens,
-            **ids,
         )
+
+
+def _predictor(talker_file: Mapping[str, Any], talker: TalkerConfig, where: str) -> DecoderStackConfig:
+    raw = talker_file.get("code_predictor_config")
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{where} lacks 'code_predictor_config'")
+    if (groups := raw.get("num_code_groups")) is not None:
+        own = "code_predictor_config.num_code_groups"
+        supported.agree(where, (own, groups, "num_code_groups", talker.num_code_groups))
+    return DecoderStackConfig.from_dict(raw, f"{where}: code_predictor_config")
+
+
+def _speaker(file: _ModelFile, talker: TalkerConfig, codec: CodecConfig, path: Path) -> SpeakerConfig:
+    if file.speaker_encoder_config is None:
+        raise CheckpointError(f"{path} lacks 'speaker_encoder_config', which a base checkpoint needs")
+    where = f"{path}: speaker_encoder_config"
+    speaker = SpeakerConfig.from_dict(file.speaker_encoder_config, where)
+    layers = len(speaker.enc_channels)
+    supported.agree(
+        where,
+        ("enc_dim", speaker.enc_dim, "the talker's hidden_size", talker.hidden_size),
+        ("sample_rate", speaker.sample_rate, "the codec's", codec.sample_rate),
+        ("the number of enc_kernel_sizes", len(speaker.enc_kernel_sizes), "that of enc_channels", layers),
+        ("the number of enc_dilations", len(speaker.enc_dilations), "that of enc_channels", layers),
+    )
+    return speaker
 
 
 def _generation_defaults(path: Path) -> tuple[tuple[Knob, ...], int]:
     """The file's values over the official library's fallbacks, which apply key by key."""
-    raw = read_json(path) if path.exists() else {}
+    raw = {key: value for key, value in (read_json(path) if path.exists() else {}).items() if value is not None}
+    most = strict.build(_GenerationFile, raw, str(path), error=CheckpointError, lenient=True)
     try:
-        return with_defaults({k: v for k, v in raw.items() if v is not None}), int(raw.get("max_new_tokens", 2048))
+        return with_defaults(raw), most.max_new_tokens
     except BadSampling as e:
         raise CheckpointError(f"{path}: {e}") from e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -51,7 +52,26 @@ class Qwen3TTS:
         staged = staged_values(self.spec.knobs, request.sampling)
         staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
         staged["trailing_length"] = len(layout.trailing)
-        return Prompt(length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout)
+        return Prompt(
+            length=len(layout.text),
+            keys=layout.keys(),
+            staged=staged,
+            max_frames=max_frames,
+            payload=layout,
+            opening=None if layout.preroll is None else partial(self._opening, layout.preroll),
+        )
+
+    @torch.inference_mode()
+    def _opening(self, reference: Ints, frames: int) -> Samples:
+        """The reference's samples that the official package leaves: it cuts by a share, in floating point, and rounds
+        down, so that now and then the last one stays."""
+        size, total = self.spec.samples_per_frame, len(reference) + frames
+        left = len(reference) * size - int(len(reference) / total * (total * size))
+        if not left:
+            return np.zeros(0, np.float32)
+        codes = torch.from_numpy(reference).to(self.device)[None]
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        return self.modules.decoder(codes, first)[0, -left:].float().cpu().numpy()
 
     @torch.inference_mode()
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:

@@ -1,0 +1,23 @@
+"""Published weights into modules: where tensors are stored, how stored names come to ours, and the filling itself."""
+
+from sonant.models.weights.folder import open_weights
+from sonant.models.weights.load import load_into
+from sonant.models.weights.naming import FUSED, Naming, rename_by, stored_names
+from sonant.models.weights.pickled import PickledTensors
+from sonant.models.weights.safetensors_file import SafetensorsFile
+from sonant.models.weights.shards import ShardedSafetensors
+from sonant.models.weights.source import StoredTensor, TensorSource
+
+__all__ = [
+    "FUSED",
+    "Naming",
+    "PickledTensors",
+    "SafetensorsFile",
+    "ShardedSafetensors",
+    "StoredTensor",
+    "TensorSource",
+    "load_into",
+    "open_weights",
+    "rename_by",
+    "stored_names",
+]

@@ -1,0 +1,151 @@
+"""Fills modules from stored tensors: every tensor accounted for, nothing held twice.
+
+A source is read in windows of at most `WINDOW_BYTES`: each is a mapping of its own, dropped before the next, so that
+peak memory is the weights plus one window, not the weights twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sonant.errors import CheckpointError
+from sonant.models.weights.naming import Naming
+from sonant.models.weights.source import Read, TensorSource
+
+WINDOW_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Filling:
+    """Rows of a parameter and the stored tensors that they come from, row by row."""
+
+    target: torch.Tensor
+    stored: tuple[str, ...]  # one as it is, or weight norm's magnitude and direction
+    row_bytes: int
+
+    def fill(self, read: Read, start: int, end: int) -> None:
+        values = [read(name, start, end) for name in self.stored]
+        self.target[start:end].copy_(values[0] if len(values) == 1 else fold_weight_norm(*values))
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    filling: Filling
+    start: int
+    end: int
+
+
+def load_into(
+    module: nn.Module,
+    source: TensorSource,
+    *,
+    prefix: str = "",
+    unused: Collection[str] = (),
+    naming: Naming | None = None,
+) -> None:
+    """Fill every parameter and buffer of `module` (already on its device and dtype) from `source`.
+
+    `prefix` stands before the module's names once `naming` has renamed the stored ones. Tensors whose stored names
+    start with one of `unused` are known and left alone. A missing, unexpected or mis-shaped tensor raises
+    `CheckpointError` with its name. On the meta device all is checked and nothing is read.
+    """
+    fillings = _plan(module, source, prefix, unused, naming or Naming())
+    for window in windows([f for f in fillings if not f.target.is_meta]):
+        with source.window() as read, torch.no_grad():
+            for piece in window:
+                piece.filling.fill(read, piece.start, piece.end)
+
+
+def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """Both [rows, …] → the weight, in float32. The norm is over all but the first dimension.
+
+    That holds for transposed convolutions too, whose first dimension is their inputs.
+    """
+    g, v = magnitude.float(), direction.float()
+    rows = (-1, *[1] * (v.dim() - 1))
+    return v * (g.flatten() / v.reshape(len(v), -1).norm(dim=1)).view(rows)
+
+
+def windows(fillings: Sequence[Filling]) -> Iterator[list[Piece]]:
+    """The fillings in order, in groups of at most `WINDOW_BYTES`; a larger one is cut by rows."""
+    window: list[Piece] = []
+    held = 0
+    for filling in fillings:
+        rows, rows_at_once = len(filling.target), max(1, WINDOW_BYTES // max(filling.row_bytes, 1))
+        for start in range(0, rows, rows_at_once):
+            end = min(start + rows_at_once, rows)
+            part = filling.row_bytes * (end - start)
+            if window and held + part > WINDOW_BYTES:
+                yield window
+                window, held = [], 0
+            window.append(Piece(filling, start, end))
+            held += part
+    if window:
+        yield window
+
+
+def _plan(
+    module: nn.Module, source: TensorSource, prefix: str, unused: Collection[str], naming: Naming
+) -> list[Filling]:
+    """Where all tensors go, in the order in which they are stored."""
+    ignored = tuple(unused)
+    ours = naming.renamed((n for n in source.tensors if not n.startswith(ignored)), source.label)
+    fillings: list[Filling] = []
+    missing: list[str] = []
+    for name, param in module.state_dict(keep_vars=True).items():
+        parts = naming.parts(prefix + name, ours)
+        lacks = [part for group in parts for part in group if part not in ours]
+        missing += lacks
+        if not lacks:
+            fillings += _fill_parameter(param.data, [tuple(ours[n] for n in group) for group in parts], source)
+    if missing:
+        raise CheckpointError(f"{source.label} lacks {_some(missing)}")
+    taken = {stored for filling in fillings for stored in filling.stored}
+    if extra := [n for n in ours.values() if n not in taken]:
+        raise CheckpointError(
+            f"{source.label} holds {_some(extra)}, unknown to this model: a wrong or newer checkpoint?"
+        )
+    order = {name: at for at, name in enumerate(source.tensors)}
+    return sorted(fillings, key=lambda filling: order[filling.stored[-1]])
+
+
+def _fill_parameter(param: torch.Tensor, parts: Sequence[tuple[str, ...]], source: TensorSource) -> Iterator[Filling]:
+    """The parts of one parameter follow each other along its rows and fill it exactly."""
+    start = 0
+    rows = param if param.dim() else param[None]
+    for group in parts:
+        stored = source.tensors[group[-1]]
+        if len(stored.shape) != param.dim() or stored.shape[1:] != param.shape[1:] or start + stored.rows > len(rows):
+            wanted = [len(rows) - start, *param.shape[1:]] if param.dim() else []
+            raise CheckpointError(
+                f"{source.label}: {group[-1]} has shape {list(stored.shape)}, but config.json asks for {wanted}"
+            )
+        if stored.dtype.is_floating_point != param.dtype.is_floating_point:
+            raise CheckpointError(f"{source.label}: {group[-1]} is stored as {stored.dtype}, not as {param.dtype}")
+        yield Filling(rows[start : start + stored.rows], group, _bytes_of_row(group, source))
+        start += stored.rows
+    if start != len(rows):
+        raise CheckpointError(
+            f"{source.label}: {parts[-1][-1]} ends at row {start} of {len(rows)} that config.json asks for"
+        )
+
+
+def _bytes_of_row(group: tuple[str, ...], source: TensorSource) -> int:
+    stored = source.tensors[group[-1]]
+    if len(group) == 1:
+        return stored.row_bytes
+    magnitude = source.tensors[group[0]]
+    if magnitude.rows != stored.rows or magnitude.row_bytes != magnitude.dtype.itemsize:
+        raise CheckpointError(
+            f"{source.label}: {group[0]} has shape {list(magnitude.shape)}, but weight norm has one number for "
+            f"each of the {stored.rows} rows of {group[-1]}"
+        )
+    return 3 * stored.row_bytes // stored.dtype.itemsize * torch.float32.itemsize  # as read, then twice in float32
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more tensors" if len(names) > 4 else "")
