@@ -154,7 +154,7 @@ def test_compressed_sound_is_measured_by_its_packets(form: str) -> None:
     assert sample.ok, sample.detail
     assert sample.audio_s == pytest.approx(2.0, abs=0.15)  # encoders put silence around
     assert sample.heard is not None
-    assert 0.4 < sample.heard.gap_s < 1.0  # a second in hand, 1.6 waited, less what the codec still held back
+    assert 0.4 < sample.heard.gap_s < 1.0  # a second buffered, 1.6 waited, less what the codec still held back
 
 
 async def cut_chunked(call: Call) -> None:

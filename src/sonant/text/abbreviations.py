@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sonant.text import numbers
-from sonant.text.amounts import Rule
+from sonant.text.amounts import TextRule
 from sonant.text.capitals import spelled
 from sonant.text.dates import MONTHS
 from sonant.text.full_stop import STARTERS, ends_sentence, word_set
@@ -102,7 +102,7 @@ def _either(words: dict[str, str]) -> str:
     return "|".join(re.escape(w) for w in sorted(words, key=len, reverse=True))
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[TextRule, ...] = (
     (re.compile(rf"(?<![\w.])({_either(_LATIN)})(?:(?<!/)\b\.?|(?<=/))", re.I), lambda m: _LATIN[m[1].lower()]),
     (re.compile(rf"(?<![\w.])({_either(_DEGREES)})\b\.?"), lambda m: _DEGREES[m[1]] + ends_sentence(m)),
     (re.compile(rf"\b({_either(_ANYWHERE)})\b\.?(?!\w)", re.I), anywhere),

@@ -66,7 +66,7 @@ def fold(text: str) -> str:
 
 def _named_letters(text: str) -> list[str]:
     """Characters; a Greek letter that stands alone is a symbol, and is called by its name."""
-    pieces = list(text)
+    letters = list(text)
     for i, c in enumerate(text):
         if not "α" <= c.lower() <= "ω":
             continue
@@ -74,8 +74,8 @@ def _named_letters(text: str) -> list[str]:
         name = unicodedata.name(c.lower(), "")
         if alone and name.startswith("GREEK SMALL LETTER "):
             word = name.removeprefix("GREEK SMALL LETTER ").split()[0].lower()
-            pieces[i] = "lambda" if word == "lamda" else word
-    return pieces
+            letters[i] = "lambda" if word == "lamda" else word
+    return letters
 
 
 @lru_cache(maxsize=4096)
