@@ -13,7 +13,7 @@ import torch
 
 import sonant
 from sonant import Engine, EngineConfig
-from sonant.bench.engine.startup import Order, measure
+from sonant.bench.engine.startup import StartupJob, measure
 from sonant.bench.engine.step_counts import _from_trace
 from sonant.bench.engine.step_parts import FrameParts, size_of
 from sonant.bench.engine.step_rig import StepRig
@@ -113,8 +113,8 @@ def test_more_positions_in_the_cache_raise_the_floor(closed: Engine) -> None:
 
 
 def test_a_fresh_process_tells_where_its_start_went(tiny_checkpoints: Folders) -> None:
-    order = Order(str(tiny_checkpoints["custom"]), "cpu", "auto", "auto", 1)
-    found = measure(order)
+    job = StartupJob(str(tiny_checkpoints["custom"]), "cpu", "auto", "auto", 1)
+    found = measure(job)
     for stages in (found.first, found.warm):
         assert min(stages.imports, stages.weights, stages.engine, stages.first_request) > 0
     assert found.warm.imports > found.warm.engine  # torch alone takes longer than a tiny engine
@@ -122,7 +122,7 @@ def test_a_fresh_process_tells_where_its_start_went(tiny_checkpoints: Folders) -
 
 def test_a_process_that_cannot_start_is_told_with_its_reason() -> None:
     with pytest.raises(ConfigError, match="nowhere is not a folder"):
-        measure(Order("nowhere", "cpu", "auto", "auto", 1))
+        measure(StartupJob("nowhere", "cpu", "auto", "auto", 1))
 
 
 def event(kind: str, name: str, at: float, length: float = 1.0) -> dict[str, Any]:

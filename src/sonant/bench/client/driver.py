@@ -19,7 +19,7 @@ _TRY_S = 5.0
 
 
 class Driver:
-    """Runs shares of loads in one event loop. It is used for one level at a time."""
+    """Runs shares of loads in one event loop, one load at a time."""
 
     def __init__(
         self, target: Target, prompts: Sequence[Prompt], *, timeout_s: float = 300.0, keep_sound: bool = False

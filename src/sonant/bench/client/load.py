@@ -37,8 +37,8 @@ class Load:
     def arrivals_s(self) -> list[float]:
         """Open loop: when each request is due, the same for the same seed."""
         assert self.rate is not None
-        draw = random.Random(self.seed)
-        return list(accumulate(draw.expovariate(self.rate) for _ in range(self.requests)))
+        rng = random.Random(self.seed)
+        return list(accumulate(rng.expovariate(self.rate) for _ in range(self.requests)))
 
 
 @dataclass(frozen=True)

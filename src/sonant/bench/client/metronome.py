@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 _STAMP = struct.Struct("<q")
-_PERIOD_S = (0.002, 0.006)  # drawn anew each time, so that it never falls into step with a stream
+_PERIOD_S = (0.002, 0.006)  # random each time, so that it never falls into step with a stream
 
 
 class Metronome(asyncio.Protocol):

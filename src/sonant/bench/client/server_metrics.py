@@ -1,4 +1,4 @@
-"""What the server says of itself: the difference of its Prometheus metrics over a level.
+"""What the server says of itself: the difference of its Prometheus metrics over a load level.
 
 A client sees only when bytes arrive. Steps, tokens and queues are the server's to tell, and explain why.
 """

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     bench_target.need_bench_packages()
     from sonant.bench.client.capacity import Promise, Search
     from sonant.bench.client.load import Load
-    from sonant.bench.client.load_level import Level
+    from sonant.bench.client.load_level import LoadLevel
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
 
     for option, value in (("--share", args.share), ("--confidence", args.confidence)):
         if not 50 <= value < 100:
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
     processes = bench_target.processes_of(args, args.most)
     line = bench_target.ProgressLine(quiet=args.quiet)
-    with Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        sweep = Sweep(target, fleet, args.warmups, line)
+    with WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        sweep = Sweep(target, pool, args.warmups, line)
 
-        def measure(listeners: int, requests: int) -> Level:
+        def measure(listeners: int, requests: int) -> LoadLevel:
             level = sweep.level(Load(requests, concurrency=listeners, ramp_s=args.ramp, seed=args.seed))
             if level is None:
                 raise KeyboardInterrupt

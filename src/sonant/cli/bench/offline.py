@@ -16,9 +16,9 @@ from sonant.errors import ConfigError
 from sonant.load import pick_device
 
 if TYPE_CHECKING:
-    from sonant.bench.engine.offline import Report
+    from sonant.bench.engine.offline import OfflineReport
     from sonant.bench.engine.startup import Startup
-    from sonant.bench.engine.sustained_listeners import Held
+    from sonant.bench.engine.sustained_listeners import SustainedListeners
 
 EXAMPLES = """
 sonant bench offline --model model --streams 1,4 --frames 25
@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
     parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
-    _add_held(parser)
+    _add_sustained(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures there as JSON (default: nowhere)")
     parser.add_argument(
         "--plot", metavar="FILE", type=Path,
@@ -60,23 +60,25 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
 
 
-def _add_held(parser: argparse.ArgumentParser) -> None:
-    held = parser.add_argument_group("listeners held")
-    held.add_argument(
+def _add_sustained(parser: argparse.ArgumentParser) -> None:
+    sustained = parser.add_argument_group("listeners held")
+    sustained.add_argument(
         "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
     )
-    held.add_argument(
+    sustained.add_argument(
         "--first-audio", metavar="MS", type=float, default=500.0, help="first sound must come in (default: 500)"
     )
-    held.add_argument(
+    sustained.add_argument(
         "--held-share", metavar="PERCENT", type=float, default=99.0,
         help="of streams that are to be sure to have no underrun, at 95 %% confidence: 99 takes 299 streams without "
         "one, 95 takes 59 (default: 99)",
     )  # fmt: skip
-    held.add_argument(
+    sustained.add_argument(
         "--held-start", metavar="N", type=whole_number(1), help="first load (default: 64 on a GPU, 1 on a CPU)"
     )
-    held.add_argument("--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)")
+    sustained.add_argument(
+        "--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         if "saturated" in wanted:
             report.saturated = offline.saturate(engine, args.frames)
         if "held" in wanted:
-            report.held = _hold(args, engine, max(streams))
+            report.held = _find_sustained(args, engine, max(streams))
     report.startup = startup
     if "steps" in wanted:
         _break_down(engine, report, streams)
@@ -123,17 +125,17 @@ def _config(streams: list[int]) -> EngineConfig:
 
 def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:
     """Before the engine is loaded here, which would leave no memory for another."""
-    from sonant.bench.engine.startup import Order, measure
+    from sonant.bench.engine.startup import StartupJob, measure
 
-    return measure(Order(str(folder), args.device, args.dtype, args.codec_dtype, rows))
+    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, rows))
 
 
-def _hold(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> Held:
+def _find_sustained(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> SustainedListeners:
     from sonant.bench.client.capacity import Promise
-    from sonant.bench.engine.sustained_listeners import hold
+    from sonant.bench.engine.sustained_listeners import find_sustained
 
     promise = Promise(ttfp_s=args.first_audio / 1e3, gap_s=0.0, share=args.held_share / 100, none_bad=True)
-    return hold(
+    return find_sustained(
         engine,
         args.held_frames or args.frames,
         promise,
@@ -143,7 +145,7 @@ def _hold(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> Held:
     )
 
 
-def _break_down(engine: sonant.Engine, report: Report, streams: list[int]) -> None:
+def _break_down(engine: sonant.Engine, report: OfflineReport, streams: list[int]) -> None:
     from sonant.bench.engine.breakdown import break_down
 
     for count in streams:

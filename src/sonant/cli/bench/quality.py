@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], dict[str, Any]]:
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
     from sonant.bench.quality.scores import judge_level
     from sonant.bench.report.results import FORMAT
 
@@ -81,8 +81,8 @@ def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], d
     loads = [Load(args.requests or max(len(prompts), n), concurrency=n, seed=args.seed) for n in counts]
     processes = bench_target.processes_of(args, max(counts))
     line = bench_target.ProgressLine(quiet=args.quiet)
-    with Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        measured = list(Sweep(target, fleet, args.warmups, line).levels(loads, keep_sound=True))
+    with WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        measured = list(Sweep(target, pool, args.warmups, line).levels(loads, keep_sound=True))
     line.clear()
     # judging comes after all levels: it would take the processor from a server on this machine
     levels = [judge_level(level, prompts, target.response_format, judges, line.count) for level in measured]

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     bench_target.need_bench_packages()
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
     from sonant.bench.report import html, plots
     from sonant.bench.report.results import Run
     from sonant.bench.report.table import run_table
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     result = Run.now(target.describe(), bench_target.client_facts(args, processes), notes, args.warmups)
     line = bench_target.ProgressLine(quiet=args.quiet)
     # Ctrl-C between two levels: what was measured is shown all the same
-    with suppress(KeyboardInterrupt), Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        for level in Sweep(target, fleet, args.warmups, line).levels(loads):
+    with suppress(KeyboardInterrupt), WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        for level in Sweep(target, pool, args.warmups, line).levels(loads):
             result.levels.append(level)
     line.clear()
     if not result.levels:

@@ -20,7 +20,7 @@ from sonant.errors import ConfigError
 
 if TYPE_CHECKING:  # they need the bench extra, and this module is loaded for every command
     from sonant.bench.client.load import Load
-    from sonant.bench.client.worker import Progress
+    from sonant.bench.client.worker import LoadProgress
 
 _STREAMS_A_PROCESS = 500
 _CLEAR_LINE = "\r\x1b[K"
@@ -134,7 +134,7 @@ class ProgressLine:
     def __init__(self, *, quiet: bool) -> None:
         self.moving = sys.stderr.isatty() and not quiet
 
-    def __call__(self, load: Load, progress: Progress) -> None:
+    def __call__(self, load: Load, progress: LoadProgress) -> None:
         if self.moving:
             failed = f", {progress.failed} failed" if progress.failed else ""
             text = f"load {load.label}: {progress.done}/{load.requests} done{failed}, {progress.in_flight} in flight"

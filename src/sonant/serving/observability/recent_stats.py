@@ -27,7 +27,7 @@ Buckets = Mapping[float, float]  # upper bound → how many observations lay at 
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTotals:
     """Sums since the engine was loaded: they start again when it is loaded again."""
 
     count: int = 0
@@ -43,7 +43,7 @@ class Reading:
     ttfp: Buckets
     rtf: Buckets
     rejected: float
-    steps: Steps
+    steps: StepTotals
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class RecentFigures:
         m = self.metrics
         return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
 
-    def _read_steps(self) -> Steps:
+    def _read_steps(self) -> StepTotals:
         engine = self.host.loaded
         if engine is None:
-            return Steps()
+            return StepTotals()
         telemetry = engine.telemetry
-        return Steps(
+        return StepTotals(
             count=engine.stats().steps,
             phase_s=tuple(telemetry.phase_s[phase].total for phase in STEP_PHASES),
             frame_steps=sum(telemetry.rows.counts),
@@ -111,7 +111,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else Steps()  # another engine: it began at nothing
+    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # another engine: it began at nothing
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {
