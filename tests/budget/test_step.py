@@ -11,15 +11,15 @@ import torch
 import sonant
 from sonant import EngineConfig
 from sonant.engine.step_profiler import StepRecorder
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.budget import broken_limits
 from sonant.profiling.read import read_trace
-from sonant.profiling.report import Report, make_report
+from sonant.profiling.report import ProfileReport, make_report
 
 ROWS = 2
 
 
-def profiled(model: Path, folder: Path, device: str, steps: int) -> Report:
+def profiled(model: Path, folder: Path, device: str, steps: int) -> ProfileReport:
     """Steps while two streams speak, each for longer than is recorded."""
     config = EngineConfig(max_rows=ROWS, kv_tokens=4096)
     with sonant.load(model, device=device, config=config) as engine:
@@ -29,7 +29,7 @@ def profiled(model: Path, folder: Path, device: str, steps: int) -> Report:
         for stream in streams:
             stream.abort()
     recording.save(folder / "step.json")
-    return make_report(look(read_trace(folder / "step.json")), "step")
+    return make_report(analyze(read_trace(folder / "step.json")), "step")
 
 
 def test_a_step_on_the_cpu_keeps_its_budget(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ class Limit:
 
 def parse_budget(text: str) -> list[Limit]:
     limits = []
-    for part in text.split(","):
-        found = _LIMIT.fullmatch(part)
+    for limit in text.split(","):
+        found = _LIMIT.fullmatch(limit)
         if found is None:
-            raise ConfigError(f"{part.strip()!r} is no limit; write them as in fills=0,syncs=0,kernels<=1300")
+            raise ConfigError(f"{limit.strip()!r} is no limit; write them as in fills=0,syncs=0,kernels<=1300")
         if found[1] not in MEANING:
             raise ConfigError(f"nothing called {found[1]!r} is measured; there are {', '.join(MEANING)}")
         limits.append(Limit(found[1], found[2], float(found[3])))
