@@ -1,7 +1,8 @@
 """Imports point one way: cli → serving, bench, profiling → engine → models → layers → kernels.
 
 The public front, `sonant` itself, lies between the engine and those above it.
-audio, text, config, types and errors are leaves: all may import them, and they import only each other.
+audio, text, config, types, errors, histogram and text_table are leaves: all may import them, and they import only each
+other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-LEAVES = {"audio", "text", "config", "types", "errors"}
+LEAVES = {"audio", "text", "config", "types", "errors", "histogram", "text_table"}
 FRONT = {"__init__", "bundled", "load"}  # the public names, gathered from below
 # What each layer may import beside the leaves and itself.
 BELOW: dict[str, set[str]] = {

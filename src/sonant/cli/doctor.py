@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    here = machine.look()
+    here = machine.this_machine()
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}

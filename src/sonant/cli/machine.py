@@ -49,7 +49,7 @@ class Machine:
     kernels: tuple[Kernel, ...]
 
 
-def look() -> Machine:
+def this_machine() -> Machine:
     free, total = _memory()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     choices = [(device, choose(op, device)) for device in devices for op in OPS]

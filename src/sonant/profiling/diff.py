@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonant.profiling.report import ProfileReport
-from sonant.profiling.table import grid
+from sonant.text_table import grid
 
 _RESAMPLES = 4000
 _LEAST_STEPS = 8
@@ -109,5 +109,5 @@ def diff_text(diff: Diff) -> str:
         if rows:
             table = [(title, "before", "after", "change")]
             table += [(r.what, f"{r.before:,.2f}", f"{r.after:,.2f}", f"{r.by:+,.2f}") for r in rows]
-            blocks += ["", grid(table)]
+            blocks += ["", grid(table, words_left=True)]
     return "\n".join(blocks)

@@ -9,6 +9,7 @@ import numpy as np
 
 from sonant.profiling.finding import Finding, times
 from sonant.profiling.report import ProfileReport
+from sonant.text_table import grid
 
 _HIDDEN = 0.01  # findings below this share are counted and not shown
 _WIDTH = 118
@@ -23,9 +24,9 @@ def report_text(report: ProfileReport, *, everything: bool = False) -> str:
         f"{report.metrics['busy_us']:,.0f} µs, idle {report.metrics['idle_us']:,.0f} µs, "
         f"{report.metrics['kernels']:,.0f} kernels",
         "",
-        grid([("phase", "steps", "wall ms", "device ms", "most of it"), *_kind_rows(report)]),
+        grid([("phase", "steps", "wall ms", "device ms", "most of it"), *_kind_rows(report)], words_left=True),
         "",
-        grid([("a steady step", "µs", "share"), *_work_rows(report)]),
+        grid([("a steady step", "µs", "share"), *_work_rows(report)], words_left=True),
         "",
         *_findings(report.findings, everything),
         *(
@@ -78,17 +79,3 @@ def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
     if hidden:
         lines.append(f"({hidden} findings under 1 % of a step; --all shows them)")
     return [*lines, ""]
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """EventColumns as wide as they need: words to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    words = [any(c.isalpha() and c not in "µ" for row in rows[1:] for c in row[i]) for i in range(len(widths))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if word else cell.rjust(width)
-            for cell, width, word in zip(row, widths, words, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -5,7 +5,6 @@ A client sees only when bytes arrive. Steps, tokens and queues are the server's 
 
 from __future__ import annotations
 
-import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sonant.bench.client.target import Target
+from sonant.histogram import quantile
 
 _TIMEOUT_S = 5.0
 Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bound)
@@ -99,22 +99,9 @@ def _histogram(name: str, before: Scrape, after: Scrape) -> dict[str, Any] | Non
     if count <= 0:
         return None
     total = _delta(before, after, (name, "_sum", None))
-    bounds = sorted(b for family, suffix, b in after.values if family == name and suffix == "_bucket" and b is not None)
-    below = [_delta(before, after, (name, "_bucket", b)) for b in bounds]
+    bounds = [b for family, suffix, b in after.values if family == name and suffix == "_bucket" and b is not None]
+    buckets = {bound: _delta(before, after, (name, "_bucket", bound)) for bound in bounds}
     entry: dict[str, Any] = {"kind": "histogram", "count": count, "mean": total / count}
     for share in (0.5, 0.99):
-        entry[f"p{100 * share:g}"] = _quantile(bounds, below, share * count)
+        entry[f"p{100 * share:g}"] = quantile(buckets, share)
     return entry
-
-
-def _quantile(bounds: list[float], below: list[float], rank: float) -> float | None:
-    """Within its bucket by straight line, as Prometheus does; past the last bound, that bound."""
-    low, low_count = 0.0, 0.0
-    for bound, count in zip(bounds, below, strict=True):
-        if count >= rank:
-            if math.isinf(bound):
-                return low
-            part = (rank - low_count) / (count - low_count) if count > low_count else 1.0
-            return low + (bound - low) * part
-        low, low_count = bound, count
-    return None

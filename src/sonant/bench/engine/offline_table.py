@@ -11,7 +11,7 @@ from sonant.bench.engine.startup import Stages, Startup
 from sonant.bench.engine.step_counts import Counts
 from sonant.bench.engine.sustained_listeners import SustainedLevel, SustainedListeners
 from sonant.bench.report.plots import png
-from sonant.bench.report.table import grid
+from sonant.text_table import grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 from sonant.bench.quality.scores import Judged, Quality
 from sonant.bench.report.bootstrap import Array, Interval, unpaired
 from sonant.bench.report.compare import Verdict, judge
-from sonant.bench.report.table import grid
+from sonant.text_table import grid
 
 _COLUMNS = ("c", "ok", "WER", "CER", "MOS", "similarity", "too short", "runaway")
 

@@ -16,8 +16,8 @@ from sonant.bench.client.load_level import AUDIBLE_S, LoadLevel
 from sonant.bench.client.sample import Sample
 from sonant.bench.report.bootstrap import Array, Interval, paired_ratio, unpaired
 from sonant.bench.report.results import Run
-from sonant.bench.report.table import grid
 from sonant.errors import ConfigError
+from sonant.text_table import grid
 
 POINTS = 0.01  # a share that changes by less does not matter
 

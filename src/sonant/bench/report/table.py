@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sonant.bench.client.load_level import LoadLevel, Spread
 from sonant.bench.report.results import Run
+from sonant.text_table import grid
 
 _COLUMNS = (
     "c", "ok", "TTFP p50", "p99 ms", "E2EL p99 s", "underrun p99 ms", "rate", "C50", "C100", "C200", "RTF p50", "p99",
@@ -79,12 +80,6 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
             each = f", {1e3 / entry['per_s']:.2f} ms each" if "step" in metric else ""
             lines.append(f"{metric}: +{entry['grown']:.6g}, {entry['per_s']:.4g} a second{each}")
     return lines
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def _cell(spread: Spread | None, name: str, scale: float, digits: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import sonant
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import model_folder
-from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
+from sonant.cli.options import DTYPES, Commands, add_command, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.load import pick_device
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     wanted = _measurements(args.measure)
     device = pick_device(args.device)
-    streams = _streams(args.streams or _STREAMS[device.type])
+    streams = positive_numbers(args.streams or _STREAMS[device.type], "--streams", int)
     if not 50 <= args.held_share < 100:
         raise ConfigError(f"--held-share is a percentage from 50 to below 100, not {args.held_share:g}")
     if args.plot:
@@ -153,7 +153,7 @@ def _break_down(engine: sonant.Engine, report: OfflineReport, streams: list[int]
 
 
 def _tell(level: object) -> None:
-    """On a terminal, that it goes on."""
+    """Shows on a terminal that it goes on."""
     if sys.stderr.isatty():
         print(level, file=sys.stderr)
 
@@ -163,13 +163,3 @@ def _measurements(text: str) -> set[str]:
     if unknown := sorted(names - set(MEASUREMENTS)):
         raise ConfigError(f"nothing called {unknown[0]!r} is measured; there are {', '.join(MEASUREMENTS)} and all")
     return names
-
-
-def _streams(text: str) -> list[int]:
-    try:
-        streams = [int(n) for n in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--streams takes whole numbers with commas, not {text!r}") from None
-    if min(streams) < 1:
-        raise ConfigError(f"--streams takes numbers of at least 1, not {text!r}")
-    return streams

@@ -6,9 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from sonant.cli.bar import Bar
 from sonant.cli.options import Commands, add_command, add_json
-from sonant.cli.profile.output import add_budget, judge
+from sonant.cli.profile.output import add_budget, judge, reading_bar
 from sonant.profiling.diff import compare, diff_text
 from sonant.profiling.report import ProfileReport, load_report
 
@@ -36,8 +35,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(path: Path, step: str | None) -> ProfileReport:
-    bar = Bar(f"reading {path.name}")
-    try:
-        return load_report(path, bar, step_name=step)
-    finally:
-        bar.clear()
+    with reading_bar(path) as on_read:
+        return load_report(path, on_read, step_name=step)

@@ -6,14 +6,17 @@ import argparse
 import json
 import math
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from sonant.cli.bar import Bar
+from sonant.cli.progress_line import ProgressLine
 from sonant.cli.sound_file import OutputError
 from sonant.errors import ConfigError
 from sonant.profiling.analysis import Analysis, analyze
 from sonant.profiling.budget import broken_limits, parse_budget
-from sonant.profiling.events import Trace
+from sonant.profiling.events import OnRead, Trace
 from sonant.profiling.page import write_page
 from sonant.profiling.perfetto import write_perfetto
 from sonant.profiling.read import read_trace
@@ -21,6 +24,7 @@ from sonant.profiling.report import ProfileReport, make_report, save_report
 from sonant.profiling.table import report_text
 
 EXIT_OVER_BUDGET = 1
+_BAR_WIDTH = 30
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
@@ -69,19 +73,32 @@ def _positive(text: str) -> float:
     return value
 
 
-def read_with_bar(path: Path) -> Trace:
-    bar = Bar(f"reading {path.name}")
+@contextmanager
+def reading_bar(path: Path) -> Iterator[OnRead]:
+    """Shows how much of a file has been read, and how long the rest will take."""
+    line, started_s = ProgressLine(), time.monotonic()
+
+    def show(share: float) -> None:
+        full = round(_BAR_WIDTH * share)
+        left = f", {(time.monotonic() - started_s) * (1 - share) / share:.0f} s left" if share > 0.02 else ""
+        line.show(f"reading {path.name} {'█' * full}{'░' * (_BAR_WIDTH - full)} {100 * share:.0f} %{left}")
+
     try:
-        return read_trace(path, bar)
+        yield show
     finally:
-        bar.clear()
+        line.clear()
+
+
+def _read(path: Path) -> Trace:
+    with reading_bar(path) as on_read:
+        return read_trace(path, on_read)
 
 
 def show(args: argparse.Namespace, path: Path, mapping: Path | None) -> int:
     """Analyze a trace, print and write what was asked for, and give the exit code."""
-    second = read_with_bar(mapping) if mapping is not None else None
+    second = _read(mapping) if mapping is not None else None
     bandwidth = 1e9 * args.bandwidth if args.bandwidth else None
-    analysis = analyze(read_with_bar(path), step_name=args.step, mapping=second, bandwidth=bandwidth)
+    analysis = analyze(_read(path), step_name=args.step, mapping=second, bandwidth=bandwidth)
     report = make_report(analysis, str(path))
     _write(args, analysis, report)
     print(json.dumps(report.to_json(), indent=1) if args.json else report_text(report, everything=args.all))

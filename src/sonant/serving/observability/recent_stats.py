@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 
 from sonant.engine.telemetry import STEP_PHASES
+from sonant.histogram import Buckets, quantile
 from sonant.serving.engine_supervisor import EngineHost
 from sonant.serving.observability.metrics import Metrics
 
 WINDOW_S = 60.0
 STEPS_WINDOW_S = 5.0
 _LEAST_APART_S = 0.5  # of two readings that are kept, however many ask
-
-Buckets = Mapping[float, float]  # upper bound → how many observations lay at or below it
 
 
 @dataclass(frozen=True)
@@ -122,22 +120,6 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
         "batch_rows": (new.steps.frames - before.frames) / frame_steps if frame_steps else None,
         "audio_s_per_s": (new.steps.audio_s - before.audio_s) / window_s,
     }
-
-
-def quantile(buckets: Buckets, share: float) -> float | None:
-    """The value that `share` of the observations do not exceed, taken as evenly spread within a bucket."""
-    bounds = sorted(buckets)
-    total = buckets[bounds[-1]] if bounds else 0.0
-    if total <= 0:
-        return None
-    rank, below_bound, below = share * total, 0.0, 0.0
-    for bound in bounds:
-        if buckets[bound] >= rank and buckets[bound] > below:
-            if math.isinf(bound):
-                return below_bound  # all that is known: more than the largest bound
-            return below_bound + (bound - below_bound) * (rank - below) / (buckets[bound] - below)
-        below_bound, below = bound, buckets[bound]
-    return below_bound
 
 
 def _buckets(histogram: Histogram) -> dict[float, float]:
