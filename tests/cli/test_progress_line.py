@@ -10,11 +10,6 @@ from sonant.cli import progress_line
 from sonant.cli.progress_line import ProgressLine
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-
-
 def shown(capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
     line = ProgressLine(quiet=quiet)
     line.show("loading", at_once=True)
@@ -24,10 +19,10 @@ def shown(capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[st
     return capsys.readouterr().err.split("\r\x1b[K")
 
 
-@pytest.mark.usefixtures("terminal")
 def test_a_terminal_sees_it_drawn_over_and_cleared(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert shown(capsys) == ["", "loading", ""]  # what came in the same tenth of a second is left out
     monkeypatch.setattr(progress_line, "_REDRAW_S", 0.0)
     assert shown(capsys) == ["", "loading", "0", "1", "2", "3", "4", ""]

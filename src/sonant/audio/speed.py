@@ -21,7 +21,7 @@ from sonant.types import Samples
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 HOP_S = 0.020  # longer smears consonants; shorter holds no whole period of a low voice to compare
-SEARCH_S = 0.010  # either way: together a period of 50 Hz, so that a match always lies within reach
+SEARCH_S = 0.010  # in either direction; together a period of 50 Hz, so that a match always lies within reach
 # A far match must be this much better than one where it should be: of many equal periods the nearest is taken,
 # which keeps the rhythm even.
 _FAR_PENALTY = 0.01

@@ -18,7 +18,7 @@ class Progress:
         self.sound_s = 0.0
 
     def note(self, text: str) -> None:
-        """What is going on before there is sound."""
+        """Tells what is going on before there is sound."""
         self.line.show(text, at_once=True)
 
     def start(self) -> None:

@@ -23,7 +23,7 @@ class Limit:
     value: float
 
     def broken(self, metrics: Mapping[str, float]) -> str | None:
-        """What is over the limit, in words; None: it holds."""
+        """What is over the limit, in words; None if it holds."""
         found = metrics[self.metric]
         if _COMPARE[self.sign](found, self.value):
             return None

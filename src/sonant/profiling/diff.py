@@ -33,7 +33,7 @@ class Diff:
     before: str
     after: str
     step_us: Delta
-    interval: tuple[float, float] | None  # of the relative change, 95 %; None: too few steps to tell
+    interval: tuple[float, float] | None  # of the relative change, at 95 %; None if there are too few steps to tell
     metrics: list[Delta]
     works: list[Delta]
     findings: list[Delta]

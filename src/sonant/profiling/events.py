@@ -63,9 +63,9 @@ class Events:
     start: Ints
     end: Ints
     track: Ints
-    correlation: Ints  # joins a call and what it put on the device; 0: none
-    external: Ints  # joins what is on the device and the operator that asked for it; 0: none
-    size: Ints  # bytes: copied, set, allocated; for an operator those of its input tensors
+    correlation: Ints  # joins a call and what it put on the device; 0 for none
+    external: Ints  # joins what is on the device and the operator that asked for it; 0 for none
+    size: Ints  # bytes that were copied, set or allocated; for an operator those of its input tensors
     device: Ints
     kind: npt.NDArray[np.uint8]
 
@@ -128,7 +128,7 @@ class Trace:
     threads: dict[int, str] = field(default_factory=dict)
     gpu: TracedGpu | None = None
     made_by: str = ""
-    stand_in: bool = False  # no GPU in the trace: operators on the CPU stand in for kernels
+    stand_in: bool = False  # whether operators on the CPU stand in for kernels, as there is no GPU in the trace
     remarks: tuple[str, ...] = ()
 
     def name_of(self, events: Events, index: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from sonant.profiling.events import TraceError
 
 _BLOCK_BYTES = 4 << 20
-_LARGEST_VALUE = 128 << 20  # of text; a single event or header that is longer is taken for damage
+_LARGEST_VALUE = 128 << 20  # characters; a single event or header that is longer is taken for damage
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 

@@ -1,4 +1,4 @@
-"""Which call put each piece of work on the device, and when: the join that everything on the host side needs."""
+"""Which call put each event on the device, and when: the join that everything on the host side needs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH",
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _NVTX_RANGES = (59, 60)  # push/pop, start/end
 _SUFFIX = re.compile(r"_v\d+$|_ptsz$")
-_TID = 0xFFFFFF  # of a globalTid, whose upper bits are the process
+_TID = 0xFFFFFF  # the thread in a globalTid, whose upper bits are the process
 
 
 def read_nsight(path: Path, on_read: OnRead = lambda share: None) -> Trace:
@@ -62,7 +62,7 @@ class _Reader:
         return "unknown" if row is None else str(row[0])
 
     def _named(self) -> Callable[[int], int]:
-        """From a StringIds number to ours, each looked up once."""
+        """A function from a StringIds number to ours, which looks each up once."""
         known: dict[int, int] = {}
 
         def find(number: int) -> int:

@@ -14,7 +14,7 @@ from sonant.profiling.kernels import ORDER, short
 from sonant.profiling.perfetto import stretch
 from sonant.profiling.report import ProfileReport
 
-_STEPS = 6  # on the timeline
+_TIMELINE_STEPS = 6
 _MOST_SPANS = 60_000
 _MARKS = 3000
 
@@ -22,14 +22,14 @@ _MARKS = 3000
 def write_page(analysis: Analysis, report: ProfileReport, path: Path) -> None:
     template = files("sonant.profiling").joinpath("page.html").read_text(encoding="utf-8")
     data = {"report": report.to_json(), "timeline": timeline(analysis, report)}
-    # "</" would end the script element in which the data stands, whatever quotes are around it
+    # "</" would end the script element in which the data stands, whatever quotes are around it.
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")
     path.write_text(template.replace("__DATA__", text), encoding="utf-8")
 
 
 def timeline(analysis: Analysis, report: ProfileReport) -> dict[str, Any]:
     """Spans of a few steady steps in microseconds from their beginning, by stream, and where findings lie."""
-    begin, end = stretch(analysis, _STEPS)
+    begin, end = stretch(analysis, _TIMELINE_STEPS)
     trace, device = analysis.trace, analysis.trace.device
     shown = np.flatnonzero((device.end > begin) & (device.start < end))[:_MOST_SPANS]
     names = np.unique(device.name[shown])

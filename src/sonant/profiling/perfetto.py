@@ -31,7 +31,7 @@ def write_perfetto(analysis: Analysis, findings: list[Finding], path: Path) -> N
 
 
 def stretch(analysis: Analysis, steps: int = STEPS) -> tuple[int, int]:
-    """From the launch of the first steady step to the end of a few more."""
+    """The time from the launch of the first steady step to the end of a few more."""
     chosen = analysis.steps.steady[:steps]
     inside = np.isin(analysis.steps.of_event, chosen)
     first = min(int(analysis.launched.start[inside].min()), int(analysis.steps.start[chosen[0]]))

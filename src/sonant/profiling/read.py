@@ -13,7 +13,7 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 def read_trace(path: Path, on_read: OnRead = lambda share: None) -> Trace:
-    """Told apart by content, not by name. Raises `TraceError` with what is wrong and what to do."""
+    """Formats are told apart by content, not by name. Raises `TraceError` with what is wrong and what to do."""
     try:
         with path.open("rb") as file:
             head = file.read(len(_SQLITE))

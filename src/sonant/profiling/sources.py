@@ -23,7 +23,7 @@ class Sources:
         self.trace = trace
 
     def of_device(self, launched: Launches, event: int) -> str | None:
-        """Of work on the device. What a graph runs has no operator: its launch is all there is to name."""
+        """The source of work on the device. What a graph runs has no operator: its launch is all there is to name."""
         thread = int(launched.thread[event])
         if thread < 0:
             return None

@@ -12,26 +12,26 @@ from sonant.text.full_stop import STARTERS, ends_sentence, word_set
 
 _BEFORE_SAINT = word_set("In At To From The On Of By And Near Visit Or For With Is Was When Where")
 
-# Before a name only, since some are words of their own.
+# These are read out before a name only, since some are words of their own.
 _TITLES = {
     "Prof": "Professor", "Capt": "Captain", "Sgt": "Sergeant", "Gen": "General", "Sen": "Senator",
     "Rep": "Representative", "Rev": "Reverend", "Gov": "Governor", "Lt": "Lieutenant", "Col": "Colonel",
     "Maj": "Major", "Hon": "Honorable", "Pres": "President", "Cmdr": "Commander", "Mt": "Mount", "Ft": "Fort",
 }  # fmt: skip
-# With or without their full stop.
+# These are read out with or without their full stop.
 _ANYWHERE = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Messrs": "Messers", "Jr": "Junior", "Sr": "Senior",
     "Ltd": "Limited", "Inc": "Incorporated", "Corp": "Corporation", "vs": "versus", "etc": "et cetera",
     "Blvd": "Boulevard",
 }  # fmt: skip
-# With their full stop only.
+# These are read out with their full stop only.
 _DOTTED = {
     "Ave": "Avenue", "Rd": "Road", "Co": "Company", "Bros": "Brothers", "Univ": "University", "Assn": "Association",
     "Dept": "Department", "Govt": "Government", "approx": "approximately", "dept": "department", "tel": "telephone",
     "est": "established", "govt": "government", "max": "maximum", "cf": "compare", "viz": "namely",
     "esp": "especially", "incl": "including", "misc": "miscellaneous", "ext": "extension",
 }  # fmt: skip
-# Before a number only.
+# These are read out before a number only.
 _COUNTED = {
     "p": "page", "pp": "pages", "vol": "volume", "ch": "chapter", "fig": "figure", "figs": "figures", "sec": "section",
     "eq": "equation", "art": "article", "c": "circa", "ca": "circa", "ver": "version", "no": "number", "nos": "numbers",
@@ -81,7 +81,7 @@ def anywhere(match: re.Match[str]) -> str:
 
 
 def initial(match: re.Match[str]) -> str:
-    """ "J. Smith", but neither "vitamin C. The" nor "at seven P M. The"."""
+    """An initial as in "J. Smith", but neither "vitamin C. The" nor "at seven P M. The"."""
     before = _word_before(match)
     after = re.match(r"[A-Za-z]+(?![.\w])", match.string[match.end() : match.end() + 24])
     new_sentence = after is not None and len(after[0]) > 1 and after[0] in STARTERS

@@ -1,4 +1,4 @@
-"""Dates and times of day in words. American order where the digits leave it open."""
+"""Dates and times of day in words. Where the digits leave their order open, it is the American one."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def fold(text: str) -> str:
 
 
 def _named_letters(text: str) -> list[str]:
-    """Characters; a Greek letter that stands alone is a symbol, and is called by its name."""
+    """The characters of a text. A Greek letter that stands alone is a symbol, and is called by its name."""
     letters = list(text)
     for i, c in enumerate(text):
         if not "α" <= c.lower() <= "ω":
@@ -103,7 +103,7 @@ def _fold_character(c: str) -> str:
     if plain == c:
         return " "
     folded = "".join(part if part in KEPT else _fold_character(part) for part in plain)
-    # "1½" is one and a half, not eleven halves
+    # The spaces make "1½" one and a half, and not eleven halves.
     return f" {folded} " if category in ("No", "Nl", "So") else folded
 
 

@@ -53,7 +53,7 @@ class IncrementalSplitter:
                 return segment
 
     def flush(self) -> str | None:
-        """As `take`, knowing that nothing more will come. Call until it gives None."""
+        """The same as `take`, knowing that nothing more will come. Call it until it gives None."""
         segment = self.take(eager=False) or self._cut(len(self._buffer))
         return segment if speakable(segment) else None
 
@@ -64,7 +64,10 @@ class IncrementalSplitter:
             return min((end for end in (sentence, clause) if end is not None), default=None)
         if sentence is not None or not eager or self.granularity != "auto":
             return sentence
-        *_, clause = (None, *ends_in(text, CLAUSE_END))  # the last: more at once is spoken better, and as soon
+        *_, clause = (
+            None,
+            *ends_in(text, CLAUSE_END),
+        )  # the last, since more at once is spoken better, and as soon
         return clause if clause is not None and _letters(text[:clause]) >= _LEAST_CLAUSE else None
 
     def _cut(self, end: int) -> str:

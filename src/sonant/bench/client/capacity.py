@@ -15,7 +15,7 @@ from sonant.bench.client.load_level import LoadLevel
 from sonant.errors import ConfigError
 
 _QUICK_REQUESTS = 64
-_LOWER = 0.9  # from a load that was not confirmed to the next
+_LOWER = 0.9  # the factor from a load that was not confirmed to the next one
 _MOST_EXTRA = 4.0  # requests that a confirmation may take, as a multiple of the least
 
 
@@ -61,7 +61,7 @@ def needed_requests(promise: Promise) -> int:
 
 
 def share_at_least(good: int, count: int, confidence: float) -> float:
-    """The one-sided Clopper-Pearson bound: the true share is at least this, so sure."""
+    """The one-sided Clopper-Pearson bound: with this confidence the true share is at least so much."""
     if good == 0:
         return 0.0
     low, high = 0.0, 1.0

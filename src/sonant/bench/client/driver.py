@@ -32,7 +32,7 @@ class Driver:
         self.host = ""
 
     async def resolve(self) -> None:
-        """Once, ahead of all timing: of a name's addresses, the first that takes a connection."""
+        """Picks the first of a name's addresses that takes a connection, ahead of all timing."""
         address = self.target.address
         try:
             found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ class Driver:
             return
 
     async def run(self, load: Load, share: Share, start_s: float) -> None:
-        """Until the last answer has ended; `samples` then tells all."""
+        """Runs until the last answer has ended; `samples` then tells all."""
         self.ended, self.stopping = [], False
         chosen = {i % len(self.prompts): self.prompts[i % len(self.prompts)] for i in share.indices}
         requests = {i: self.target.request(prompt) for i, prompt in chosen.items()}

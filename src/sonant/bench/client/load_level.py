@@ -90,7 +90,7 @@ class LoadLevel:
     client: ClientError | None
     server_metrics: Mapping[str, Any] | None = None  # the server's own: what they were after, less before
     interrupted: bool = False
-    origin_s: float = 0.0  # of the samples' clock
+    origin_s: float = 0.0  # where the samples' clock begins
 
     @classmethod
     def of(cls, measured: Measured, server_metrics: Mapping[str, Any] | None = None) -> LoadLevel:

@@ -22,12 +22,12 @@ Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bou
 class Scrape:
     """A series is a family with its labels: `steps{phase="prefill"}`."""
 
-    kinds: Mapping[str, str]  # of each series
+    kinds: Mapping[str, str]  # from a series to counter, gauge, histogram, …
     values: Mapping[Key, float]
 
 
 def scrape(target: Target) -> Scrape | None:
-    """None where the server has no metrics, or none that we can read."""
+    """The metrics as they are now; None where the server has none, or none that we can read."""
     request = urllib.request.Request(f"{target.address.root}/metrics")
     if target.api_key:
         request.add_header("Authorization", f"Bearer {target.api_key}")
@@ -60,7 +60,7 @@ def parse(text: str) -> Scrape | None:
 
 
 def difference(before: Scrape | None, after: Scrape | None, wall_s: float) -> dict[str, Any] | None:
-    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges as they are."""
+    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges with their last value."""
     if before is None or after is None:
         return None
     moved: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _counter(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[st
 
 
 def _gauge(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[str, Any] | None:
-    """Some servers count in gauges: what only grew is told as a rate too."""
+    """A gauge that moved. Some servers count in gauges, so that its growth is told as a rate too."""
     now, grown = after.values.get((name, "", None)), _delta(before, after, (name, "", None))
     if now is None or not grown:
         return None

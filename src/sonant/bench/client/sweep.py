@@ -25,7 +25,7 @@ class Sweep:
     on_progress: OnProgress = lambda load, progress: None
 
     def levels(self, loads: Sequence[Load], *, keep_sound: bool = False) -> Iterator[LoadLevel]:
-        """Ends after the level in which Ctrl-C was heard."""
+        """One level for each load. It ends after the level in which Ctrl-C was heard."""
         for load in loads:
             level = self.level(load, keep_sound=keep_sound)
             if level is None:
@@ -35,7 +35,7 @@ class Sweep:
                 return
 
     def level(self, load: Load, *, keep_sound: bool = False) -> LoadLevel | None:
-        """None when it was interrupted before anything was measured."""
+        """One level, or None when it was interrupted before anything was measured."""
         if self.warmups and self._warm_up(load).interrupted:
             return None
         before = scrape(self.target)

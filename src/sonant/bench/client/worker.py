@@ -49,7 +49,7 @@ class WorkerResult:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: its timing error at 1,000 streams was the smaller one (docs/bench.md)."""
+    """Gives uvloop where it is installed, since its timing error at 1,000 streams was the smaller (docs/bench.md)."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop

@@ -95,7 +95,7 @@ class WorkerPool:
                     on_progress(_together(states))
             except KeyboardInterrupt:
                 if interrupted:
-                    raise  # the second time it is meant
+                    raise  # a second Ctrl-C means it
                 interrupted = True
                 for pipe in self.jobs[: len(dealt)]:
                     pipe.send("stop")

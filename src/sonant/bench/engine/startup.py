@@ -21,12 +21,12 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds, one after the other."""
+    """Seconds that each stage took, in their order."""
 
     imports: float  # the interpreter, torch and ours
     weights: float  # read and put in place
     engine: float  # memory, and on a GPU kernels and graphs
-    first_request: float  # to its first chunk
+    first_request: float  # until its first chunk
 
     @property
     def total(self) -> float:
@@ -35,7 +35,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Startup:
-    first: Stages  # caches as they were found
+    first: Stages  # with caches as they were found
     warm: Stages
 
 

@@ -22,7 +22,7 @@ from sonant.types import Samples
 RATE_HZ = 16_000
 _CODES = {"english": "en", "spanish": "es", "chinese": "zh"}
 _PACKAGE = "package:"
-_WINDOW_S = 30  # that Whisper hears at once
+_WINDOW_S = 30  # how much Whisper hears at once
 
 Transcribe = Callable[[Samples, str], str]  # (sound, language) → words
 Rate = Callable[[Samples], float]
@@ -94,7 +94,7 @@ def _openai_whisper(path: Path) -> Transcribe:
     model = whisper.load_model(str(path), device="cpu")
 
     def transcribe(samples: Samples, language: str) -> str:
-        # whole clips of any length, greedily and each window by itself: a judge must not guess from what it said
+        # Greedily, and each window by itself: a judge must not guess from what it said before.
         said = model.transcribe(
             samples, language=_code(language), fp16=False, temperature=0.0, condition_on_previous_text=False
         )

@@ -20,7 +20,8 @@ from sonant.bench.quality.judges import RATE_HZ, Judges
 from sonant.bench.quality.transcript import errors, plain
 from sonant.types import Samples
 
-# Letters a second that speech can have; characters in Chinese. Outside, something was left out or went on and on.
+# The least and the most letters a second that speech can have (in Chinese, characters). Beyond them something was left
+# out, or went on and on.
 _SPEEDS: Mapping[str, tuple[float, float]] = {"chinese": (1.5, 10.0)}
 _SPEED = (5.0, 28.0)
 _SPARE_S = 1.5  # allowed for pauses before and after
@@ -140,7 +141,7 @@ def _judge(sample: Sample, prompt: Prompt, sound: Samples, similarity: float | N
 def _references(
     samples: Sequence[Sample], prompts: Mapping[str, Prompt], vectors: Sequence[Samples | None], judges: Judges
 ) -> dict[str, Samples]:
-    """By prompt, the voice it should have: the clip it cloned, or else what the level sounds like on average."""
+    """The voice that each prompt should have: the clip it cloned, or else what the level sounds like on average."""
     known = [vector for vector in vectors if vector is not None]
     if judges.embed is None or not known:
         return {}

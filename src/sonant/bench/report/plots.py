@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE_IN = (8.0, 4.5)
-_MAX_STREAMS = 40  # in a timeline that can still be read
+_MAX_STREAMS = 40  # more would make a timeline that nobody can read
 _BLUE, _RED, _GREY = "#1f5fa8", "#c0392b", "#bbbbbb"
 
 
 def draw(run: Run) -> dict[str, bytes]:
-    """Name of each picture, and its PNG."""
+    """The pictures by name, as PNG."""
     levels = [level for level in run.levels if level.good]
     if not levels:
         raise ConfigError("no request succeeded: there is nothing to draw")
@@ -41,7 +41,7 @@ def save(run: Run, folder: Path) -> None:
 
 
 def need_matplotlib() -> None:
-    """Before a long measurement, so that its plot does not fail at the end."""
+    """Call it before a long measurement, so that its plot does not fail at the end."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as e:
@@ -116,7 +116,7 @@ def _continuity(axes: Axes, levels: list[LoadLevel]) -> None:
 
 
 def _timeline(axes: Axes, level: LoadLevel) -> None:
-    """Grey: waiting for sound. Blue: from first sound to last byte. Red: the listener's buffer was dry."""
+    """Grey is waiting for sound, blue from first sound to last byte, red where the listener's buffer was dry."""
     chosen = level.good[:: max(1, len(level.good) // _MAX_STREAMS)][:_MAX_STREAMS]
     for row, sample in enumerate(chosen):
         start = sample.started_s - level.origin_s

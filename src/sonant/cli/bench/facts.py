@@ -11,7 +11,7 @@ from sonant.cli.machine import this_machine, version_of
 
 
 def machine_facts(packages: Sequence[str] = (), *, secret: str | None = None) -> dict[str, Any]:
-    """With the versions of `packages` too; `secret` is left out of the command."""
+    """The facts, with the versions of `packages` too; `secret` is left out of the command."""
     facts = asdict(this_machine())
     facts.pop("kernels")
     facts["packages"] |= {name: version_of(name) for name in packages}

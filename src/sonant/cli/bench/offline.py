@@ -31,7 +31,7 @@ _STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "measure the engine itself: time by part, first audio, listeners held, sound a second, start-up"
+    summary = "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up"
     parser = add_command(commands, "offline", run, summary=summary, examples=EXAMPLES)
     add_model(parser)
     parser.add_argument(
@@ -61,7 +61,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_sustained(parser: argparse.ArgumentParser) -> None:
-    sustained = parser.add_argument_group("listeners held")
+    sustained = parser.add_argument_group("sustained listeners")
     sustained.add_argument(
         "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
     )
@@ -124,7 +124,7 @@ def _config(streams: list[int]) -> EngineConfig:
 
 
 def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:
-    """Before the engine is loaded here, which would leave no memory for another."""
+    """Call it before the engine is loaded here, which would leave no memory for another."""
     from sonant.bench.engine.startup import StartupJob, measure
 
     return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, rows))

@@ -139,7 +139,7 @@ def show_progress(line: ProgressLine) -> OnProgress:
 
 
 def need_bench_packages() -> None:
-    """Before anything else: a clear word instead of an import error in a child process."""
+    """Call it before anything else: it gives a clear word instead of an import error in a child process."""
     try:
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -118,7 +118,7 @@ def preparation(analysis: Analysis) -> Iterator[Finding]:
 
 
 def sizes(analysis: Analysis, gaps: Ints) -> list[Evidence]:
-    """Gaps by how long they are."""
+    """How many gaps there are of each length."""
     length = analysis.gaps.duration[gaps]
     bounds = (
         (0, 1, "under 1 µs"),

@@ -58,7 +58,7 @@ def syncs(analysis: Analysis) -> Iterator[Finding]:
     blamed = np.unique(call)
     rows: Counter[tuple[str, str | None]] = Counter()
     counts: Counter[tuple[str, str | None]] = Counter()
-    for index in blamed[:400].tolist():  # enough to tell who: a lookup costs milliseconds in a large trace
+    for index in blamed[:400].tolist():  # enough to tell who it is, since a lookup costs milliseconds in a large trace
         key = (trace.name_of(runtime, index), analysis.sources.at(int(runtime.track[index]), int(runtime.start[index])))
         rows[key] += int(length[call == index].sum())
         counts[key] += 1
