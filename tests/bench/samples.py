@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sonant.bench.client.load import Load
-from sonant.bench.client.load_level import ClientError, Level
+from sonant.bench.client.load_level import ClientError, LoadLevel
 from sonant.bench.client.sample import Failure, Sample
 from sonant.bench.report.results import Run
 
@@ -42,8 +42,8 @@ def failed(failure: Failure, status: int | None = None) -> Sample:
 
 def level(
     samples: Sequence[Sample], concurrency: int = 4, wall_s: float = 10.0, client: ClientError = ON_TIME
-) -> Level:
-    return Level(Load(max(1, len(samples)), concurrency=concurrency), wall_s, list(samples), client)
+) -> LoadLevel:
+    return LoadLevel(Load(max(1, len(samples)), concurrency=concurrency), wall_s, list(samples), client)
 
 
 def noisy_run(seed: int, *, slow: float = 1.0, requests: int = 128, noise: float = 0.05, prompts: int = 30) -> Run:

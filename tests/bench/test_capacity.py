@@ -8,18 +8,18 @@ import pytest
 
 from bench.samples import failed, level, sample
 from sonant.bench.client.capacity import Measure, Promise, Search, needed_requests, share_at_least
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.client.sample import Failure, Sample
 from sonant.errors import ConfigError
 
 
 def server(limit: int, bad_share: float = 0.0, slow_from: int = 10**9, seed: int = 0) -> Measure:
     """Holds `limit` listeners; of those, so many streams are bad by chance."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
 
-    def measure(listeners: int, requests: int) -> Level:
+    def measure(listeners: int, requests: int) -> LoadLevel:
         def one() -> Sample:
-            bad = listeners > limit or draw.random() < bad_share
+            bad = listeners > limit or rng.random() < bad_share
             return sample(ttfp_s=0.9 if listeners >= slow_from else 0.1, gap_s=0.3 if bad else 0.0)
 
         return level([one() for _ in range(requests)], listeners)
@@ -62,7 +62,7 @@ def test_more_than_was_tried() -> None:
 
 
 def test_a_failed_request_is_not_without_gaps() -> None:
-    def measure(listeners: int, requests: int) -> Level:
+    def measure(listeners: int, requests: int) -> LoadLevel:
         lost = [failed(Failure.STATUS, 429)] * (requests // 10 if listeners > 4 else 0)
         return level([*lost, *([sample()] * (requests - len(lost)))], listeners)
 
@@ -83,7 +83,7 @@ def test_how_sure_it_is() -> None:
 
 
 def test_where_none_may_be_bad_one_is_too_many() -> None:
-    def measure(listeners: int, requests: int) -> Level:
+    def measure(listeners: int, requests: int) -> LoadLevel:
         bad = [sample(gap_s=0.001)] if listeners > 10 else []
         return level([*bad, *([sample()] * (requests - len(bad)))], listeners)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ import pytest
 
 from bench.scripted import Call, in_thread
 from sonant.bench.client.metronome import Metronome
+from sonant.bench.client.prompts import built_in
+from sonant.bench.quality.scores import Judged, Quality
+from sonant.bench.report.results import FORMAT
 from sonant.cli.main import main
 
 COMMAND = (sys.executable, "-m", "sonant.cli.main", "bench")
@@ -88,19 +92,24 @@ def test_a_level_without_any_success_is_an_error(capsys: pytest.CaptureFixture[s
 
 def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def three_listeners(call: Call) -> None:
-        await call.paced([0.005, 0.005] if server.in_flight <= 3 else [0.005, 0.3])
+        await call.paced([0.005, 0.005] if server.in_flight <= 3 else [0.005, 0.2])
 
-    out = tmp_path / "q.json"
+    out, earlier = tmp_path / "q.json", tmp_path / "earlier.json"
+    prompts = built_in(["english"], ["short"])
+    rows = [Judged(p.name, p.text, 3.0, too_short=False, runaway=False) for p in (prompts * 2)[:12]]
+    before = {"format": FORMAT, "kind": "quality", "levels": [Quality("2", 12, 0, rows).to_json()]}
+    earlier.write_text(json.dumps(before))
     with in_thread(three_listeners) as server:
         options = ["--base-url", server.url, "--length", "short", "--warmups", "0"]
-        assert main(["bench", "capacity", *options, "--most", "8", "--ramp", "0", "--share", "90"]) == 0
+        search = ["--start", "3", "--most", "8", "--ramp", "0", "--share", "90"]
+        assert main(["bench", "capacity", *options, *search]) == 0
         shown = capsys.readouterr().out
         assert "holds 3 listeners with 90 % of streams without a gap over 50 ms" in shown and "4 did not hold" in shown
         options += ["--concurrency", "2", "--requests", "12"]
-        assert main(["bench", "quality", *options, "--out", str(out)]) == 0
-        assert main(["bench", "quality", *options, "--against", str(out)]) == 0
+        assert main(["bench", "quality", *options, "--out", str(out), "--against", str(earlier)]) == 1
     shown = capsys.readouterr().out
     assert "100.00%" in shown  # a fifth of a second is too short for all of these
+    assert re.search(r"too short\s+0.0000\s+1.0000.*WORSE", shown)
     assert len(json.loads(out.read_text())["levels"][0]["rows"]) == 12
 
 

@@ -12,7 +12,7 @@ from bench.samples import TARGET, failed, level, noisy_run, sample
 from bench.scripted import Call, scripted
 from sonant.bench.client.driver import Driver
 from sonant.bench.client.load import Load, shares
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.client.prompts import Prompt
 from sonant.bench.client.sample import Failure
 from sonant.bench.client.target import Target
@@ -91,7 +91,7 @@ def test_a_live_server_that_was_made_slower_is_found() -> None:
         async def script(call: Call) -> None:
             await call.paced([first_s, first_s / 2])
 
-        async def run() -> Level:
+        async def run() -> LoadLevel:
             async with scripted(script) as server:
                 prompts = [Prompt(f"p{i}", f"Text {i}.") for i in range(16)]
                 driver = Driver(Target(server.url), prompts)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sonant.bench.client.capacity import Promise
-from sonant.bench.engine.offline_table import held_rows, held_sentence
-from sonant.bench.engine.sustained_listeners import Held, hold
+from sonant.bench.engine.offline_table import sustained_rows, sustained_sentence
+from sonant.bench.engine.sustained_listeners import SustainedListeners, find_sustained
 from sonant.engine.engine import Engine
 from sonant.errors import Overloaded
 
@@ -68,23 +68,23 @@ class _Stream:
         yield SimpleNamespace(samples=half, sample_rate=RATE_HZ)
 
 
-def held(engine: Scripted, promise: Promise = STRICT, *, start: int = 1, most: int = 8) -> Held:
-    return hold(cast(Engine, engine), FRAMES, promise, start=start, most=most)
+def sustained(engine: Scripted, promise: Promise = STRICT, *, start: int = 1, most: int = 8) -> SustainedListeners:
+    return find_sustained(cast(Engine, engine), FRAMES, promise, start=start, most=most)
 
 
 def test_an_engine_that_is_never_late_holds_all_that_were_tried() -> None:
-    found = held(Scripted(), start=4)
+    found = sustained(Scripted(), start=4)
     assert (found.capacity.listeners, found.capacity.breaks_at) == (8, None)
     last = found.levels[-1]
     assert (last.rate, last.requests, last.underruns, last.failed, last.cut) == (8 / STREAM_S, 16, 0, 0, False)
     assert 0.3 * 8 < last.mean_listeners < 2 * 8  # few streams of a Poisson process: it wanders
-    assert "Held: 8 listeners" in held_sentence(found) and "more were not tried" in held_sentence(found)
-    assert "80 % at 95 % confidence" in held_sentence(found)
+    assert "Held: 8 listeners" in sustained_sentence(found) and "more were not tried" in sustained_sentence(found)
+    assert "80 % at 95 % confidence" in sustained_sentence(found)
 
 
 def test_the_limit_is_found_below_where_it_breaks() -> None:
     """Poisson arrivals crowd: to have never over 12 at once, the mean must stay well below."""
-    found = held(Scripted(limit=12), start=8, most=64)
+    found = sustained(Scripted(limit=12), start=8, most=64)
     assert 0 < found.capacity.listeners < 12
     assert found.capacity.breaks_at is not None and found.capacity.breaks_at > found.capacity.listeners
     broken = [v for v in found.levels if v.listeners == found.capacity.breaks_at]
@@ -94,23 +94,23 @@ def test_the_limit_is_found_below_where_it_breaks() -> None:
 def test_a_level_ends_at_its_first_bad_stream() -> None:
     engine = Scripted(limit=0)
     began_s = time.monotonic()
-    found = held(engine)
+    found = sustained(engine)
     assert time.monotonic() - began_s < 3  # all 18 streams at 5 a second would take longer
     assert (found.capacity.listeners, found.capacity.breaks_at) == (0, 1)
     assert found.levels[0].cut and found.levels[0].underruns == 1
     assert engine.speaking == 0
-    assert "Not even one" in held_sentence(found)
-    assert held_rows(found.levels)[1][-1] == "cut at the first bad one"
+    assert "Not even one" in sustained_sentence(found)
+    assert sustained_rows(found.levels)[1][-1] == "cut at the first bad one"
 
 
 def test_a_late_first_sound_is_not_held_even_without_an_underrun() -> None:
-    found = held(Scripted(first_s=0.05), Promise(ttfp_s=0.02, gap_s=0.0, share=0.8, none_bad=True))
+    found = sustained(Scripted(first_s=0.05), Promise(ttfp_s=0.02, gap_s=0.0, share=0.8, none_bad=True))
     assert found.capacity.listeners == 0
     assert found.levels[0].underruns == 0 and found.levels[0].first_audio_p99_ms > 20
 
 
 def test_a_refused_listener_counts_as_failed() -> None:
-    found = held(Scripted(refuses=True))
+    found = sustained(Scripted(refuses=True))
     assert found.capacity.listeners == 0
     assert found.levels[0].failed == 1
 
@@ -119,4 +119,4 @@ def test_a_fault_of_ours_is_not_a_result() -> None:
     engine = Scripted()
     engine.stream = None  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError):
-        held(engine)
+        sustained(engine)

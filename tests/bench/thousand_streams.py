@@ -23,7 +23,7 @@ from sonant.bench.client.load_level import CLIENT_ERROR_S
 from sonant.bench.client.prompts import Prompt
 from sonant.bench.client.target import Target
 from sonant.bench.client.worker import allow_files, loop_factory
-from sonant.bench.client.worker_pool import Fleet, Measured
+from sonant.bench.client.worker_pool import Measured, WorkerPool
 
 STUB = Path(__file__).with_name("stub_server.py")
 
@@ -39,8 +39,8 @@ def measure(streams: int, seconds: float, processes: int) -> tuple[Measured, lis
         try:
             assert stub.stdout is not None
             url = stub.stdout.readline().strip()
-            with Fleet(Target(url), prompts, processes=processes) as fleet:
-                measured = fleet.run(Load(streams, concurrency=streams, ramp_s=2.0))
+            with WorkerPool(Target(url), prompts, processes=processes) as pool:
+                measured = pool.run(Load(streams, concurrency=streams, ramp_s=2.0))
         finally:
             stub.terminate()
             stub.wait()

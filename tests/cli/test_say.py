@@ -156,7 +156,7 @@ def test_speech_that_was_cut_is_pointed_out_even_when_quiet(run: Run, tiny_check
 
 def test_a_terminal_sees_progress(run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     as_terminal(monkeypatch, sys.stderr)
-    monkeypatch.setattr("sonant.cli.progress._REDRAW_S", 0.0)
+    monkeypatch.setattr("sonant.cli.progress_line._REDRAW_S", 0.0)
     shown = run("say", TEXT, "--model", tiny_checkpoints["custom"], *SHORT).err
     assert "loading" in shown
     assert "\r\x1b[K0.5 s of sound, RTF " in shown

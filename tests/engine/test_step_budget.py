@@ -21,10 +21,10 @@ from sonant.bench.engine.step_counts import Counts, show_copies
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.step_profiler import StepProfiler
 from sonant.models.base import FramePart
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.budget import broken_limits
 from sonant.profiling.read import read_trace
-from sonant.profiling.report import Report, make_report
+from sonant.profiling.report import ProfileReport, make_report
 
 FRAMES = 4
 # tiny CustomVoice model, two rows, torch 2.13: operators that torch dispatches
@@ -87,7 +87,7 @@ def test_a_value_that_the_host_reads_is_noticed(rig: StepRig) -> None:
     assert within(counts, {"syncs": 0})[0].startswith("syncs is 1 a step")
 
 
-def profiled(engine: Engine, folder: Path, steps: int) -> Report:
+def profiled(engine: Engine, folder: Path, steps: int) -> ProfileReport:
     """Steps while two streams speak, each for longer than is recorded."""
     engine.speak("Hello.", max_frames=4)
     streams = [engine.stream("Hello.", seed=seed, max_frames=4 * steps) for seed in range(2)]
@@ -95,7 +95,7 @@ def profiled(engine: Engine, folder: Path, steps: int) -> Report:
     for stream in streams:
         stream.abort()
     recording.save(folder / "step.json")
-    return make_report(look(read_trace(folder / "step.json")), "step")
+    return make_report(analyze(read_trace(folder / "step.json")), "step")
 
 
 @pytest.mark.gpu

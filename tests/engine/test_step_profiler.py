@@ -15,7 +15,7 @@ import sonant
 from sonant import Engine, EngineConfig
 from sonant.engine.step_profiler import StepProfiler
 from sonant.errors import ConfigError, EngineError, Overloaded
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
 
@@ -46,7 +46,7 @@ def test_steps_under_load_are_recorded_and_speech_is_the_same(engine: Engine, tm
             np.testing.assert_array_equal(codes, expected)
     assert recording.complete and recording.steps == 5
     recording.save(tmp_path / "trace.json.gz")
-    report = make_report(look(read_trace(tmp_path / "trace.json.gz")), "trace")
+    report = make_report(analyze(read_trace(tmp_path / "trace.json.gz")), "trace")
     assert report.steps_by.startswith("range sonant.step")
     assert sum(phase.steps for phase in report.phases) == 5
     assert any("sonant/" in (kernel.source or "") for kernel in report.kernels)

@@ -139,7 +139,7 @@ def test_a_fine_tuned_folder_speaks_with_its_one_voice(
     folder = fine_tune(tiny_checkpoints["base"], tmp_path / "tuned", keep_encoder=keep_encoder)
     with sonant.load(folder, device="cpu") as engine:
         assert engine.voices == ("anna",)
-        assert len(engine.speak("hello the world", voice="anna", seed=3, max_frames=6).codes)
+        assert len(engine.speak("hello the world", voice="anna", seed=3, max_frames=6).frames)
         with pytest.raises(Unsupported, match="cannot clone"):
             engine.clone(reference_clip(), None)
 

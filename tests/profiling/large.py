@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
 
@@ -72,7 +72,7 @@ def main() -> None:
     before, start = peak_mb(), time.perf_counter()
     trace = read_trace(path)
     read_s, after_read = time.perf_counter() - start, peak_mb()
-    report = make_report(look(trace), "large")
+    report = make_report(analyze(trace), "large")
     events = sum(len(e) for e in (trace.device, trace.runtime, trace.ops, trace.python, trace.ranges))
     figures = {
         "file_mb": path.stat().st_size / 1e6, "events": events, "steps": steps, "steady": len(report.step_us),

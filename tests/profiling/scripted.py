@@ -122,6 +122,21 @@ class Machine:
         )
 
 
+def _kineto_events(event: dict[str, Any], torch: str) -> Iterator[dict[str, Any]]:
+    """An event and, after a launch, the arrow to its kernel."""
+    instant = event["cat"] == "cpu_instant_event"
+    on_device = event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
+    args = dict(event["args"])
+    if torch == "2.11":
+        args = {key: value for key, value in args.items() if not key.startswith("graph ")}
+    where = {"pid": 0, "tid": args["stream"]} if on_device else {"pid": PID, "tid": event["tid"]}
+    time = {"ts": round(event["ts"], 3)} | ({"s": "t"} if instant else {"dur": round(event["dur"], 3)})
+    yield {"ph": "i" if instant else "X", "cat": event["cat"], "name": event["name"], **where, **time, "args": args}
+    if event["name"] == "cudaLaunchKernel":
+        flow = {"ph": "s", "id": args["correlation"], "pid": PID, "tid": event["tid"], "ts": event["ts"]}
+        yield {**flow, "cat": "ac2g", "name": "ac2g"}
+
+
 def write_kineto(machine: Machine, path: Path, *, torch: str = "2.13", gpu: str = "NVIDIA H200") -> Path:
     """As torch 2.13 writes it; 2.11 has no graph ids. Flow arrows and metadata come between, as they do."""
     head = {
@@ -132,30 +147,27 @@ def write_kineto(machine: Machine, path: Path, *, torch: str = "2.13", gpu: str 
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 1790857026000000000,
     }
-    thread = {"args": {"name": "thread 77 (sonant-step)"}, "name": "thread_name", "ph": "M", "ts": 0}
-    names = {**thread, "pid": PID, "tid": machine.thread}
-    span = {"ph": "X", "cat": "Trace", "ts": 0.0, "dur": 1.0, "pid": "Spans", "tid": "PyTorch Profiler"}
-    written = [line for event in machine.events for line in _kineto_lines(event, torch)]
-    events = [names, *written, {**span, "name": "PyTorch Profiler (0)"}]
-    text = json.dumps({**head, "traceEvents": events, "traceName": path.name})
+    written = [shown for event in machine.events for shown in _kineto_events(event, torch)]
+    names = {
+        "name": "thread_name",
+        "ph": "M",
+        "ts": 0,
+        "pid": PID,
+        "tid": machine.thread,
+        "args": {"name": "thread 77 (sonant-step)"},
+    }
+    span = {
+        "ph": "X",
+        "cat": "Trace",
+        "ts": 0.0,
+        "dur": 1.0,
+        "pid": "Spans",
+        "tid": "PyTorch Profiler",
+        "name": "PyTorch Profiler (0)",
+    }
+    text = json.dumps({**head, "traceEvents": [names, *written, span], "traceName": path.name})
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
-
-
-def _kineto_lines(event: dict[str, Any], torch: str) -> Iterator[dict[str, Any]]:
-    """The event, and the arrow that leads from a launch to its kernel."""
-    instant = event["cat"] == "cpu_instant_event"
-    on_device = event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
-    args = dict(event["args"])
-    if torch == "2.11":
-        args = {key: value for key, value in args.items() if not key.startswith("graph ")}
-    where = {"pid": 0, "tid": args["stream"]} if on_device else {"pid": PID, "tid": event["tid"]}
-    time = {"ts": round(event["ts"], 3)} | ({"s": "t"} if instant else {"dur": round(event["dur"], 3)})
-    kind = {"ph": "i" if instant else "X", "cat": event["cat"], "name": event["name"]}
-    yield {**kind, **where, **time, "args": args}
-    if event["name"] == "cudaLaunchKernel":
-        arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": args["correlation"]}
-        yield {**arrow, "pid": PID, "tid": event["tid"], "ts": event["ts"]}
 
 
 _SCHEMA = """

@@ -8,7 +8,7 @@ import pytest
 
 from profiling.plays import WASTE, start_up, steps
 from profiling.scripted import ADD, COPY_STREAM, GEMM, STREAM, Machine, write_kineto, write_nsight
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.finding import Finding
 from sonant.profiling.read import read_trace
 from sonant.profiling.rules import apply
@@ -18,7 +18,7 @@ COST_US = {"zeros": 240, "item": 12, "pageable copy": 700, "chain": 497.5, "allo
 
 
 def findings(machine: Machine, folder: Path) -> dict[str, Finding]:
-    found = apply(look(read_trace(write_kineto(machine, folder / "trace.json"))))
+    found = apply(analyze(read_trace(write_kineto(machine, folder / "trace.json"))))
     assert len({f.rule for f in found}) == len(found)
     return {f.rule: f for f in found}
 
@@ -44,21 +44,21 @@ def test_waste_is_found_alone(tmp_path: Path, name: str, graphs: bool) -> None:
 
 
 def test_all_waste_together_is_found_and_nothing_is_counted_twice(tmp_path: Path) -> None:
-    clean = look(read_trace(write_kineto(steps(start_up(Machine())), tmp_path / "clean.json")))
+    clean = analyze(read_trace(write_kineto(steps(start_up(Machine())), tmp_path / "clean.json")))
     machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])
-    scene = look(read_trace(write_kineto(machine, tmp_path / "all.json")))
-    found = {f.rule: f for f in apply(scene)}
+    analysis = analyze(read_trace(write_kineto(machine, tmp_path / "all.json")))
+    found = {f.rule: f for f in apply(analysis)}
     for name, (_, rule, source) in WASTE.items():
         assert rule in found, name
         assert any(source in (e.source or "") for e in found[rule].evidence), name
     # kernels of the chain still need one of them; everything else that the step grew by is some finding's
-    grown_us = (scene.step_ns - clean.step_ns) / 1e3
+    grown_us = (analysis.step_ns - clean.step_ns) / 1e3
     assert sum(f.lost_us for f in found.values() if not f.at_most) == pytest.approx(grown_us, rel=0.02)
 
 
 def test_waste_is_found_in_an_nsight_trace(tmp_path: Path) -> None:
     machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])
-    found = {f.rule: f for f in apply(look(read_trace(write_nsight(machine, tmp_path / "trace.sqlite"))))}
+    found = {f.rule: f for f in apply(analyze(read_trace(write_nsight(machine, tmp_path / "trace.sqlite"))))}
     assert {rule for _, rule, _ in WASTE.values()} <= found.keys()
     assert found["syncs"].count == pytest.approx(3, abs=0.1)
 
@@ -159,8 +159,8 @@ def test_slow_products_are_held_against_the_roofline(tmp_path: Path) -> None:
                 eager.kernel(GEMM, 500.0, op="aten::mm", dims=[[1, 2048], [2048, 2048]])
     mapping = read_trace(write_kineto(eager, tmp_path / "eager.json"))
     timing = read_trace(write_kineto(steps(Machine()), tmp_path / "graphs.json"))
-    assert "low_bandwidth" not in {f.rule for f in apply(look(timing))}
-    found = {f.rule: f for f in apply(look(timing, mapping=mapping))}["low_bandwidth"]
+    assert "low_bandwidth" not in {f.rule for f in apply(analyze(timing))}
+    found = {f.rule: f for f in apply(analyze(timing, mapping=mapping))}["low_bandwidth"]
     assert found.source == "aten::mm at layers/linear.py(3): forward"
     assert found.evidence[0].what.endswith("2 % of peak at 8.39 MB")
     assert found.lost_us == pytest.approx(12 * 110 + 150 - 13 * 1.94, rel=0.01)
@@ -172,5 +172,5 @@ def test_work_of_other_threads_is_kept_apart(tmp_path: Path) -> None:
     for _ in range(10):
         other.kernel(ADD, 20.0, stream=21)
     machine.events += other.events
-    scene = look(read_trace(write_kineto(machine, tmp_path / "trace.json")))
-    assert "chains" not in {f.rule for f in apply(scene)}
+    analysis = analyze(read_trace(write_kineto(machine, tmp_path / "trace.json")))
+    assert "chains" not in {f.rule for f in apply(analysis)}

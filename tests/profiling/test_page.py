@@ -8,7 +8,7 @@ import pytest
 
 from profiling.plays import WASTE, start_up, steps
 from profiling.scripted import Machine, write_kineto
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.page import write_page
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
@@ -21,8 +21,8 @@ from serving.browser import launch  # noqa: E402
 
 def test_the_page_draws_and_zooms(tmp_path: Path) -> None:
     machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])
-    scene = look(read_trace(write_kineto(machine, tmp_path / "trace.json")))
-    write_page(scene, make_report(scene, "trace.json"), tmp_path / "page.html")
+    analysis = analyze(read_trace(write_kineto(machine, tmp_path / "trace.json")))
+    write_page(analysis, make_report(analysis, "trace.json"), tmp_path / "page.html")
     with playwright_api.sync_playwright() as playwright:
         browser = launch(playwright)
         page = browser.new_page(viewport={"width": 1280, "height": 900})

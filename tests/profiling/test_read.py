@@ -13,7 +13,7 @@ import pytest
 
 from profiling.plays import prefill, start_up, steps
 from profiling.scripted import Machine, write_kineto, write_nsight
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.events import Trace, TraceError
 from sonant.profiling.metrics import measure
 from sonant.profiling.read import read_trace
@@ -26,7 +26,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def facts(trace: Trace) -> dict[str, float]:
-    return measure(look(trace))
+    return measure(analyze(trace))
 
 
 @pytest.mark.parametrize("torch", ["2.11", "2.13"])
@@ -76,7 +76,7 @@ def test_an_export_with_few_tables_and_columns_is_read(tmp_path: Path) -> None:
     db.close()
     trace = read_trace(tmp_path / "few.sqlite")
     assert facts(trace)["kernels"] == 8
-    assert any("no CUDA calls" in remark for remark in make_report(look(trace), "few").remarks)
+    assert any("no CUDA calls" in remark for remark in make_report(analyze(trace), "few").remarks)
 
 
 def test_a_real_trace_of_this_torch_is_read(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
 
 
 def test_memory_stays_below_the_size_of_the_file(tmp_path: Path) -> None:
-    """The 2 GB run of large.py, made small: 60 MB of trace take less than 60 MB of memory."""
+    """The 2 GB run of large.py, made small: 40 MB of trace take less than 40 MB of memory."""
     script = Path(__file__).parent / "large.py"
-    command = [sys.executable, str(script), "--gigabytes", "0.06", "--folder", str(tmp_path)]
+    command = [sys.executable, str(script), "--gigabytes", "0.04", "--folder", str(tmp_path)]
     found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    assert found["file_mb"] >= 60 and found["steady"] == found["steps"]
-    assert found["peak_mb"] - found["before_mb"] < 60
+    assert found["file_mb"] >= 40 and found["steady"] == found["steps"]
+    assert found["peak_mb"] - found["before_mb"] < 40

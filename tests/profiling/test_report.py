@@ -13,24 +13,25 @@ import pytest
 from profiling.plays import WASTE, item, start_up, steps, zeros
 from profiling.scripted import ATTENTION, GEMM, Machine, write_kineto
 from sonant.errors import ConfigError
-from sonant.profiling.analysis import Scene, look
+from sonant.profiling.analysis import Analysis, analyze
 from sonant.profiling.budget import broken_limits, parse_budget
 from sonant.profiling.diff import compare, diff_text, median_ratio
 from sonant.profiling.events import TraceError
 from sonant.profiling.page import write_page
 from sonant.profiling.perfetto import write_perfetto
 from sonant.profiling.read import read_trace
-from sonant.profiling.report import Report, load_report, make_report, save_report
+from sonant.profiling.report import ProfileReport, load_report, make_report, save_report
 from sonant.profiling.table import report_text
 
 
-def scene_of(machine: Machine, folder: Path) -> Scene:
-    return look(read_trace(write_kineto(machine, folder / "trace.json")))
+def analysis_of(machine: Machine, folder: Path) -> Analysis:
+    return analyze(read_trace(write_kineto(machine, folder / "trace.json")))
 
 
-@pytest.fixture
-def wasteful(tmp_path: Path) -> Scene:
-    return scene_of(steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()]), tmp_path)
+@pytest.fixture(scope="module")
+def wasteful(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])
+    return analysis_of(machine, tmp_path_factory.mktemp("wasteful"))
 
 
 def test_kernels_that_start_before_the_one_ahead_ends_are_not_counted_twice(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_kernels_that_start_before_the_one_ahead_ends_are_not_counted_twice(tmp_
         with machine.range("sonant.step rows=1"):
             machine.graph([(GEMM, 100.0), (ATTENTION, 100.0)] * 5, early=40.0)
         machine.wait()
-    report = make_report(scene_of(machine, tmp_path), "trace.json")
+    report = make_report(analysis_of(machine, tmp_path), "trace.json")
     assert sum(report.by_work_us.values()) == pytest.approx(report.metrics["busy_us"], rel=0.01)
     assert sum(row.us for row in report.kernels) == pytest.approx(report.metrics["busy_us"], rel=0.01)
     assert report.by_work_us["attention"] == pytest.approx(5 * 60, rel=0.01)
@@ -47,7 +48,7 @@ def test_kernels_that_start_before_the_one_ahead_ends_are_not_counted_twice(tmp_
     assert sum(decoding.by_work_ms.values()) == pytest.approx(decoding.busy_ms, rel=0.01)
 
 
-def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Scene) -> None:
+def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Analysis) -> None:
     report = make_report(wasteful, "trace.json")
     text = report_text(report)
     order = re.findall(r"\[(\w+)\]", text)
@@ -58,11 +59,11 @@ def test_the_text_has_the_dearest_finding_first_and_hides_trifles(wasteful: Scen
 
 def test_large_counts_are_written_out(tmp_path: Path) -> None:
     machine = Machine()
-    for _ in range(12):
+    for _ in range(6):
         with machine.range("sonant.step rows=1"):
-            for _ in range(1500):
+            for _ in range(1100):
                 machine.kernel(GEMM, 2.0)
-    text = report_text(make_report(scene_of(machine, tmp_path), "trace.json"))
+    text = report_text(make_report(analysis_of(machine, tmp_path), "trace.json"))
     assert re.search(r"1,\d{3} × a step", text) and "e+0" not in text
 
 
@@ -72,8 +73,8 @@ def test_the_page_needs_nothing_else_and_cannot_be_broken_by_a_name(tmp_path: Pa
     for _ in range(8):
         with machine.range("sonant.step rows=1 bucket=1 prefill=0 codec=1"):
             machine.kernel(evil, 50.0)
-    scene = scene_of(machine, tmp_path)
-    write_page(scene, make_report(scene, "evil"), tmp_path / "page.html")
+    analysis = analysis_of(machine, tmp_path)
+    write_page(analysis, make_report(analysis, "evil"), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert not re.search(r"(src|href)\s*=|https?:|@import|url\(", page.replace(evil, ""))
     assert "</script><script>alert" not in page
@@ -82,7 +83,7 @@ def test_the_page_needs_nothing_else_and_cannot_be_broken_by_a_name(tmp_path: Pa
     assert evil in data["timeline"]["names"]
 
 
-def test_the_page_has_the_timeline_of_some_steps(wasteful: Scene, tmp_path: Path) -> None:
+def test_the_page_has_the_timeline_of_some_steps(wasteful: Analysis, tmp_path: Path) -> None:
     write_page(wasteful, make_report(wasteful, "t"), tmp_path / "page.html")
     data = json.loads(re.findall(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[0])
     timeline = data["timeline"]
@@ -93,7 +94,7 @@ def test_the_page_has_the_timeline_of_some_steps(wasteful: Scene, tmp_path: Path
     assert {"fills", "pauses", "syncs"} <= {mark["rule"] for mark in timeline["marks"]}
 
 
-def test_the_marked_trace_loads_and_shows_findings_where_they_are(wasteful: Scene, tmp_path: Path) -> None:
+def test_the_marked_trace_loads_and_shows_findings_where_they_are(wasteful: Analysis, tmp_path: Path) -> None:
     report = make_report(wasteful, "t")
     write_perfetto(wasteful, report.findings, tmp_path / "marked.json.gz")
     events = json.loads(gzip.decompress((tmp_path / "marked.json.gz").read_bytes()))["traceEvents"]
@@ -104,14 +105,14 @@ def test_the_marked_trace_loads_and_shows_findings_where_they_are(wasteful: Scen
     assert fills and fills == kernels
 
 
-def test_a_saved_report_is_the_same_report(wasteful: Scene, tmp_path: Path) -> None:
-    report = make_report(wasteful, "t")
+def test_a_saved_report_is_the_same_report(tmp_path: Path) -> None:
+    report = report_of(steps(start_up(Machine()), 8, wastes=[zeros, item]), tmp_path)
     save_report(report, tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
     assert load_report(tmp_path / "trace.json").metrics == report.metrics  # the trace itself does as well
 
 
-def test_a_damaged_report_is_told(wasteful: Scene, tmp_path: Path) -> None:
+def test_a_damaged_report_is_told(wasteful: Analysis, tmp_path: Path) -> None:
     save_report(make_report(wasteful, "t"), tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
     (tmp_path / "cut.json").write_text(text[:-100])
@@ -122,8 +123,8 @@ def test_a_damaged_report_is_told(wasteful: Scene, tmp_path: Path) -> None:
         load_report(tmp_path / "old.json")
 
 
-def report_of(machine: Machine, folder: Path) -> Report:
-    return make_report(scene_of(machine, folder), "t")
+def report_of(machine: Machine, folder: Path) -> ProfileReport:
+    return make_report(analysis_of(machine, folder), "t")
 
 
 def test_a_fix_shows_in_the_diff(tmp_path: Path) -> None:

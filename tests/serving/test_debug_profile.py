@@ -11,7 +11,7 @@ import pytest
 
 from serving.conftest import Serve, Served
 from sonant.cli.main import main
-from sonant.profiling.analysis import look
+from sonant.profiling.analysis import analyze
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
 
@@ -46,7 +46,7 @@ def test_steps_under_load_come_back_as_a_trace(
             done.set()
         speech.result()
     assert "5 steps" in capsys.readouterr().out
-    report = make_report(look(read_trace(out)), "live")
+    report = make_report(analyze(read_trace(out)), "live")
     assert sum(phase.steps for phase in report.phases) == 5
     assert served.post(input="Hello.", max_frames=5).status_code == 200
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonant.text.splitter import Granularity, TextPieces
+from sonant.text.splitter import Granularity, IncrementalSplitter
 
 
 def spoken(granularity: Granularity, bits: list[str], max_chars: int = 300) -> list[str]:
-    pieces, out = TextPieces(granularity, max_chars), []
+    splitter, out = IncrementalSplitter(granularity, max_chars), []
     for bit in bits:
-        pieces.push(bit)
-        while (piece := pieces.take(eager=False)) is not None:
-            out.append(piece)
-    while (piece := pieces.flush()) is not None:
-        out.append(piece)
+        splitter.push(bit)
+        while (segment := splitter.take(eager=False)) is not None:
+            out.append(segment)
+    while (segment := splitter.flush()) is not None:
+        out.append(segment)
     return out
 
 
@@ -42,7 +42,7 @@ def test_cuts_do_not_depend_on_how_the_text_was_dealt_out(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("granularity", "text", "pieces"),
+    ("granularity", "text", "segments"),
     [
         ("sentence", "Dr. Lee paid 3.50, at 5 p.m. sharp. Good!", ["Dr. Lee paid 3.50, at 5 p.m. sharp.", "Good!"]),
         ("clause", "It costs 1,000, or 2,000; who knows?", ["It costs 1,000,", "or 2,000;", "who knows?"]),
@@ -51,35 +51,35 @@ def test_cuts_do_not_depend_on_how_the_text_was_dealt_out(text: str) -> None:
         ("sentence", '"Wait..." he said. ... ', ['"Wait..."', "he said."]),
     ],
 )
-def test_cuts_are_where_a_reader_would_pause(granularity: Granularity, text: str, pieces: list[str]) -> None:
-    assert spoken(granularity, list(text)) == pieces
+def test_cuts_are_where_a_reader_would_pause(granularity: Granularity, text: str, segments: list[str]) -> None:
+    assert spoken(granularity, list(text)) == segments
 
 
 def test_a_waiting_listener_gets_the_clauses_and_others_the_sentence() -> None:
-    eager, patient = TextPieces("auto", 300), TextPieces("auto", 300)
-    for pieces in (eager, patient):
-        pieces.push("Well, to be honest with you, I")
+    eager, patient = IncrementalSplitter("auto", 300), IncrementalSplitter("auto", 300)
+    for splitter in (eager, patient):
+        splitter.push("Well, to be honest with you, I")
     assert patient.take(eager=False) is None
     assert eager.take(eager=True) == "Well, to be honest with you,"
-    for pieces in (eager, patient):
-        pieces.push(" do not, in fact, know. And")
+    for splitter in (eager, patient):
+        splitter.push(" do not, in fact, know. And")
     assert patient.take(eager=False) == "Well, to be honest with you, I do not, in fact, know."
     assert eager.take(eager=True) == "I do not, in fact, know."  # whole: there is no reason to cut it up
     assert patient.take(eager=True) is None
 
 
 def test_a_word_and_a_comma_are_not_worth_starting_for() -> None:
-    pieces = TextPieces("auto", 300)
-    pieces.push("Well, ")
-    assert pieces.take(eager=True) is None
+    splitter = IncrementalSplitter("auto", 300)
+    splitter.push("Well, ")
+    assert splitter.take(eager=True) is None
 
 
 def test_a_mark_at_the_end_may_still_be_part_of_a_number() -> None:
-    pieces = TextPieces("clause", 300)
-    pieces.push("Pi is 3.")
-    assert pieces.take(eager=True) is None
-    pieces.push("14, more or less. ")
-    assert pieces.take(eager=True) == "Pi is 3.14,"
+    splitter = IncrementalSplitter("clause", 300)
+    splitter.push("Pi is 3.")
+    assert splitter.take(eager=True) is None
+    splitter.push("14, more or less. ")
+    assert splitter.take(eager=True) == "Pi is 3.14,"
 
 
 def test_text_without_a_pause_is_cut_all_the_same() -> None:

@@ -25,7 +25,7 @@ Source = str | Path | bytes | tuple[npt.NDArray[Any], int]
 MIN_RATE_HZ = 8_000  # the telephone's; below it there is no voice left to clone
 MAX_RATE_HZ = 192_000
 MAX_CHANNELS = 8
-# -80 dBFS. Dithered 16-bit silence stays below (two steps of 2^-15); the softest usable speech is far above.
+# This is -80 dBFS. Dithered 16-bit silence stays below (two steps of 2^-15); the softest usable speech is far above.
 SILENT_PEAK = 1e-4
 # Floats may overshoot 1 a little; a peak of ten means 16-bit numbers that nobody divided by 32768.
 MAX_PEAK = 10.0
@@ -77,7 +77,7 @@ def _existing_file(source: str | Path, name: str) -> str:
 
 
 def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
-    import soundfile as sf  # here: training and benchmarks run on machines that have no sound libraries
+    import soundfile as sf  # not above, since training and benchmarks run on machines that have no sound libraries
 
     try:
         with sf.SoundFile(file) as sound:
@@ -89,7 +89,7 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
             channels = sound.read(frames, dtype="float32", always_2d=True)
     except BadAudio:
         raise
-    # TypeError is soundfile's answer to a name that ends in .raw
+    # TypeError is soundfile's answer to a name that ends in .raw.
     except (sf.SoundFileError, TypeError) as e:
         reason = getattr(e, "error_string", str(e)).strip().rstrip(".")
         raise BadAudio(
@@ -142,7 +142,7 @@ def _to_float(array: npt.NDArray[Any]) -> Samples:
         full_scale = float(1 << (bits - 1))
         middle = full_scale if kind == "u" else 0.0
         return ((array.astype(np.float64) - middle) / full_scale).astype(np.float32)
-    # 64-bit integers too: nearly always they are smaller ones widened by accident, so no scale is right.
+    # This refuses 64-bit integers too: nearly always they are smaller ones widened by accident, so no scale is right.
     raise BadAudio(f"The clip's samples are {array.dtype}: give float32 in -1..1, or int16 or int32 at full scale")
 
 
@@ -179,8 +179,8 @@ def _resample(samples: Samples, rate_hz: int, sample_rate: int) -> Samples:
     import soxr
 
     resampled = soxr.resample(samples, rate_hz, sample_rate, quality="HQ")
-    # The length that the official code's resampler gives, down to its rounding of the ratio: one sample more
-    # can be one frame more.
+    # It is the length that the official code's resampler gives, down to its rounding of the ratio, since one sample
+    # more can be one frame more.
     length = math.ceil(len(samples) * (sample_rate / rate_hz))
     return np.pad(resampled[:length], (0, max(0, length - len(resampled))))
 

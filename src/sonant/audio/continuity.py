@@ -18,7 +18,7 @@ def continuity(arrivals_s: Sequence[float], durations_s: Sequence[float]) -> Con
     gaps, gap_s, worst = 0, 0.0, 0.0
     if not arrivals_s:
         return Continuity(0, 0.0, 0.0)
-    played_to = arrivals_s[0]  # when the sound in hand runs out
+    played_to = arrivals_s[0]  # when the buffered sound runs out
     heard_s = 0.0
     for arrival, duration in zip(arrivals_s, durations_s, strict=True):
         worst = max(worst, arrival - arrivals_s[0] - heard_s)

@@ -33,7 +33,7 @@ class MelSpec:
 
     @property
     def edge_samples(self) -> int:
-        """Mirrored onto either end, so that n hops give n frames. A clip must be longer than this."""
+        """How much is mirrored onto either end, so that n hops give n frames. A clip must be longer than this."""
         return (self.fft_samples - self.hop_samples) // 2
 
 

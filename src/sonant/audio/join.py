@@ -1,7 +1,7 @@
 """Joins utterances that were made apart into one sound without clicks.
 
 Each part starts and ends at whatever level its model left it. A short fade at both sides of every seam takes the
-step out; it needs the last few milliseconds of a part held back until it is known whether more of it follows.
+step out; for that the last few milliseconds of a part are buffered until it is known whether more of it follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Joiner:
     def __init__(self, sample_rate: int) -> None:
         fade = round(FADE_S * sample_rate)
         self.rise: Samples = (0.5 - 0.5 * np.cos(np.pi * (np.arange(fade) + 0.5) / fade)).astype(np.float32)
-        self.held: Samples = np.zeros(0, np.float32)
+        self.buffered: Samples = np.zeros(0, np.float32)
         self.faded_in = len(self.rise)  # samples of this part's fade already given; the first part has none
 
     def push(self, samples: Samples) -> Samples:
@@ -28,17 +28,17 @@ class Joiner:
         rest = self.rise[self.faded_in :][: len(samples)]
         samples[: len(rest)] *= rest
         self.faded_in += len(rest)
-        ready = np.concatenate([self.held, samples])
-        self.held = ready[max(0, len(ready) - len(self.rise)) :]
-        return ready[: len(ready) - len(self.held)]
+        ready = np.concatenate([self.buffered, samples])
+        self.buffered = ready[max(0, len(ready) - len(self.rise)) :]
+        return ready[: len(ready) - len(self.buffered)]
 
     def seam(self) -> Samples:
         """The end of a part, faded out; the next `push` fades in."""
-        tail = self.held * self.rise[::-1][len(self.rise) - len(self.held) :]
-        self.held, self.faded_in = np.zeros(0, np.float32), 0
+        tail = self.buffered * self.rise[::-1][len(self.rise) - len(self.buffered) :]
+        self.buffered, self.faded_in = np.zeros(0, np.float32), 0
         return tail
 
     def end(self) -> Samples:
-        """What is still held when the last part is over."""
-        tail, self.held = self.held, np.zeros(0, np.float32)
+        """What is still buffered when the last part is over."""
+        tail, self.buffered = self.buffered, np.zeros(0, np.float32)
         return tail

@@ -21,24 +21,24 @@ _HEADER_BYTES = 44
 
 
 def clipped(samples: Samples) -> Samples:
-    """Within -1..1. What is not a number cannot be made into sound, and silence in its place would hide a fault."""
+    """The samples within -1..1. What is no number cannot be sound, and silence in its place would hide a fault."""
     if not np.isfinite(samples).all():
         raise EngineError("the model made samples that are NaN or infinite: its weights may be damaged")
     return np.clip(samples, -1.0, 1.0)
 
 
 def pcm16(samples: Samples) -> npt.NDArray[np.int16]:
-    """Little-endian 16-bit: to the nearest step (halves to the even one), and clipped, never wrapped."""
+    """Little-endian 16-bit samples, rounded to the nearest step (halves to the even one) and clipped, never wrapped."""
     return np.minimum(np.rint(clipped(samples) * _FULL_SCALE), 32767).astype("<i2")
 
 
 def growing_wav_header(sample_rate: int) -> bytes:
-    """For 16-bit mono of a length not known yet; players read on to the end."""
+    """The header for 16-bit mono of a length not known yet; players read on to the end."""
     return _wav_header(sample_rate, _UNKNOWN_BYTES, _UNKNOWN_BYTES)
 
 
 def wav_header(sample_rate: int, sample_count: int) -> bytes:
-    """For 16-bit mono of just this length."""
+    """The header for 16-bit mono of just this length."""
     data_bytes = 2 * sample_count
     if _HEADER_BYTES + data_bytes > _UNKNOWN_BYTES:
         raise ValueError(f"{sample_count:,} samples do not fit in a WAV file: write it in parts, or as FLAC")

@@ -7,7 +7,7 @@ the first 1,920-sample frame comes out with it, and how far the output then trai
     16 kHz     879 samples (37 ms)   61 of 80 ms   at most 37 ms
     48 kHz     927 samples (39 ms)   69 of 80 ms   at most 39 ms
 
-So the first frame always gives sound at once. At 24 kHz nothing is done and nothing is held.
+So the first frame always gives sound at once. At 24 kHz nothing is done and nothing is buffered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonant.types import Samples
 
 
 class StreamResampler:
-    """Feed `push`, then `flush` once. However the sound is cut into pieces, the output is the same."""
+    """Feed `push`, then `flush` once. However the sound is cut into chunks, the output is the same."""
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
         same = from_rate == to_rate
@@ -34,7 +34,7 @@ class StreamResampler:
         return samples if self.stream is None else self.stream.resample_chunk(samples)
 
     def flush(self) -> Samples:
-        """What the filter still holds; nothing the second time."""
+        """What the filter still has; nothing the second time."""
         nothing = np.zeros(0, np.float32)
         if self.flushed or self.stream is None:
             self.flushed = True

@@ -1,12 +1,12 @@
 """Faster or slower speech at the same pitch, while it is still being made: WSOLA.
 
-The output is laid down in hops of 20 ms. Each hop fades from what followed the last piece in the input to a new
-piece near where the input should be by now; of the candidates, the one most like what it replaces is taken, so
+The output is laid down in hops of 20 ms. Each hop fades from what followed the last segment in the input to a new
+segment near where the input should be by now; of the candidates, the one most like what it replaces is taken, so
 pitch periods line up and the seam is not heard. Everything is decided from absolute positions in the input,
 therefore how it was cut into chunks cannot matter.
 
-    input    ──[last piece][tail ]──────[··search··]──────
-                            └ fades into ┘ the best match, whose own tail comes next
+    input    ──[last segment][tail ]──────[··search··]──────
+                              └ fades into ┘ the best match, whose own tail comes next
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonant.types import Samples
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 HOP_S = 0.020  # longer smears consonants; shorter holds no whole period of a low voice to compare
-SEARCH_S = 0.010  # either way: together a period of 50 Hz, so that a match always lies within reach
+SEARCH_S = 0.010  # in either direction; together a period of 50 Hz, so that a match always lies within reach
 # A far match must be this much better than one where it should be: of many equal periods the nearest is taken,
 # which keeps the rhythm even.
 _FAR_PENALTY = 0.01
@@ -42,7 +42,7 @@ class SpeedChanger:
         self.fft = 1 << (2 * self.search + self.hop).bit_length()
         self.input: Samples = np.zeros(0, np.float32)
         self.input_start = 0  # where in the whole input `input` begins
-        self.tail_at = 0  # where the last piece's natural continuation begins
+        self.tail_at = 0  # where the last segment's natural continuation begins
         self.hops = 0
         self.given = 0  # output samples so far
         self.flushed = False
@@ -94,14 +94,14 @@ class SpeedChanger:
 
     def _next_hop(self) -> Samples:
         if self.hops == 0:
-            piece_at = 0
+            segment_at = 0
             out = self._slice(0, self.hop).copy()
         else:
             tail = self._slice(self.tail_at, self.hop)
-            piece_at = self._best_match(tail)
-            piece = self._slice(piece_at, self.hop)
-            out = tail + self.rise * (piece - tail)
-        self.tail_at = piece_at + self.hop
+            segment_at = self._best_match(tail)
+            segment = self._slice(segment_at, self.hop)
+            out = tail + self.rise * (segment - tail)
+        self.tail_at = segment_at + self.hop
         self.hops += 1
         self._forget(min(self.tail_at, max(0, self._target() - self.search)))
         return out

@@ -34,8 +34,8 @@ class ModelCheck:
     folder: str
     error: str | None = None
     weight_bytes: int = 0
-    row_bytes: int = 0  # each request that speaks at once
-    kv_token_bytes: int = 0  # each position of prompt or speech in the cache
+    row_bytes: int = 0  # for each request that speaks at once
+    kv_token_bytes: int = 0  # for each position of prompt or speech in the cache
     needed_bytes: int = 0  # weights, all rows of the default config, and one request of full length
     free_bytes: int | None = None
 
@@ -48,7 +48,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    here = machine.look()
+    here = machine.this_machine()
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}

@@ -37,19 +37,19 @@ class Kernel:
 class Machine:
     python: str
     platform: str
-    packages: dict[str, str | None]  # None: not installed
-    torch_cuda: str | None  # the CUDA that torch was built for; None: a CPU build
+    packages: dict[str, str | None]  # None if it is not installed
+    torch_cuda: str | None  # the CUDA that torch was built for; None for a CPU build
     driver: str | None
     no_gpu_reason: str | None
     gpus: tuple[Gpu, ...]
-    cpu_cores: int  # that this process may use
+    cpu_cores: int  # as many as this process may use
     torch_threads: int
     memory_free_bytes: int | None
     memory_total_bytes: int | None
     kernels: tuple[Kernel, ...]
 
 
-def look() -> Machine:
+def this_machine() -> Machine:
     free, total = _memory()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     choices = [(device, choose(op, device)) for device in devices for op in OPS]

@@ -9,12 +9,9 @@ import traceback
 from collections.abc import Sequence
 
 from sonant.cli import bench, doctor, profile, random_model, say, serve, voices
+from sonant.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 from sonant.cli.machine import version_of
 from sonant.errors import SonantError
-
-EXIT_ERROR = 2  # what argparse uses too
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 EPILOG = """\
 examples:
@@ -39,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--version", action="version", version=f"sonant {version_of('sonant') or 'as it lies here, not installed'}"
+        "--version", action="version", version=f"sonant {version_of('sonant') or 'from its source, not installed'}"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (say, serve, voices, bench, profile, doctor, random_model):

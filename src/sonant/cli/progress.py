@@ -1,31 +1,25 @@
-"""What a person sees while speech is made: one line that moves on a terminal, one line of summary at the end.
-
-All of it goes to stderr, since stdout may carry the sound.
-"""
+"""What a person sees while speech is made: one line that moves on a terminal, one line of summary at the end."""
 
 from __future__ import annotations
 
 import sys
 import time
 
+from sonant.cli.progress_line import ProgressLine
 from sonant.types import FinishReason, Speech
-
-_REDRAW_S = 0.1
-_CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
-        self.moving = sys.stderr.isatty() and not quiet
-        self.started_s = self.drawn_s = time.monotonic()
+        self.line = ProgressLine(quiet=quiet)
+        self.started_s = time.monotonic()
         self.first_s: float | None = None
         self.sound_s = 0.0
 
     def note(self, text: str) -> None:
-        """What is going on before there is sound."""
-        if self.moving:
-            self._draw(text)
+        """Tells what is going on before there is sound."""
+        self.line.show(text, at_once=True)
 
     def start(self) -> None:
         """The clock runs from here: loading is not speaking."""
@@ -36,16 +30,13 @@ class Progress:
         if self.first_s is None:
             self.first_s = now - self.started_s
         self.sound_s += sound_s
-        if self.moving and now - self.drawn_s >= _REDRAW_S and self.sound_s:
-            self.drawn_s = now
+        if self.sound_s:
             factor = (now - self.started_s) / self.sound_s
             first_ms = 1e3 * self.first_s
-            self._draw(f"{self.sound_s:.1f} s of sound, RTF {factor:.2f}, first sound {first_ms:.0f} ms")
+            self.line.show(f"{self.sound_s:.1f} s of sound, RTF {factor:.2f}, first sound {first_ms:.0f} ms")
 
     def clear(self) -> None:
-        if self.moving:
-            sys.stderr.write(_CLEAR_LINE)
-            sys.stderr.flush()
+        self.line.clear()
 
     def summary(self, name: str, speech: Speech) -> None:
         """`speech` has the timings; its samples have been written already."""
@@ -65,7 +56,3 @@ class Progress:
             f"seed {speech.seed}",
             file=sys.stderr,
         )
-
-    def _draw(self, text: str) -> None:
-        sys.stderr.write(_CLEAR_LINE + text)
-        sys.stderr.flush()

@@ -43,7 +43,7 @@ class SoundOutput(Protocol):
 
 
 def open_output(name: str, format: str | None) -> SoundOutput:
-    """For `--out` and `--format`: the format is by suffix if it is not given, and WAV on stdout."""
+    """The output for `--out` and `--format`. A format that is not given is by suffix, and WAV on stdout."""
     if name == STDOUT:
         return SoundStdout(format or "wav")
     format = format or _BY_SUFFIX.get(Path(name).suffix.lower())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sonant.profiling.events import Ints, Trace
+from sonant.profiling.events import Events, Ints, Trace
 from sonant.profiling.gaps import Cause, Gaps, added, find_gaps
 from sonant.profiling.kernels import Work, Works
 from sonant.profiling.launches import Launches, launches
@@ -17,20 +17,20 @@ from sonant.profiling.steps import Steps, segment
 
 
 @dataclass(frozen=True)
-class Scene:
+class Analysis:
     trace: Trace
     launched: Launches
     steps: Steps
     works: Works
     gaps: Gaps
-    added: Ints  # ns by which each of the device's events kept it busy
+    added: Ints  # ns for which each of the device's events kept it busy
     sources: Sources
-    mapping: KernelSources | None  # kernel → operator → line, from a second trace without graphs
+    mapping: KernelSources | None  # from a kernel to its operator and line, by a second trace without graphs
     bandwidth: float | None  # peak, in bytes a second
 
     @property
     def count(self) -> int:
-        """Steady steps."""
+        """The number of steady steps."""
         return len(self.steps.steady)
 
     @property
@@ -58,21 +58,29 @@ class Scene:
         return np.flatnonzero(mask)
 
     def steady_calls(self, mask: npt.NDArray[np.bool_]) -> Ints:
-        """Calls of the step thread that `mask` picks and that lie in the host's part of steady steps."""
-        runtime = self.trace.runtime
-        picked = mask if self.steps.thread is None else mask & (runtime.track == self.steps.thread)
+        """Calls of the CUDA runtime that `mask` picks and that the step thread made in steady steps."""
+        return self.steady_on_host(self.trace.runtime, mask)
+
+    def steady_allocations(self) -> Ints:
+        """Where torch's allocator gave memory to the step thread in steady steps, as indices of `trace.memory`."""
+        memory = self.trace.memory
+        # A trace without a GPU has allocations of the host only, whose device is -1.
+        return self.steady_on_host(memory, (memory.size > 0) & (memory.device >= (-1 if self.trace.stand_in else 0)))
+
+    def steady_on_host(self, events: Events, mask: npt.NDArray[np.bool_]) -> Ints:
+        """Events of the step thread that `mask` picks and that lie in the host's part of steady steps."""
+        picked = mask if self.steps.thread is None else mask & (events.track == self.steps.thread)
         at = np.flatnonzero(picked)
-        step = self.step_at(runtime.start[at])
-        return at[np.isin(step, self.steps.steady)]
+        return at[np.isin(self.step_at(events.start[at]), self.steps.steady)]
 
     def step_at(self, host_ns: Ints) -> Ints:
-        """The step that the host was launching then; its first launch begins it."""
+        """The step that the host was launching at each moment. A step begins with its first launch."""
         first = np.full(len(self.steps.start), np.iinfo(np.int64).max)
         inside = self.steps.of_event >= 0
         np.minimum.at(first, self.steps.of_event[inside], self.launched.start[inside])
         first = np.maximum.accumulate(first)
         step = np.searchsorted(first, host_ns, side="right") - 1
-        if len(first):  # the wait for the last step is its own; later ones are nobody's
+        if len(first):  # the wait for the last step belongs to it, and what comes later to none
             step[host_ns > self.steps.end[-1]] = -1
         return step
 
@@ -88,12 +96,12 @@ class Scene:
         return None
 
 
-def look(
+def analyze(
     trace: Trace, *, step_name: str | None = None, mapping: Trace | None = None, bandwidth: float | None = None
-) -> Scene:
+) -> Analysis:
     launched = launches(trace)
     steps = segment(trace, launched, step_name)
-    return Scene(
+    return Analysis(
         trace=trace,
         launched=launched,
         steps=steps,
@@ -106,7 +114,7 @@ def look(
     )
 
 
-# GB/s by the makers' sheets; the first name that is part of the GPU's counts
+# Peak GB/s by the makers' sheets. The first name that is part of the GPU's name counts.
 _PEAKS = (
     ("B300", 8000), ("B200", 8000), ("GH200", 4000), ("H200", 4800), ("H100 PCIe", 2000), ("H100 NVL", 3900),
     ("H100", 3350), ("H20", 4000), ("A100-SXM4-80GB", 2039), ("A100 80GB", 1935), ("A100-PCIE-40GB", 1555),

@@ -23,7 +23,7 @@ class Limit:
     value: float
 
     def broken(self, metrics: Mapping[str, float]) -> str | None:
-        """What is over the limit, in words; None: it holds."""
+        """What is over the limit, in words; None if it holds."""
         found = metrics[self.metric]
         if _COMPARE[self.sign](found, self.value):
             return None
@@ -32,10 +32,10 @@ class Limit:
 
 def parse_budget(text: str) -> list[Limit]:
     limits = []
-    for part in text.split(","):
-        found = _LIMIT.fullmatch(part)
+    for limit in text.split(","):
+        found = _LIMIT.fullmatch(limit)
         if found is None:
-            raise ConfigError(f"{part.strip()!r} is no limit; write them as in fills=0,syncs=0,kernels<=1300")
+            raise ConfigError(f"{limit.strip()!r} is no limit; write them as in fills=0,syncs=0,kernels<=1300")
         if found[1] not in MEANING:
             raise ConfigError(f"nothing called {found[1]!r} is measured; there are {', '.join(MEANING)}")
         limits.append(Limit(found[1], found[2], float(found[3])))

@@ -1,8 +1,8 @@
-"""Two traces of our own engine under load: one as it runs, one that can be read.
+"""Two traces of our own engine under load: one with true times, one that can be read.
 
 The first is with CUDA graphs and without stacks: its times are true, but kernels of a graph have no operator. The
-second runs the operators one by one, with Python lines and shapes: it tells where each kernel comes from, and its times
-are not to be believed.
+second is eager, with Python lines and shapes: it tells where each kernel comes from, and its times are not to be
+believed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ _TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Captured:
+class TracePair:
     timing: Path
     mapping: Path
 
 
-def capture(engine: Engine, folder: Path, *, concurrency: int, frames: int, steps: int, mapping_steps: int) -> Captured:
+def record_traces(
+    engine: Engine, folder: Path, *, concurrency: int, frames: int, steps: int, mapping_steps: int
+) -> TracePair:
     """Speak in `concurrency` streams of `frames` frames, again and again, until both traces are in `folder`."""
-    return asyncio.run(_capture(engine, folder, concurrency, frames, steps, mapping_steps))
+    return asyncio.run(_record(engine, folder, concurrency, frames, steps, mapping_steps))
 
 
-async def _capture(
+async def _record(
     engine: Engine, folder: Path, concurrency: int, frames: int, steps: int, mapping_steps: int
-) -> Captured:
+) -> TracePair:
     await asyncio.gather(*(_speak(engine, _WARM_UP_FRAMES, seed) for seed in range(concurrency)))
     recorder, done = StepProfiler(engine), asyncio.Event()
     streams = [asyncio.create_task(_keep_speaking(engine, frames, seed, done)) for seed in range(concurrency)]
-    out = Captured(folder / "timing.json.gz", folder / "mapping.json.gz")
+    out = TracePair(folder / "timing.json.gz", folder / "mapping.json.gz")
     try:
         timing = await asyncio.to_thread(recorder.record, steps, timeout_s=_TIMEOUT_S)
         _check(timing, steps)

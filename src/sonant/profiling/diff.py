@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonant.profiling.report import Report
-from sonant.profiling.table import grid
+from sonant.profiling.report import ProfileReport
+from sonant.text_table import grid
 
-_DRAWS = 4000
+_RESAMPLES = 4000
 _LEAST_STEPS = 8
 _SMALL_US = 0.5  # changes below this are of no interest
 
 
 @dataclass(frozen=True)
-class Change:
+class Delta:
     what: str
     before: float
     after: float
@@ -32,12 +32,12 @@ class Change:
 class Diff:
     before: str
     after: str
-    step_us: Change
-    interval: tuple[float, float] | None  # of the relative change, 95 %; None: too few steps to tell
-    metrics: list[Change]
-    works: list[Change]
-    findings: list[Change]
-    kernels: list[Change]
+    step_us: Delta
+    interval: tuple[float, float] | None  # of the relative change, at 95 %; None if there are too few steps to tell
+    metrics: list[Delta]
+    works: list[Delta]
+    findings: list[Delta]
+    kernels: list[Delta]
 
     @property
     def verdict(self) -> str:
@@ -50,12 +50,12 @@ class Diff:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def compare(before: Report, after: Report) -> Diff:
+def compare(before: ProfileReport, after: ProfileReport) -> Diff:
     old, new = np.array(before.step_us), np.array(after.step_us)
     return Diff(
         before=before.trace,
         after=after.trace,
-        step_us=Change("step_us, median", float(np.median(old)), float(np.median(new))),
+        step_us=Delta("step_us, median", float(np.median(old)), float(np.median(new))),
         interval=median_ratio(old, new),
         metrics=_changes(before.metrics, after.metrics, least=0.005),
         works=_changes(before.by_work_us, after.by_work_us),
@@ -67,7 +67,7 @@ def compare(before: Report, after: Report) -> Diff:
 def median_ratio(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> tuple[float, float] | None:
     """95 % interval of the relative change of the median.
 
-    Neighbouring steps are alike (a machine is slow for a while), so whole stretches of a trace are drawn, not steps.
+    Neighbouring steps are alike (a machine is slow for a while), so whole stretches are resampled, not steps.
     """
     if min(len(before), len(after)) < _LEAST_STEPS:
         return None
@@ -75,16 +75,16 @@ def median_ratio(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
     medians = []
     for times in (before, after):
         length = max(1, round(len(times) ** 0.5))
-        starts = random.integers(len(times), size=(_DRAWS, -(-len(times) // length), 1))
-        picks = (starts + np.arange(length)).reshape(_DRAWS, -1)[:, : len(times)] % len(times)
+        starts = random.integers(len(times), size=(_RESAMPLES, -(-len(times) // length), 1))
+        picks = (starts + np.arange(length)).reshape(_RESAMPLES, -1)[:, : len(times)] % len(times)
         medians.append(np.median(times[picks], axis=1))
     low, high = np.percentile(medians[1] / medians[0] - 1, [2.5, 97.5])
     return float(low), float(high)
 
 
-def _changes(before: Mapping[str, float], after: Mapping[str, float], least: float = _SMALL_US) -> list[Change]:
+def _changes(before: Mapping[str, float], after: Mapping[str, float], least: float = _SMALL_US) -> list[Delta]:
     keys = dict.fromkeys([*before, *after])
-    rows = [Change(key, before.get(key, 0.0), after.get(key, 0.0)) for key in keys]
+    rows = [Delta(key, before.get(key, 0.0), after.get(key, 0.0)) for key in keys]
     return sorted((row for row in rows if abs(row.by) >= least), key=lambda row: -abs(row.by))
 
 
@@ -96,7 +96,7 @@ def diff_text(diff: Diff) -> str:
         else f", 95 % sure between {100 * diff.interval[0]:+.1f} and {100 * diff.interval[1]:+.1f} %"
     )
     change = 100 * step.by / step.before if step.before else 0.0
-    parts = [
+    blocks = [
         f"{diff.before} → {diff.after}",
         f"step {step.before:,.1f} → {step.after:,.1f} µs, {change:+.1f} %{sure}: {diff.verdict}",
     ]
@@ -109,5 +109,5 @@ def diff_text(diff: Diff) -> str:
         if rows:
             table = [(title, "before", "after", "change")]
             table += [(r.what, f"{r.before:,.2f}", f"{r.after:,.2f}", f"{r.by:+,.2f}") for r in rows]
-            parts += ["", grid(table)]
-    return "\n".join(parts)
+            blocks += ["", grid(table, words_left=True)]
+    return "\n".join(blocks)

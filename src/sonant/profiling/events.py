@@ -1,12 +1,12 @@
 """A trace in memory: one column of numbers for each fact, so that ten million events fit where their text would not.
 
-Readers fill `Columns`, an event at a time; everything else works on sorted, frozen `Events`.
+Readers fill `EventColumns`, an event at a time; everything else works on sorted, frozen `Events`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -22,7 +22,7 @@ _SPAN = 4  # a Python function is a name, a start, an end and a thread
 
 
 class TraceError(SonantError):
-    """The file is not a trace that can be read, or holds nothing to look at."""
+    """The file is not a trace that can be read, or holds nothing to analyze."""
 
 
 class Kind(IntEnum):
@@ -37,10 +37,11 @@ class Kind(IntEnum):
 
 
 ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+OnRead = Callable[[float], None]  # gets the share of the file that has been read
 
 
 class Names:
-    """Each text once; events hold its number."""
+    """Every name once. Events hold its number."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -62,9 +63,9 @@ class Events:
     start: Ints
     end: Ints
     track: Ints
-    correlation: Ints  # joins a call and what it put on the device; 0: none
-    external: Ints  # joins what is on the device and the operator that asked for it; 0: none
-    size: Ints  # bytes: copied, set, allocated; for an operator those of its input tensors
+    correlation: Ints  # joins a call and what it put on the device; 0 for none
+    external: Ints  # joins what is on the device and the operator that asked for it; 0 for none
+    size: Ints  # bytes that were copied, set or allocated; for an operator those of its input tensors
     device: Ints
     kind: npt.NDArray[np.uint8]
 
@@ -79,8 +80,8 @@ class Events:
         return Events(**{fact: getattr(self, fact)[which] for fact in (*_FACTS, "kind")})
 
 
-class Columns:
-    """Events of some kinds as they are read. `facts`: how many of them are kept; the rest are zeros."""
+class EventColumns:
+    """Events of some kinds while they are read. Only the first `facts` facts are kept; the rest are zeros."""
 
     def __init__(self, facts: int = len(_FACTS)) -> None:
         self._facts = {fact: array("q") for fact in _FACTS[:facts]}
@@ -94,21 +95,21 @@ class Columns:
             append(value)
 
     def sorted(self) -> Events:
-        """The columns are given up one by one, so that memory holds each of them twice only for a moment."""
+        """Gives up one column after another, so that memory holds each of them twice only for a moment."""
         start = np.frombuffer(self._facts["start"], np.int64) if self._kind else np.zeros(0, np.int64)
         order = np.argsort(start, kind="stable")
         del start
         done: dict[str, Any] = {}
         for fact in _FACTS:
             column = self._facts.pop(fact, None)
-            # zeros that nobody writes take no memory
+            # Zeros that nobody writes take no memory.
             done[fact] = np.frombuffer(column, np.int64)[order] if column else np.zeros(len(order), np.int64)
         kind = np.frombuffer(self._kind, np.uint8)[order] if self._kind else np.zeros(0, np.uint8)
         return Events(kind=kind, **done)
 
 
 @dataclass(frozen=True)
-class Gpu:
+class TracedGpu:
     name: str
     bandwidth: float | None = None  # peak, in bytes a second
 
@@ -125,9 +126,9 @@ class Trace:
     ranges: Events
     memory: Events
     threads: dict[int, str] = field(default_factory=dict)
-    gpu: Gpu | None = None
+    gpu: TracedGpu | None = None
     made_by: str = ""
-    stand_in: bool = False  # no GPU in the trace: operators on the CPU stand in for kernels
+    stand_in: bool = False  # whether operators on the CPU stand in for kernels, as there is no GPU in the trace
     remarks: tuple[str, ...] = ()
 
     def name_of(self, events: Events, index: int) -> str:
@@ -138,11 +139,11 @@ class TraceBuilder:
     def __init__(self) -> None:
         self.names = Names()
         self.threads: dict[int, str] = {}
-        self.gpu: Gpu | None = None
+        self.gpu: TracedGpu | None = None
         self.made_by = ""
         self.remarks: list[str] = []
-        self._device, self._runtime, self._ops = Columns(), Columns(), Columns()
-        self._python, self._ranges, self._memory = Columns(_SPAN), Columns(_SPAN), Columns()
+        self._device, self._runtime, self._ops = EventColumns(), EventColumns(), EventColumns()
+        self._python, self._ranges, self._memory = EventColumns(_SPAN), EventColumns(_SPAN), EventColumns()
         self.of = {
             Kind.KERNEL: self._device,
             Kind.MEMCPY: self._device,
@@ -155,7 +156,7 @@ class TraceBuilder:
         }
 
     def build(self, file: object) -> Trace:
-        parts = {
+        columns = {
             "device": self._device.sorted(),
             "runtime": self._runtime.sorted(),
             "ops": self._ops.sorted(),
@@ -163,25 +164,25 @@ class TraceBuilder:
             "ranges": self._ranges.sorted(),
             "memory": self._memory.sorted(),
         }
-        stand_in = not len(parts["device"])
+        stand_in = not len(columns["device"])
         if stand_in:
-            parts["device"] = working(parts["ops"])
-        if not len(parts["device"]):
+            columns["device"] = working(columns["ops"])
+        if not len(columns["device"]):
             raise TraceError(
                 f"{file} holds neither kernels nor operators: record with ProfilerActivity.CPU and .CUDA "
                 "(nsys: --trace=cuda,nvtx), while the engine is at work"
             )
-        if not parts["device"].duration.any():
+        if not columns["device"].duration.any():
             raise TraceError(
-                f"{file} holds {len(parts['device']):,} events of the device, and none has a time: export a recording "
-                "of torch.profiler before the next one begins, and record again"
+                f"{file} holds {len(columns['device']):,} events of the device, and none has a time: export a "
+                "recording of torch.profiler before the next one begins, and record again"
             )
-        main = _busiest_device(parts["device"])
+        main = _busiest_device(columns["device"])
         if main is not None:
-            others = parts["device"].device != main
+            others = columns["device"].device != main
             if others.any():
                 self.remarks.append(f"work on other devices than {main} was left out")
-                parts["device"] = parts["device"].pick(~others)
+                columns["device"] = columns["device"].pick(~others)
         return Trace(
             names=self.names.texts,
             threads=self.threads,
@@ -189,7 +190,7 @@ class TraceBuilder:
             made_by=self.made_by,
             stand_in=stand_in,
             remarks=tuple(self.remarks),
-            **parts,
+            **columns,
         )
 
 

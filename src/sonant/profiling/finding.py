@@ -10,8 +10,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Evidence:
     what: str
-    count: float  # a step
-    us: float  # a step
+    count: float  # in a step
+    us: float  # in a step
     source: str | None = None
 
 
@@ -19,13 +19,13 @@ class Evidence:
 class Finding:
     rule: str
     title: str
-    lost_us: float  # a steady step, on average
+    lost_us: float  # in a steady step, on average
     share: float  # of a steady step
-    count: float  # a steady step
+    count: float  # in a steady step
     source: str | None
     fix: str
     evidence: tuple[Evidence, ...] = ()
-    at_most: bool = False  # the time is a bound and no measurement
+    at_most: bool = False  # whether the time is a bound and no measurement
     marks: Sequence[tuple[int, int]] = field(default=(), compare=False)  # where in the trace, from and to, ns
 
     def to_json(self) -> dict[str, Any]:

@@ -41,13 +41,13 @@ _CALLS = ((Cause.SYNC, SYNC), (Cause.ALLOCATION, ALLOCATION), (Cause.PREPARATION
 
 @dataclass(frozen=True)
 class Gaps:
-    """One line for each part of an idle stretch that has one cause."""
+    """One row for each section of an idle stretch that has one cause."""
 
     start: Ints
     end: Ints
     cause: Ints
-    step: Ints  # the step it lies in; -1: none
-    call: Ints  # the runtime call to blame (a wait, an allocation); -1: none
+    step: Ints  # the step it lies in; -1 if it lies in none
+    call: Ints  # the runtime call to blame (a wait, an allocation); -1 if there is none
 
     @property
     def duration(self) -> Ints:
@@ -82,7 +82,7 @@ def find_gaps(trace: Trace, launched: Launches, steps: Steps) -> Gaps:
     nexts = np.searchsorted(device.start, idle_to)
     divider = _Divider(trace, steps)
     rows: list[tuple[int, int, int, int, int]] = []
-    # on a CPU nothing is launched ahead: the time between two operators is the host's own
+    # On a CPU nothing is launched ahead, so that the time between two operators is the host's own.
     called = idle_to if trace.stand_in else launched.start[nexts]
     in_time = _in_time(launched, nexts, idle_from) & (not trace.stand_in)
     for i in np.flatnonzero(in_time).tolist():
@@ -117,11 +117,11 @@ class _Divider:
         self.cause = self.cause[mine]
 
     def divide(self, begin: int, called: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Parts of [begin, end): start, end, cause, call. The next work was called for at `called`."""
+        """Sections of [begin, end), each with start, end, cause and call. The next work was called for at `called`."""
         first = max(0, int(np.searchsorted(self.start, begin)) - 2)  # a driver call may lie in a runtime call
         last = int(np.searchsorted(self.start, called, side="right"))
         waited = -1  # a wait that ended when the device was dry
-        parts: list[tuple[int, int, int, int]] = []
+        sections: list[tuple[int, int, int, int]] = []
         now = begin
         for i in range(first, last):
             start, stop = int(self.start[i]), min(int(self.end[i]), called)
@@ -130,19 +130,19 @@ class _Divider:
             if stop <= now:
                 continue
             if start > now:
-                parts.append(self._quiet(now, start, waited))
+                sections.append(self._quiet(now, start, waited))
                 now = start
             if self.cause[i] < 0:
-                parts.append(self._busy(now, stop, waited))
+                sections.append(self._busy(now, stop, waited))
             else:
-                parts.append((now, stop, int(self.cause[i]), int(self.at[i])))
+                sections.append((now, stop, int(self.cause[i]), int(self.at[i])))
             now = stop
         if now < called:
-            parts.append(self._quiet(now, called, waited))
+            sections.append(self._quiet(now, called, waited))
             now = called
         if now < end:
-            parts.append(self._busy(now, end, waited))
-        return _joined(parts)
+            sections.append(self._busy(now, end, waited))
+        return _joined(sections)
 
     @staticmethod
     def _quiet(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
@@ -152,15 +152,15 @@ class _Divider:
 
     @staticmethod
     def _busy(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
-        """Launching; on the account of the wait that emptied the queue, where one did."""
+        """Launching, which is on the account of the wait that emptied the queue, where one did."""
         return (start, end, Cause.SYNC if waited >= 0 else Cause.LAUNCH, waited)
 
 
-def _joined(parts: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+def _joined(sections: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
     """Neighbours of one cause as one: launching is many calls, with a little Python between, and one gap."""
     whole: list[tuple[int, int, int, int]] = []
-    for part in parts:
-        if whole and whole[-1][2:] == part[2:]:
-            part = (whole.pop()[0], *part[1:])
-        whole.append(part)
+    for section in sections:
+        if whole and whole[-1][2:] == section[2:]:
+            section = (whole.pop()[0], *section[1:])
+        whole.append(section)
     return whole

@@ -1,4 +1,4 @@
-"""Reads one large JSON text a piece at a time: the members of its outer object, and the events of its long array.
+"""Reads one large JSON text block by block: the members of its outer object, and the events of its long array.
 
 The standard library's decoder does the parsing; this only sees to it that never more than a few megabytes of text are
 in memory, and that a broken file is told by where it breaks.
@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 from sonant.profiling.events import TraceError
 
-_PIECE = 4 << 20
-_LARGEST_VALUE = 128 << 20  # of text; a single event or header that is longer is taken for damage
+_BLOCK_BYTES = 4 << 20
+_LARGEST_VALUE = 128 << 20  # characters; a single event or header that is longer is taken for damage
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -51,7 +51,7 @@ class JsonStream:
                     self._broken("" if self._over and e.pos >= len(self._text) - 1 else e.msg)
                 continue
             if end == len(self._text) and self._more():
-                continue  # a number may go on in the next piece
+                continue  # a number may go on in the next block
             self._at = end
             return value
 
@@ -71,7 +71,7 @@ class JsonStream:
         self.take("[")
         raw_decode = _DECODER.raw_decode
         while self.peek() != "]":
-            try:  # the common case at full speed: a whole object that is all in memory
+            try:  # the common case at full speed, an object that is in memory as a whole
                 value, self._at = raw_decode(self._text, self._at)
             except json.JSONDecodeError:
                 value = self.value()
@@ -83,7 +83,7 @@ class JsonStream:
     def _more(self) -> bool:
         if self._over:
             return False
-        data = self._file.read(max(_PIECE, len(self._text) - self._at))
+        data = self._file.read(max(_BLOCK_BYTES, len(self._text) - self._at))
         self._over = not data
         self._on_read()
         self._passed += self._at

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from sonant.profiling.events import Gpu, Kind, Trace, TraceBuilder, TraceError
+from sonant.profiling.events import ON_DEVICE, Kind, OnRead, Trace, TraceBuilder, TracedGpu, TraceError
 from sonant.profiling.json_stream import JsonStream
 
 _KINDS = {
@@ -26,17 +26,14 @@ _KINDS = {
     "python_function": Kind.PYTHON,
     "user_annotation": Kind.RANGE,
 }
-_ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ITEM_BYTES = {
     "float": 4, "double": 8, "int": 4, "long int": 8, "long": 8, "c10::BFloat16": 2, "c10::Half": 2, "bool": 1,
     "unsigned char": 1, "signed char": 1, "short": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
 
-Progress = Callable[[float], None]  # the share of the file that has been read
 
-
-def read_kineto(path: Path, progress: Progress = lambda share: None) -> Trace:
+def read_kineto(path: Path, on_read: OnRead = lambda share: None) -> Trace:
     size = max(1, path.stat().st_size)
     builder = TraceBuilder()
     try:
@@ -44,7 +41,7 @@ def read_kineto(path: Path, progress: Progress = lambda share: None) -> Trace:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
-            _read(JsonStream(file, path, lambda: progress(min(1.0, raw.tell() / size))), builder, path)
+            _read(JsonStream(file, path, lambda: on_read(min(1.0, raw.tell() / size))), builder, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise TraceError(f"{path} is a damaged or cut gzip file ({e}); record or copy it again") from e
     except OSError as e:
@@ -80,9 +77,9 @@ def _read(stream: JsonStream, builder: TraceBuilder, path: Path) -> None:
 def _read_header(header: Mapping[str, Any], builder: TraceBuilder) -> None:
     devices = header.get("deviceProperties")
     if isinstance(devices, list) and devices and isinstance(devices[0], dict):
-        builder.gpu = Gpu(str(devices[0].get("name", "unknown")))
-    parts = [f"{key} {header[key]}" for key in ("pytorch_version", "cuda_runtime_version") if key in header]
-    builder.made_by = ", ".join(["torch.profiler", *parts])
+        builder.gpu = TracedGpu(str(devices[0].get("name", "unknown")))
+    versions = [f"{key} {header[key]}" for key in ("pytorch_version", "cuda_runtime_version") if key in header]
+    builder.made_by = ", ".join(["torch.profiler", *versions])
 
 
 def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
@@ -101,14 +98,14 @@ def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
             start = round(1000 * float(event["ts"]))
             end = start + max(0, round(1000 * float(event.get("dur", 0))))
             correlation, external = int(args.get("correlation", 0)), int(args.get("External id", 0))
-            if kind in _ON_DEVICE:
+            if kind in ON_DEVICE:
                 track, device = int(args.get("stream") or event.get("tid") or 0), int(args.get("device", 0))
                 size = int(args.get("bytes", 0))
             else:
                 track, device = int(event.get("tid") or 0), 0
                 size = _input_bytes(args) if kind is Kind.OP and "Input Dims" in args else 0
             text = str(event["name"])
-            # a built-in method of an object is named with its address: one name for each object there ever was
+            # A built-in method is named with its object's address, which would make one name for each object.
             name = number(_ADDRESS.sub("", text) if kind is Kind.PYTHON and " at 0x" in text else text)
         except (KeyError, TypeError, ValueError) as e:
             raise TraceError(f"a trace event has a wrong or missing field ({e!r}): {str(event)[:200]}") from e
@@ -118,7 +115,7 @@ def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
 
 
 def _add_other(builder: TraceBuilder, event: Mapping[str, Any]) -> None:
-    """Names of threads, and what the allocator did; the rest (flows, spans, counters) tells nothing new."""
+    """Takes names of threads and what the allocator did; the rest (flows, spans, counters) tells nothing new."""
     args = event.get("args") or {}
     if event.get("name") == "[memory]" and "Bytes" in args:
         on_gpu = args.get("Device Type") == 1

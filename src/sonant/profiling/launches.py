@@ -1,4 +1,4 @@
-"""Which call put each piece of work on the device, and when: the join that everything on the host side needs."""
+"""Which call put each event on the device, and when: the join that everything on the host side needs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ ALLOCATION = re.compile(
 PREPARATION = re.compile(
     r"BeginCapture|EndCapture|GraphInstantiate|cuModuleLoad|cuLibraryLoad|cuLinkComplete|nvrtcCompile|cuGraphExecUpdate"
 )
-PREPARATION_RANGE = re.compile(
-    r"^(CachingAutotuner|TorchDynamo|_compile|compile_fx|triton\.compile|.*autotun|.*torch_compile|.*\(dynamo_timed\))",
-    re.I,
-)
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,8 @@ class Launches:
 
     start: Ints
     end: Ints
-    thread: Ints  # -1: its call is not in the trace
-    call: Ints  # index in trace.runtime; -1: not there
+    thread: Ints  # -1 if its call is not in the trace
+    call: Ints  # index in trace.runtime; -1 if it is not there
 
 
 def named(events: Events, names: list[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
@@ -53,7 +49,7 @@ def launches(trace: Trace) -> Launches:
     start, end = device.start.copy(), device.start.copy()
     thread, call = np.full(len(device), -1), np.full(len(device), -1)
     if len(calls):
-        # a driver call inside a runtime call has the same correlation: the outer one, which began first, counts
+        # A driver call inside a runtime call has the same correlation; the outer one, which began first, counts.
         order = calls[np.argsort(runtime.correlation[calls], kind="stable")]
         keys = runtime.correlation[order]
         place = np.minimum(np.searchsorted(keys, device.correlation), len(keys) - 1)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.events import Kind
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import Work
@@ -39,50 +39,32 @@ MEANING = {
 }
 
 
-def measure(scene: Scene) -> dict[str, float]:
-    device, runtime, names = scene.trace.device, scene.trace.runtime, scene.trace.names
-    events, gaps = scene.steady(), scene.steady_gaps()
+def measure(analysis: Analysis) -> dict[str, float]:
+    device, runtime, names = analysis.trace.device, analysis.trace.runtime, analysis.trace.names
+    events, gaps = analysis.steady(), analysis.steady_gaps()
     kernels = events[(device.kind[events] == Kind.KERNEL) | (device.kind[events] == Kind.OP)]
-    transfers = scene.steady(Work.TO_HOST, Work.TO_DEVICE)
-    idle = float(scene.gaps.duration[gaps].sum())
-    dry = np.unique(scene.gaps.call[scene.steady_gaps(Cause.SYNC)])
+    transfers = analysis.steady(Work.TO_HOST, Work.TO_DEVICE)
+    idle = float(analysis.gaps.duration[gaps].sum())
+    dry = np.unique(analysis.gaps.call[analysis.steady_gaps(Cause.SYNC)])
     totals: dict[str, float] = {
-        "step_us": scene.step_ns * scene.count / 1e3,
-        "busy_us": (scene.step_ns * scene.count - idle) / 1e3,
+        "step_us": analysis.step_ns * analysis.count / 1e3,
+        "busy_us": (analysis.step_ns * analysis.count - idle) / 1e3,
         "idle_us": idle / 1e3,
         "kernels": len(kernels),
         "tiny": int((device.duration[kernels] < TINY_NS).sum()),
-        "fills": len(scene.steady(Work.FILL)),
-        "copies": len(scene.steady(Work.COPY)),
-        "casts": len(scene.steady(Work.CAST)),
-        "cats": len(scene.steady(Work.CAT)),
-        "to_host": len(scene.steady(Work.TO_HOST)),
-        "to_device": len(scene.steady(Work.TO_DEVICE)),
+        "fills": len(analysis.steady(Work.FILL)),
+        "copies": len(analysis.steady(Work.COPY)),
+        "casts": len(analysis.steady(Work.CAST)),
+        "cats": len(analysis.steady(Work.CAT)),
+        "to_host": len(analysis.steady(Work.TO_HOST)),
+        "to_device": len(analysis.steady(Work.TO_DEVICE)),
         "pageable": int(named(device, names, PAGEABLE)[transfers].sum()),
         "syncs": len(dry),
-        "waits": len(scene.steady_calls(named(runtime, names, SYNC))),
-        "host_reads": _host_reads(scene),
-        "graphs": len(scene.steady_calls(named(runtime, names, GRAPH_LAUNCH))),
-        "driver_allocations": len(scene.steady_calls(named(runtime, names, ALLOCATION))),
-        "allocations": _allocations(scene),
-        "captures": len(scene.steady_calls(named(runtime, names, PREPARATION))),
+        "waits": len(analysis.steady_calls(named(runtime, names, SYNC))),
+        "host_reads": len(analysis.steady_on_host(analysis.trace.ops, named(analysis.trace.ops, names, _READS))),
+        "graphs": len(analysis.steady_calls(named(runtime, names, GRAPH_LAUNCH))),
+        "driver_allocations": len(analysis.steady_calls(named(runtime, names, ALLOCATION))),
+        "allocations": len(analysis.steady_allocations()),
+        "captures": len(analysis.steady_calls(named(runtime, names, PREPARATION))),
     }
-    return {name: round(totals[name] / scene.count, 4) for name in MEANING}
-
-
-def _host_reads(scene: Scene) -> int:
-    ops = scene.trace.ops
-    mask = named(ops, scene.trace.names, _READS)
-    if scene.steps.thread is not None:
-        mask &= ops.track == scene.steps.thread
-    at = np.flatnonzero(mask)
-    return int(np.isin(scene.step_at(ops.start[at]), scene.steps.steady).sum())
-
-
-def _allocations(scene: Scene) -> int:
-    memory = scene.trace.memory
-    mask = (memory.size > 0) & (memory.device >= (-1 if scene.trace.stand_in else 0))
-    if scene.steps.thread is not None:
-        mask &= memory.track == scene.steps.thread
-    at = np.flatnonzero(mask)
-    return int(np.isin(scene.step_at(memory.start[at]), scene.steps.steady).sum())
+    return {name: round(totals[name] / analysis.count, 4) for name in MEANING}

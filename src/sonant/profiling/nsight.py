@@ -12,26 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from sonant.profiling.events import Gpu, Kind, Trace, TraceBuilder, TraceError
+from sonant.profiling.events import Kind, OnRead, Trace, TraceBuilder, TracedGpu, TraceError
 
 _KERNEL, _COPY, _SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-# CUpti_ActivityMemcpyKind, as Kineto names them
+# The values of CUpti_ActivityMemcpyKind, with Kineto's names for them.
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
-# nsys' own numbering, used when the file does not bring its ENUM_CUDA_MEM_KIND
+# nsys' own numbering, for files that do not bring their ENUM_CUDA_MEM_KIND.
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _NVTX_RANGES = (59, 60)  # push/pop, start/end
 _SUFFIX = re.compile(r"_v\d+$|_ptsz$")
-_TID = 0xFFFFFF  # of a globalTid, whose upper bits are the process
-
-Progress = Callable[[float], None]
+_TID = 0xFFFFFF  # the thread in a globalTid, whose upper bits are the process
 
 
-def read_nsight(path: Path, progress: Progress = lambda share: None) -> Trace:
+def read_nsight(path: Path, on_read: OnRead = lambda share: None) -> Trace:
     builder = TraceBuilder()
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            _Reader(db, builder, path).read(progress)
+            _Reader(db, builder, path).read(on_read)
     except sqlite3.Error as e:
         raise TraceError(f"{path} is a damaged or incomplete SQLite file ({e}); export it again") from e
     return builder.build(path)
@@ -44,15 +42,15 @@ class _Reader:
         if "StringIds" not in self.tables:
             raise TraceError(f"{path} is SQLite, but no Nsight Systems export: it has no table StringIds")
 
-    def read(self, progress: Progress) -> None:
-        parts = (self._kernels, self._copies, self._sets, self._graphs, self._calls, self._ranges, self._facts)
-        for done, part in enumerate(parts):
-            progress(done / len(parts))
-            part()
-        progress(1.0)
+    def read(self, on_read: OnRead) -> None:
+        readers = (self._kernels, self._copies, self._sets, self._graphs, self._calls, self._ranges, self._facts)
+        for done, read in enumerate(readers):
+            on_read(done / len(readers))
+            read()
+        on_read(1.0)
 
     def _rows(self, table: str, wanted: dict[str, str], join: str = "") -> Iterator[tuple[int, ...]]:
-        """`wanted`: a column → what stands for it where the table has no such column."""
+        """`wanted` maps each column to what stands for it where the table has no such column."""
         if table not in self.tables:
             return iter(())
         there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
@@ -64,7 +62,7 @@ class _Reader:
         return "unknown" if row is None else str(row[0])
 
     def _named(self) -> Callable[[int], int]:
-        """From a StringIds number to ours, each looked up once."""
+        """A function from a StringIds number to ours, which looks each up once."""
         known: dict[int, int] = {}
 
         def find(number: int) -> int:
@@ -97,7 +95,7 @@ class _Reader:
             add(Kind.MEMSET, name, start, end, stream, correlation or 0, 0, size, device)
 
     def _graphs(self) -> None:
-        """Only where graphs were traced whole: their kernels are not in the file then."""
+        """Reads graphs that were traced whole: their kernels are not in the file then."""
         add, count = self.builder.of[Kind.KERNEL].add, 0
         wanted = {"graphId": "0", "start": "0", "end": "0", "streamId": "0", "correlationId": "0", "deviceId": "0"}
         for graph, start, end, stream, correlation, device in self._rows(_GRAPHS, wanted):
@@ -128,7 +126,7 @@ class _Reader:
         wanted = {"name": "'unknown'", "memoryBandwidth": "0"}
         for name, bandwidth in self._rows("TARGET_INFO_GPU", wanted):
             if self.builder.gpu is None:
-                self.builder.gpu = Gpu(str(name), float(bandwidth) or None)
+                self.builder.gpu = TracedGpu(str(name), float(bandwidth) or None)
         for thread, name_id in self._rows("ThreadNames", {"globalTid": "0", "nameId": "-1"}):
             self.builder.threads[thread & _TID] = self._text(name_id)
         self.builder.made_by = "Nsight Systems"

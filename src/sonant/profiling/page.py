@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.kernels import ORDER, short
 from sonant.profiling.perfetto import stretch
-from sonant.profiling.report import Report
+from sonant.profiling.report import ProfileReport
 
-_STEPS = 6  # on the timeline
+_TIMELINE_STEPS = 6
 _MOST_SPANS = 60_000
 _MARKS = 3000
 
 
-def write_page(scene: Scene, report: Report, path: Path) -> None:
+def write_page(analysis: Analysis, report: ProfileReport, path: Path) -> None:
     template = files("sonant.profiling").joinpath("page.html").read_text(encoding="utf-8")
-    data = {"report": report.to_json(), "timeline": timeline(scene, report)}
-    # "</" would end the script element in which the data stands, whatever quotes are around it
+    data = {"report": report.to_json(), "timeline": timeline(analysis, report)}
+    # "</" would end the script element in which the data stands, whatever quotes are around it.
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")
     path.write_text(template.replace("__DATA__", text), encoding="utf-8")
 
 
-def timeline(scene: Scene, report: Report) -> dict[str, Any]:
+def timeline(analysis: Analysis, report: ProfileReport) -> dict[str, Any]:
     """Spans of a few steady steps in microseconds from their beginning, by stream, and where findings lie."""
-    begin, end = stretch(scene, _STEPS)
-    trace, device = scene.trace, scene.trace.device
+    begin, end = stretch(analysis, _TIMELINE_STEPS)
+    trace, device = analysis.trace, analysis.trace.device
     shown = np.flatnonzero((device.end > begin) & (device.start < end))[:_MOST_SPANS]
     names = np.unique(device.name[shown])
     number = {int(n): i for i, n in enumerate(names)}
@@ -39,7 +39,7 @@ def timeline(scene: Scene, report: Report) -> dict[str, Any]:
         mine = shown[device.track[shown] == track]
         spans = [
             [_us(device.start[i] - begin), _us(device.end[i] - device.start[i]), number[int(device.name[i])],
-             int(scene.works.code[i])]
+             int(analysis.works.code[i])]
             for i in mine
         ]  # fmt: skip
         lanes.append({"name": f"{'thread' if trace.stand_in else 'stream'} {track}", "spans": spans})
@@ -56,9 +56,9 @@ def timeline(scene: Scene, report: Report) -> dict[str, Any]:
         for f in report.findings
     ]
     steps = [
-        {"at": _us(scene.steps.start[i] - begin), "us": _us(scene.steps.end[i] - scene.steps.start[i]),
-         "label": f"{scene.steps.phases[i]}: {scene.steps.labels[i]}"}
-        for i in np.flatnonzero((scene.steps.end > begin) & (scene.steps.start < end)).tolist()
+        {"at": _us(analysis.steps.start[i] - begin), "us": _us(analysis.steps.end[i] - analysis.steps.start[i]),
+         "label": f"{analysis.steps.kinds[i]}: {analysis.steps.labels[i]}"}
+        for i in np.flatnonzero((analysis.steps.end > begin) & (analysis.steps.start < end)).tolist()
     ]  # fmt: skip
     return {
         "length": _us(end - begin),

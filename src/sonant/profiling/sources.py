@@ -13,7 +13,7 @@ from sonant.profiling.launches import Launches, launches
 # Frames inside these say where Python was, not whose doing it is.
 _FOREIGN = re.compile(
     r"torch/(nn|_|utils|cuda|autograd|profiler|library|functional|jit)|site-packages/torch/|^<built-in|^<string>|<frozen|"
-    r"engine/recorder\.py|threading\.py|contextlib\.py|functools\.py|^nn\.Module|triton/(runtime|compiler|backends)|^torch/|concurrent/futures|asyncio/"
+    r"engine/(step_profiler|recorder)\.py|threading\.py|contextlib\.py|functools\.py|^nn\.Module|triton/(runtime|compiler|backends)|^torch/|concurrent/futures|asyncio/"
 )
 _LOOKUPS = 6  # places a kernel's source is asked for before the most common answer is taken
 
@@ -23,7 +23,7 @@ class Sources:
         self.trace = trace
 
     def of_device(self, launched: Launches, event: int) -> str | None:
-        """Of work on the device. What a graph runs has no operator: its launch is all there is to name."""
+        """The source of work on the device. What a graph runs has no operator: its launch is all there is to name."""
         thread = int(launched.thread[event])
         if thread < 0:
             return None

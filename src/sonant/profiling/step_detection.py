@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonant.profiling.events import Events, Ints, Trace, TraceError
+from sonant.profiling.events import Ints, Trace, TraceError
 from sonant.profiling.launches import GRAPH_LAUNCH, Launches, named
 
 LEAST_STEPS = 4
-_LEAST_PERIOD = 4  # pieces of work in a step
+_LEAST_PERIOD = 4  # the fewest events on the device that a step is made of
 # Ranges that engines put around a step, the surest first.
 _KNOWN = (
     re.compile(r"^sonant\.step\b"),
@@ -25,17 +25,19 @@ _DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Anchors:
+class StepStarts:
+    """How steps were told apart, and when the host began each."""
+
     how: str
     start: Ints
-    end: Ints | None  # of ranges
+    end: Ints | None  # when each range ends; None if steps were found by other means
     labels: tuple[str, ...]
     thread: int | None
-    told: bool  # the labels say what is prefill
-    cut: bool = False  # the trace may end in the middle of the last step
+    tells_prefill: bool  # whether the labels say what is prefill
+    cut: bool = False  # whether the trace may end in the middle of the last step
 
 
-def find_anchors(trace: Trace, launched: Launches, step_name: str | None) -> Anchors | None:
+def detect_steps(trace: Trace, launched: Launches, step_name: str | None) -> StepStarts | None:
     if step_name is not None:
         found = _by_range(trace, re.compile(re.escape(step_name)), least=1)
         if found is None:
@@ -49,7 +51,7 @@ def find_anchors(trace: Trace, launched: Launches, step_name: str | None) -> Anc
     return _by_graph(trace, launched) or _by_sequence(trace, launched)
 
 
-def _by_range(trace: Trace, pattern: re.Pattern[str], least: int) -> Anchors | None:
+def _by_range(trace: Trace, pattern: re.Pattern[str], least: int) -> StepStarts | None:
     ranges = trace.ranges
     mine = np.flatnonzero(named(ranges, trace.names, pattern))
     if len(mine) < least:
@@ -58,9 +60,9 @@ def _by_range(trace: Trace, pattern: re.Pattern[str], least: int) -> Anchors | N
     mine = mine[ranges.track[mine] == thread]
     outer = mine[np.append(True, ranges.start[mine[1:]] >= np.maximum.accumulate(ranges.end[mine])[:-1])]
     labels = tuple(trace.name_of(ranges, i) for i in outer)
-    told = any(word in labels[0] for word in ("prefill=", "execute_context_", "step["))
+    tells_prefill = any(word in labels[0] for word in ("prefill=", "execute_context_", "step["))
     how = f"range {_DIGITS.sub('#', labels[0])}"
-    return Anchors(how, ranges.start[outer], ranges.end[outer], labels, thread, told)
+    return StepStarts(how, ranges.start[outer], ranges.end[outer], labels, thread, tells_prefill)
 
 
 def _launches(thread: int | None, launched: Launches) -> bool:
@@ -69,7 +71,7 @@ def _launches(thread: int | None, launched: Launches) -> bool:
     return not len(known) or bool((known == thread).any())
 
 
-def _by_graph(trace: Trace, launched: Launches) -> Anchors | None:
+def _by_graph(trace: Trace, launched: Launches) -> StepStarts | None:
     """The graph that is launched most, by time: graphs are told apart by the kernels they run."""
     runtime, device = trace.runtime, trace.device
     calls = np.flatnonzero(named(runtime, trace.names, GRAPH_LAUNCH))
@@ -88,16 +90,18 @@ def _by_graph(trace: Trace, launched: Launches) -> Anchors | None:
     if not time:
         return None
     counts = Counter(shape_of.values())
-    # several graphs a step (one a layer, the codec's beside the frame's): the one with most time begins it
+    # Of several graphs a step (one a layer, the codec's beside the frame's), the one with most time begins it.
     best = max(counts, key=lambda shape: time[shape] if counts[shape] >= LEAST_STEPS else -1)
     if counts[best] < LEAST_STEPS:
         return None
     chosen = sorted(call for call, shape in shape_of.items() if _alike(shape, best))
     thread = int(Counter(runtime.track[chosen].tolist()).most_common(1)[0][0])
     chosen = [call for call in chosen if runtime.track[call] == thread]
-    if len(chosen) < LEAST_STEPS or _many_a_step(runtime, np.array(chosen), trace, launched):
+    if len(chosen) < LEAST_STEPS or _many_a_step(len(chosen), trace, launched):
         return None
-    return Anchors("graph launches", runtime.start[chosen], None, ("graph",) * len(chosen), thread, False)
+    return StepStarts(
+        "graph launches", runtime.start[chosen], None, ("graph",) * len(chosen), thread, tells_prefill=False
+    )
 
 
 def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -106,14 +110,14 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(a & b) >= 0.5 * len(a | b)
 
 
-def _many_a_step(runtime: Events, chosen: Ints, trace: Trace, launched: Launches) -> bool:
+def _many_a_step(graphs: int, trace: Trace, launched: Launches) -> bool:
     """Piecewise graphs: alike ones follow each other, and other work comes regularly after every few of them."""
     found = _by_sequence(trace, launched)
-    return found is not None and len(found.start) * 2 <= len(chosen)
+    return found is not None and len(found.start) * 2 <= graphs
 
 
-def _by_sequence(trace: Trace, launched: Launches) -> Anchors | None:
-    """The longest period at which several kernels come back evenly, counted in pieces of work.
+def _by_sequence(trace: Trace, launched: Launches) -> StepStarts | None:
+    """The longest period at which several kernels come back evenly, counted in events on the device.
 
     A layer's kernels come back evenly too, but more often; what runs once a step (the head, sampling) has the longest
     period. One stray kernel with a longer period, a copy every sixteen steps, is no step: several must share it.
@@ -134,7 +138,9 @@ def _by_sequence(trace: Trace, launched: Launches) -> Anchors | None:
             start = np.sort(launched.start[at])
             threads = launched.thread[at]
             thread = int(threads[0]) if threads[0] >= 0 and (threads == threads[0]).all() else None
-            return Anchors("repeating kernels", start, None, ("step",) * len(at), thread, told=False, cut=True)
+            return StepStarts(
+                "repeating kernels", start, None, ("step",) * len(at), thread, tells_prefill=False, cut=True
+            )
     return None
 
 

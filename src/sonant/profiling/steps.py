@@ -1,4 +1,4 @@
-"""Cuts a trace into steps and says of what phase each is.
+"""Cuts a trace into steps and says of what kind each is.
 
 A step is found, in this order: by a range that the engine names (ours, vLLM's, SGLang's, ProfilerStep, or `--step`), by
 the graph launch that repeats, by the sequence of kernels that repeats. Everything before the first step is start-up, so
@@ -17,21 +17,21 @@ import numpy as np
 from sonant.profiling.events import Events, Ints, Trace
 from sonant.profiling.kernels import Work, Works
 from sonant.profiling.launches import PREPARATION, Launches, named
-from sonant.profiling.step_detection import Anchors, find_anchors
+from sonant.profiling.step_detection import StepStarts, detect_steps
 
 _PREFILL = re.compile(r"prefill=[1-9]|PREFILL|EXTEND|execute_context_[1-9]")
-_NO_DRAW = re.compile(r"\brows=0\b")
+_NO_DECODE = re.compile(r"\brows=0\b")
 _ROWS = re.compile(r"\brows=(\d+) bucket=(\d+)")
 _NO_WORK_NS = 50_000_000  # a pause this long, and ten steps long, is a wait for requests
 _FOREIGN = 0.3  # a kernel in fewer steps than this share does not belong to the steady step
 
 
-class Phase(StrEnum):
+class StepKind(StrEnum):
     STARTUP = "start-up"
     WARMUP = "warm-up"
     PREFILL = "prefill"
     DECODE = "decode"
-    OTHER = "other"  # steps that draw nothing, and what comes after the last step
+    OTHER = "other"  # steps that decode nothing, and what comes after the last step
     BESIDE = "beside"  # launched by other threads while steps ran
 
 
@@ -39,49 +39,49 @@ class Phase(StrEnum):
 class Steps:
     how: str
     labels: tuple[str, ...]
-    phases: tuple[Phase, ...]
-    start: Ints  # of a step's first work on the device
-    end: Ints  # where the next step's work begins, or its own last work ends
-    of_event: Ints  # the step of each event on the device; -1: none
-    thread: int | None  # the step thread; None: unknown
+    kinds: tuple[StepKind, ...]
+    start: Ints  # when a step's first work on the device begins
+    end: Ints  # when the next step's work begins, or its own last work ends
+    of_event: Ints  # the step of each event on the device; -1 if it belongs to none
+    thread: int | None  # the step thread; None if it is not known
     remarks: tuple[str, ...] = ()
 
-    def indices(self, phase: Phase) -> Ints:
-        return np.array([i for i, p in enumerate(self.phases) if p is phase], np.int64)
+    def indices(self, kind: StepKind) -> Ints:
+        return np.array([i for i, k in enumerate(self.kinds) if k is kind], np.int64)
 
     @property
     def steady(self) -> Ints:
         """Decode steps; where there are none, all that are not warm-up."""
-        found = self.indices(Phase.DECODE)
-        return (
-            found if len(found) else np.array([i for i, p in enumerate(self.phases) if p is not Phase.WARMUP], np.int64)
-        )
+        found = self.indices(StepKind.DECODE)
+        if len(found):
+            return found
+        return np.array([i for i, kind in enumerate(self.kinds) if kind is not StepKind.WARMUP], np.int64)
 
     def rows(self, step: int) -> tuple[int, int] | None:
         """Live rows and the size that they were padded to, where the engine said."""
         found = _ROWS.search(self.labels[step])
         return (int(found[1]), int(found[2])) if found else None
 
-    def phase_of_events(self, device: Events) -> list[Phase]:
+    def kind_of_events(self, device: Events) -> list[StepKind]:
         if not len(self.start):
-            return [Phase.OTHER] * len(device)
+            return [StepKind.OTHER] * len(device)
         first = int(self.start[0])
-        outside = [Phase.STARTUP if s < first else Phase.BESIDE for s in device.start.tolist()]
-        return [self.phases[s] if s >= 0 else o for s, o in zip(self.of_event.tolist(), outside, strict=True)]
+        outside = [StepKind.STARTUP if s < first else StepKind.BESIDE for s in device.start.tolist()]
+        return [self.kinds[s] if s >= 0 else o for s, o in zip(self.of_event.tolist(), outside, strict=True)]
 
 
 def segment(trace: Trace, launched: Launches, step_name: str | None = None) -> Steps:
-    anchors = find_anchors(trace, launched, step_name)
-    if anchors is None:
+    starts = detect_steps(trace, launched, step_name)
+    if starts is None:
         return _one_step(trace)
-    of_event = np.searchsorted(anchors.start, launched.start, side="right") - 1
-    if anchors.thread is not None:
-        of_event[(launched.thread != anchors.thread) & (launched.thread != -1)] = -1
-    if anchors.end is not None:  # what is launched after the last range is of no step
-        of_event[(of_event == len(anchors.start) - 1) & (launched.start > anchors.end[-1])] = -1
+    of_event = np.searchsorted(starts.start, launched.start, side="right") - 1
+    if starts.thread is not None:
+        of_event[(launched.thread != starts.thread) & (launched.thread != -1)] = -1
+    if starts.end is not None:  # what is launched after the last range belongs to no step
+        of_event[(of_event == len(starts.start) - 1) & (launched.start > starts.end[-1])] = -1
     if not (of_event >= 0).any():
         return _one_step(trace)
-    return _steps(trace, anchors, of_event)
+    return _steps(trace, starts, of_event)
 
 
 def _one_step(trace: Trace) -> Steps:
@@ -90,7 +90,7 @@ def _one_step(trace: Trace) -> Steps:
     return Steps(
         how="none",
         labels=("trace",),
-        phases=(Phase.OTHER,),
+        kinds=(StepKind.OTHER,),
         start=device.start[:1],
         end=np.array([device.end.max()]),
         of_event=np.zeros(len(device), np.int64),
@@ -99,13 +99,13 @@ def _one_step(trace: Trace) -> Steps:
     )
 
 
-def _steps(trace: Trace, anchors: Anchors, of_event: Ints) -> Steps:
-    device, count = trace.device, len(anchors.start)
+def _steps(trace: Trace, starts: StepStarts, of_event: Ints) -> Steps:
+    device, count = trace.device, len(starts.start)
     inside = of_event >= 0
     start, last = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(start, of_event[inside], device.start[inside])
     np.maximum.at(last, of_event[inside], device.end[inside])
-    used = np.flatnonzero(last > 0)  # a step that put nothing on the device is none
+    used = np.flatnonzero(last > 0)  # what put nothing on the device is no step
     renumber = np.full(count + 1, -1)
     renumber[used] = np.arange(len(used))
     of_event = renumber[of_event]  # -1 goes to the last place, which is -1 too
@@ -118,32 +118,32 @@ def _steps(trace: Trace, anchors: Anchors, of_event: Ints) -> Steps:
     if waits.any():
         end[waits] = last[waits]
         remarks.append(f"{int(waits.sum())} waits for requests between steps were left out")
-    labels = tuple(anchors.labels[i] for i in used)
-    phases = _phases(trace, labels, end - start, anchors.start[used])
-    if not anchors.told:
+    labels = tuple(starts.labels[i] for i in used)
+    kinds = _kinds(trace, labels, end - start, starts.start[used])
+    if not starts.tells_prefill:
         for step in _foreign(trace, of_event, len(labels)):
-            phases[step] = Phase.PREFILL
-    if anchors.cut:
-        phases[-1] = Phase.OTHER
-    return Steps(anchors.how, labels, tuple(phases), start, end, of_event, anchors.thread, tuple(remarks))
+            kinds[step] = StepKind.PREFILL
+    if starts.cut:
+        kinds[-1] = StepKind.OTHER
+    return Steps(starts.how, labels, tuple(kinds), start, end, of_event, starts.thread, tuple(remarks))
 
 
-def _phases(trace: Trace, labels: tuple[str, ...], window: Ints, launch: Ints) -> list[Phase]:
-    """`launch`: when the host began each step."""
-    phases = [
-        Phase.PREFILL if _PREFILL.search(label) else Phase.OTHER if _NO_DRAW.search(label) else Phase.DECODE
+def _kinds(trace: Trace, labels: tuple[str, ...], window: Ints, launch: Ints) -> list[StepKind]:
+    """The kind of each step. `launch` is when the host began it, and `window` how long it took."""
+    kinds = [
+        StepKind.PREFILL if _PREFILL.search(label) else StepKind.OTHER if _NO_DECODE.search(label) else StepKind.DECODE
         for label in labels
     ]
     typical = float(np.median(window))
     preparing = trace.runtime.start[named(trace.runtime, trace.names, PREPARATION)]
     busy = set((np.searchsorted(launch, preparing, side="right") - 1).tolist())
-    for step in range(len(labels) // 4):  # only at the beginning: later on it is waste
-        slow = phases[step] is Phase.DECODE and window[step] > 2 * typical
+    for step in range(len(labels) // 4):  # only at the beginning; later on it is waste
+        slow = kinds[step] is StepKind.DECODE and window[step] > 2 * typical
         if step in busy or slow:
-            phases[step] = Phase.WARMUP
-        elif phases[step] is Phase.DECODE:
+            kinds[step] = StepKind.WARMUP
+        elif kinds[step] is StepKind.DECODE:
             break
-    return phases
+    return kinds
 
 
 def _foreign(trace: Trace, of_event: Ints, count: int) -> list[int]:

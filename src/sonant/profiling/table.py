@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from sonant.profiling.finding import Finding, times
-from sonant.profiling.report import Report
+from sonant.profiling.report import ProfileReport
+from sonant.text_table import grid
 
 _HIDDEN = 0.01  # findings below this share are counted and not shown
 _WIDTH = 118
 
 
-def report_text(report: Report, *, everything: bool = False) -> str:
+def report_text(report: ProfileReport, *, everything: bool = False) -> str:
     times = np.array(report.step_us)
     lines = [
         f"{report.trace} ({report.made_by}{', ' + report.gpu if report.gpu else ''})",
@@ -23,9 +24,9 @@ def report_text(report: Report, *, everything: bool = False) -> str:
         f"{report.metrics['busy_us']:,.0f} µs, idle {report.metrics['idle_us']:,.0f} µs, "
         f"{report.metrics['kernels']:,.0f} kernels",
         "",
-        grid([("phase", "steps", "wall ms", "device ms", "most of it"), *_phase_rows(report)]),
+        grid([("phase", "steps", "wall ms", "device ms", "most of it"), *_kind_rows(report)], words_left=True),
         "",
-        grid([("a steady step", "µs", "share"), *_work_rows(report)]),
+        grid([("a steady step", "µs", "share"), *_work_rows(report)], words_left=True),
         "",
         *_findings(report.findings, everything),
         *(
@@ -37,16 +38,16 @@ def report_text(report: Report, *, everything: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _phase_rows(report: Report) -> list[tuple[str, ...]]:
+def _kind_rows(report: ProfileReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for phase in report.phases:
-        top = sorted(phase.by_work_ms.items(), key=lambda pair: -pair[1])[:3]
+    for kind in report.phases:
+        top = sorted(kind.by_work_ms.items(), key=lambda pair: -pair[1])[:3]
         told = ", ".join(f"{work} {ms:,.1f}" for work, ms in top)
-        rows.append((phase.phase, str(phase.steps or "-"), f"{phase.wall_ms:,.1f}", f"{phase.busy_ms:,.1f}", told))
+        rows.append((kind.phase, str(kind.steps or "-"), f"{kind.wall_ms:,.1f}", f"{kind.busy_ms:,.1f}", told))
     return rows
 
 
-def _work_rows(report: Report) -> list[tuple[str, ...]]:
+def _work_rows(report: ProfileReport) -> list[tuple[str, ...]]:
     step = report.metrics["step_us"]
     rows = [(work, f"{us:,.1f}", f"{100 * us / step:.1f} %") for work, us in report.by_work_us.items()]
     idle = report.metrics["idle_us"]
@@ -78,17 +79,3 @@ def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
     if hidden:
         lines.append(f"({hidden} findings under 1 % of a step; --all shows them)")
     return [*lines, ""]
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need: words to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    words = [any(c.isalpha() and c not in "µ" for row in rows[1:] for c in row[i]) for i in range(len(widths))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if word else cell.rjust(width)
-            for cell, width, word in zip(row, widths, words, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

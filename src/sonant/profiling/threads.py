@@ -17,9 +17,9 @@ _SHARE = 0.4  # of a stranger's calls that must lie in what a known thread was a
 
 
 def unify(trace: Trace) -> Trace:
-    """With calls of unknown threads given to the thread in whose operators and ranges they lie."""
+    """The trace with calls of unknown threads given to the thread in whose operators and ranges they lie."""
     runtime = trace.runtime
-    known = np.unique(np.concatenate([part.track for part in (trace.ops, trace.ranges, trace.python)]))
+    known = np.unique(np.concatenate([events.track for events in (trace.ops, trace.ranges, trace.python)]))
     track = runtime.track.copy()
     for stranger in np.setdiff1d(np.unique(runtime.track), known):
         mine = np.flatnonzero(runtime.track == stranger)

@@ -5,33 +5,33 @@ from __future__ import annotations
 import re
 
 from sonant.text import numbers
-from sonant.text.amounts import Rule
+from sonant.text.amounts import TextRule
 from sonant.text.capitals import spelled
 from sonant.text.dates import MONTHS
 from sonant.text.full_stop import STARTERS, ends_sentence, word_set
 
 _BEFORE_SAINT = word_set("In At To From The On Of By And Near Visit Or For With Is Was When Where")
 
-# Before a name only, since some are words of their own.
+# These are read out before a name only, since some are words of their own.
 _TITLES = {
     "Prof": "Professor", "Capt": "Captain", "Sgt": "Sergeant", "Gen": "General", "Sen": "Senator",
     "Rep": "Representative", "Rev": "Reverend", "Gov": "Governor", "Lt": "Lieutenant", "Col": "Colonel",
     "Maj": "Major", "Hon": "Honorable", "Pres": "President", "Cmdr": "Commander", "Mt": "Mount", "Ft": "Fort",
 }  # fmt: skip
-# With or without their full stop.
+# These are read out with or without their full stop.
 _ANYWHERE = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Messrs": "Messers", "Jr": "Junior", "Sr": "Senior",
     "Ltd": "Limited", "Inc": "Incorporated", "Corp": "Corporation", "vs": "versus", "etc": "et cetera",
     "Blvd": "Boulevard",
 }  # fmt: skip
-# With their full stop only.
+# These are read out with their full stop only.
 _DOTTED = {
     "Ave": "Avenue", "Rd": "Road", "Co": "Company", "Bros": "Brothers", "Univ": "University", "Assn": "Association",
     "Dept": "Department", "Govt": "Government", "approx": "approximately", "dept": "department", "tel": "telephone",
     "est": "established", "govt": "government", "max": "maximum", "cf": "compare", "viz": "namely",
     "esp": "especially", "incl": "including", "misc": "miscellaneous", "ext": "extension",
 }  # fmt: skip
-# Before a number only.
+# These are read out before a number only.
 _COUNTED = {
     "p": "page", "pp": "pages", "vol": "volume", "ch": "chapter", "fig": "figure", "figs": "figures", "sec": "section",
     "eq": "equation", "art": "article", "c": "circa", "ca": "circa", "ver": "version", "no": "number", "nos": "numbers",
@@ -81,7 +81,7 @@ def anywhere(match: re.Match[str]) -> str:
 
 
 def initial(match: re.Match[str]) -> str:
-    """ "J. Smith", but neither "vitamin C. The" nor "at seven P M. The"."""
+    """An initial as in "J. Smith", but neither "vitamin C. The" nor "at seven P M. The"."""
     before = _word_before(match)
     after = re.match(r"[A-Za-z]+(?![.\w])", match.string[match.end() : match.end() + 24])
     new_sentence = after is not None and len(after[0]) > 1 and after[0] in STARTERS
@@ -102,7 +102,7 @@ def _either(words: dict[str, str]) -> str:
     return "|".join(re.escape(w) for w in sorted(words, key=len, reverse=True))
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[TextRule, ...] = (
     (re.compile(rf"(?<![\w.])({_either(_LATIN)})(?:(?<!/)\b\.?|(?<=/))", re.I), lambda m: _LATIN[m[1].lower()]),
     (re.compile(rf"(?<![\w.])({_either(_DEGREES)})\b\.?"), lambda m: _DEGREES[m[1]] + ends_sentence(m)),
     (re.compile(rf"\b({_either(_ANYWHERE)})\b\.?(?!\w)", re.I), anywhere),

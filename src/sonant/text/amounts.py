@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sonant.text import numbers
 from sonant.text.full_stop import word_set
 
-Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+TextRule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
 _START = r"(?<![\w.,])"
@@ -131,7 +131,7 @@ def _words(spoken: str) -> Callable[[re.Match[str]], str]:
     return lambda match: spoken
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[TextRule, ...] = (
     (
         re.compile(r"(?<![\w])\+?(?:\d{1,3}[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w])"),
         telephone,

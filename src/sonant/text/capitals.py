@@ -65,7 +65,7 @@ def _reads_as_word(token: str) -> bool:
 
 
 def calm(text: str) -> str:
-    """Sentences that shout, in small letters; what would be spelled out anyway keeps its capitals."""
+    """Puts sentences that shout in small letters; what would be spelled out anyway keeps its capitals."""
     return _SENTENCE.sub(lambda m: _calm_sentence(m[0]), text)
 
 
@@ -88,7 +88,7 @@ def _calm_word(word: str) -> str:
 
 
 def initials(text: str) -> str:
-    """Runs of capitals, as words or as letters apart."""
+    """Writes runs of capitals as words, or as letters apart."""
     text = _CONTRACTION.sub(lambda m: m[0].lower() if len(m[1]) > 1 else m[1] + m[2].lower(), text)
     text = _AND.sub(lambda m: f"{spelled(m[1])} and {spelled(m[2])}", text)
     return _TOKEN.sub(lambda m: _read(m[1], m[2] or ""), text)

@@ -1,11 +1,11 @@
-"""Dates and times of day in words. American order where the digits leave it open."""
+"""Dates and times of day in words. Where the digits leave their order open, it is the American one."""
 
 from __future__ import annotations
 
 import re
 
 from sonant.text import numbers
-from sonant.text.amounts import Rule
+from sonant.text.amounts import TextRule
 from sonant.text.full_stop import ends_sentence
 
 MONTHS = (
@@ -86,7 +86,7 @@ def _half(match: re.Match[str]) -> str:
 
 _HALF = r"\s?(?P<half>[AaPp])(?:\.\s?[Mm]\.|[Mm]\b)"
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[TextRule, ...] = (
     (re.compile(rf"\b({_SHORTS})\.?(?= \d{{1,4}}\b)"), lambda m: _SHORT[m[1]]),
     (re.compile(rf"(?<=\d )({_SHORTS})\b\.?(?!\w)"), lambda m: _SHORT[m[1]]),
     (re.compile(r"(?<![\w-])(\d{4})-(\d{1,2})-(\d{1,2})(?![\w-])"), iso_date),

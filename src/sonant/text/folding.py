@@ -65,8 +65,8 @@ def fold(text: str) -> str:
 
 
 def _named_letters(text: str) -> list[str]:
-    """Characters; a Greek letter that stands alone is a symbol, and is called by its name."""
-    pieces = list(text)
+    """The characters of a text. A Greek letter that stands alone is a symbol, and is called by its name."""
+    letters = list(text)
     for i, c in enumerate(text):
         if not "α" <= c.lower() <= "ω":
             continue
@@ -74,8 +74,8 @@ def _named_letters(text: str) -> list[str]:
         name = unicodedata.name(c.lower(), "")
         if alone and name.startswith("GREEK SMALL LETTER "):
             word = name.removeprefix("GREEK SMALL LETTER ").split()[0].lower()
-            pieces[i] = "lambda" if word == "lamda" else word
-    return pieces
+            letters[i] = "lambda" if word == "lamda" else word
+    return letters
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +103,7 @@ def _fold_character(c: str) -> str:
     if plain == c:
         return " "
     folded = "".join(part if part in KEPT else _fold_character(part) for part in plain)
-    # "1½" is one and a half, not eleven halves
+    # The spaces make "1½" one and a half, and not eleven halves.
     return f" {folded} " if category in ("No", "Nl", "So") else folded
 
 

@@ -30,7 +30,7 @@ _ADDRESS_SIGNS = {
     "=": "equals", "&": "and", "#": "hash", "%": "percent", "~": "tilde", "+": "plus",
 }  # fmt: skip
 
-# What is left of symbols once numbers are words.
+# These are the symbols that may be left once numbers are words.
 _SIGNS = (
     (re.compile(r"\s&\s|&"), " and "),
     (re.compile(r"@"), " at "),
@@ -76,7 +76,7 @@ def _once(text: str) -> str:
     plain = fold(text)
     plain = _CHUNK.sub(lambda m: _address(m[0]), plain)
     plain = capitals.calm(plain)
-    # dates before abbreviations: "7 p.m." has its own reading, and "Sept. 5" is not a sentence's end
+    # Dates come before abbreviations: "7 p.m." has its own reading, and "Sept. 5" is not a sentence's end.
     rules = abbreviations.RULES
     for pattern, words in (*dates.RULES, *rules, *amounts.RULES) if _DIGIT.search(plain) else rules:
         plain = pattern.sub(words, plain)
@@ -92,7 +92,7 @@ def _once(text: str) -> str:
 
 
 def _address(chunk: str) -> str:
-    """A web or mail address as it is read to someone who writes it down; other words as they are."""
+    """Spells out a web or mail address as for someone who writes it down; other words are left alone."""
     bare = chunk.strip(".,;:!?()[]{}<>\"'")
     match = _ADDRESS.fullmatch(bare) if "." in bare else None
     if match is None or not any(c.isalpha() for c in bare):

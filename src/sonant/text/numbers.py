@@ -16,12 +16,12 @@ LONGEST = 3 * len(_SCALES)  # digits of the longest number that has a name here
 
 
 def digits(text: str) -> str:
-    """One after another; anything that is no digit is passed over."""
+    """Digits one after another; anything that is no digit is passed over."""
     return " ".join(_SMALL[int(c)] for c in text if c.isdigit())
 
 
 def cardinal(text: str) -> str:
-    """ "1,234" as a count. Too long to be a count, or with a leading zero: digit by digit."""
+    """A number such as "1,234" as a count; one that is too long for that, or has a leading zero, digit by digit."""
     plain = text.replace(",", "")
     if len(plain) > LONGEST or (plain.startswith("0") and len(plain) > 1):
         return digits(plain)
@@ -56,7 +56,7 @@ def ordinal(text: str) -> str:
 
 
 def year(n: int) -> str:
-    """1066, 1905, 1999, 2005, 2024: in two halves where people do so."""
+    """Years such as 1066, 1905 and 2024 in two halves, where people do so."""
     century, rest = divmod(n, 100)
     if not 10 <= century <= 99 or (century % 10 == 0 and rest < 10):
         return count(n)
@@ -66,14 +66,14 @@ def year(n: int) -> str:
 
 
 def plural(words: str) -> str:
-    """Of a number's last word: nineteen ninety → nineteen nineties."""
+    """The number with its last word in the plural: nineteen ninety → nineteen nineties."""
     if words.endswith("y"):
         return f"{words[:-1]}ies"
     return f"{words}es" if words.endswith("six") else f"{words}s"
 
 
 def decimal(text: str) -> str:
-    """ "3.14", "0.5" or ".5"; without a point, a count."""
+    """A number such as "3.14", "0.5" or ".5"; without a point it is a count."""
     whole, point, fraction = text.partition(".")
     if not point or not fraction:
         return cardinal(whole)

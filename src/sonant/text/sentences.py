@@ -36,25 +36,24 @@ def check_text(text: str, max_chars: int, what: str = "text") -> None:
 
 
 def split_text(text: str, max_chars: int) -> list[str]:
-    """Parts of at most `max_chars`, cut at sentence ends; at clause ends or spaces only where a sentence is longer.
+    """Segments of at most `max_chars`: cut at sentence ends, elsewhere only where a sentence is longer than that.
 
-    Joined, the parts are the text but for white space at the cuts. Each has something to speak.
+    Joined, the segments are the text but for white space at the cuts. Each has something to speak.
     """
     if len(text) <= max_chars:
         return [text.strip()]
-    pieces = [p for sentence in _cut(text, SENTENCE_END) for p in fit(sentence, max_chars)]
-    parts: list[str] = []
-    for piece in pieces:
-        joined = f"{parts[-1]}{piece}" if parts else piece
-        if parts and (len(joined.strip()) <= max_chars or not speakable(piece) or not speakable(parts[-1])):
-            parts[-1] = joined
+    segments: list[str] = []
+    for clause in (p for sentence in _cut(text, SENTENCE_END) for p in fit(sentence, max_chars)):
+        joined = f"{segments[-1]}{clause}" if segments else clause
+        if segments and (len(joined.strip()) <= max_chars or not speakable(clause) or not speakable(segments[-1])):
+            segments[-1] = joined
         else:
-            parts.append(piece)
-    return [p.strip() for p in parts]
+            segments.append(clause)
+    return [s.strip() for s in segments]
 
 
 def fit(sentence: str, max_chars: int) -> list[str]:
-    """Pieces of at most `max_chars`: clauses if it has any, else as many words as fit."""
+    """What a sentence is cut into to be within `max_chars`: clauses if it has any, else as many words as fit."""
     if len(sentence.strip()) <= max_chars:
         return [sentence]
     clauses = _cut(sentence, CLAUSE_END)
@@ -66,7 +65,7 @@ def fit(sentence: str, max_chars: int) -> list[str]:
 
 
 def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:
-    """Where pieces end. The full stop of an abbreviation ends nothing."""
+    """Where sentences or clauses end. The full stop of an abbreviation ends nothing."""
     start = 0
     for match in ends.finditer(text):
         if match.group().startswith(".") and _ABBREVIATION.search(text[start : match.start() + 1]):
@@ -76,15 +75,15 @@ def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:
 
 
 def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
-    pieces, start = [], 0
+    found, start = [], 0
     for end in ends_in(text, ends):
-        pieces.append(text[start:end])
+        found.append(text[start:end])
         start = end
     if text[start:].strip():
-        pieces.append(text[start:])
-    elif pieces:
-        pieces[-1] += text[start:]
-    return pieces
+        found.append(text[start:])
+    elif found:
+        found[-1] += text[start:]
+    return found
 
 
 def speakable(text: str) -> bool:

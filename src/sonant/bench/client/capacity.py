@@ -1,6 +1,6 @@
 """The most listeners that a server holds, and how sure that is.
 
-A quick look at each load finds where it breaks: doubling, then halving the interval. Then the best load is confirmed
+A quick probe of each load finds where it breaks: doubling, then halving the interval. Then the best load is confirmed
 with as many requests as the confidence needs: with 99 % asked for at 95 % confidence, 299 without a single bad one. A
 load that cannot be confirmed is lowered until one can.
 """
@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.errors import ConfigError
 
 _QUICK_REQUESTS = 64
-_LOWER = 0.9  # from a load that was not confirmed to the next
+_LOWER = 0.9  # the factor from a load that was not confirmed to the next one
 _MOST_EXTRA = 4.0  # requests that a confirmation may take, as a multiple of the least
 
 
@@ -23,9 +23,9 @@ _MOST_EXTRA = 4.0  # requests that a confirmation may take, as a multiple of the
 class Promise:
     """What "holds" means."""
 
-    ttfp_s: float = 0.5  # at p99
-    gap_s: float = 0.05  # underrun that a stream without a gap may have
-    share: float = 0.99  # of streams
+    ttfp_s: float = 0.5  # the bound of p99
+    gap_s: float = 0.05  # the most underrun of a stream that counts as without a gap
+    share: float = 0.99  # of the streams that must be good
     confidence: float = 0.95
     none_bad: bool = False  # not one bad stream may be seen; how many there were then shows `share` at `confidence`
 
@@ -39,7 +39,7 @@ class Probe:
     requests: int
     gap_free: int
     in_time: int  # first sound within the bound
-    confirmed: bool  # counted with confidence, not only looked at
+    confirmed: bool  # counted with confidence, and not only probed quickly
     holds: bool
     client_limited: bool
 
@@ -47,21 +47,21 @@ class Probe:
 @dataclass(frozen=True)
 class Capacity:
     promise: Promise
-    listeners: int  # 0: not even one was confirmed
-    breaks_at: int | None  # the smallest load seen to fail; None: none did, up to the most that was tried
+    listeners: int  # 0 if not even one was confirmed
+    breaks_at: int | None  # the smallest load seen to fail; None if none did, up to the most that was tried
     probes: list[Probe] = field(default_factory=list)
 
 
-Measure = Callable[[int, int], Level]  # (listeners, requests)
+Measure = Callable[[int, int], LoadLevel]  # (listeners, requests)
 
 
 def needed_requests(promise: Promise) -> int:
-    """How many it takes when all are good."""
+    """How many requests it takes when all are good."""
     return math.ceil(math.log(1 - promise.confidence) / math.log(promise.share))
 
 
 def share_at_least(good: int, count: int, confidence: float) -> float:
-    """The one-sided Clopper-Pearson bound: the true share is at least this, so sure."""
+    """The one-sided Clopper-Pearson bound: with this confidence the true share is at least so much."""
     if good == 0:
         return 0.0
     low, high = 0.0, 1.0
@@ -75,7 +75,7 @@ def share_at_least(good: int, count: int, confidence: float) -> float:
 
 
 def _chance_of_at_least(good: int, count: int, share: float) -> float:
-    """Of `good` or more in `count`, each with this chance."""
+    """The chance of `good` or more out of `count`, where each is good with the chance `share`."""
     if share in (0.0, 1.0):
         return share
     whole = math.lgamma(count + 1)
@@ -103,41 +103,42 @@ class Search:
         quick_requests: int = _QUICK_REQUESTS,
     ) -> None:
         self.measure, self.promise, self.start, self.most, self.resolution = measure, promise, start, most, resolution
-        self.quick_requests = quick_requests  # of a first look, at least
+        self.quick_requests = quick_requests  # the least that a quick probe asks for
         self.probes: list[Probe] = []
 
     def run(self) -> Capacity:
-        """Also when it is interrupted, `probes` has what was seen."""
-        held, broke = self._find()
-        while held:
-            if self._confirm(held):
+        """The search. `probes` has what was seen, also when it is interrupted."""
+        best, broke = self._find()
+        while best:
+            if self._confirm(best):
                 break
-            broke = held
-            held = min(held - 1, math.floor(_LOWER * held))
-        return Capacity(self.promise, held, broke, self.probes)
+            broke = best
+            best = min(best - 1, math.floor(_LOWER * best))
+        return Capacity(self.promise, best, broke, self.probes)
 
     def _find(self) -> tuple[int, int | None]:
-        held, broke = 0, None
+        """The largest load that held in a quick probe, and the smallest that did not."""
+        best, broke = 0, None
         listeners = min(self.start, self.most)
-        while broke is None or broke - held > max(1, self.resolution * held):
-            if self._look(listeners):
-                held = listeners
-                if held == self.most:
+        while broke is None or broke - best > max(1, self.resolution * best):
+            if self._probe_quickly(listeners):
+                best = listeners
+                if best == self.most:
                     break
             else:
                 broke = listeners
-            listeners = min(2 * held, self.most) if broke is None else (held + broke) // 2
-            if listeners == held:
+            listeners = min(2 * best, self.most) if broke is None else (best + broke) // 2
+            if listeners == best:
                 break
-        return held, broke
+        return best, broke
 
-    def _look(self, listeners: int) -> bool:
+    def _probe_quickly(self, listeners: int) -> bool:
         level = self._measured(listeners, max(self.quick_requests, 2 * listeners))
         good = self._count(level)
         return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
 
     def _confirm(self, listeners: int) -> bool:
-        """Adds requests while the bad ones leave hope."""
+        """Adds requests for as long as the bad ones leave hope."""
         least = needed_requests(self.promise)
         total = (0, 0, 0)
         level = None
@@ -154,7 +155,7 @@ class Search:
         assert level is not None
         return self._note(listeners, total, level, holds=False, confirmed=True)
 
-    def _measured(self, listeners: int, requests: int) -> Level:
+    def _measured(self, listeners: int, requests: int) -> LoadLevel:
         level = self.measure(listeners, requests)
         if level.good and all(s.heard is None for s in level.good):
             raise ConfigError("gaps cannot be told in this format: measure capacity with streamed pcm or wav")
@@ -162,13 +163,13 @@ class Search:
             raise KeyboardInterrupt
         return level
 
-    def _count(self, level: Level) -> tuple[int, int, int]:
-        """Streams without a gap, streams in time, all of them. What failed is neither."""
+    def _count(self, level: LoadLevel) -> tuple[int, int, int]:
+        """Streams without a gap, streams in time, and all of them. What failed is neither."""
         gap_free = sum(s.heard is not None and s.heard.gap_s <= self.promise.gap_s for s in level.good)
         return gap_free, sum(s.ttfp_s <= self.promise.ttfp_s for s in level.good), len(level.samples)
 
     def _note(
-        self, listeners: int, counts: tuple[int, int, int], level: Level, *, holds: bool, confirmed: bool = False
+        self, listeners: int, counts: tuple[int, int, int], level: LoadLevel, *, holds: bool, confirmed: bool = False
     ) -> bool:
         limited = level.client is not None and level.client.limited
         gap_free, in_time, count = counts

@@ -19,7 +19,7 @@ _TRY_S = 5.0
 
 
 class Driver:
-    """Runs shares of loads in one event loop. It is used for one level at a time."""
+    """Runs shares of loads in one event loop, one load at a time."""
 
     def __init__(
         self, target: Target, prompts: Sequence[Prompt], *, timeout_s: float = 300.0, keep_sound: bool = False
@@ -32,7 +32,7 @@ class Driver:
         self.host = ""
 
     async def resolve(self) -> None:
-        """Once, ahead of all timing: of a name's addresses, the first that takes a connection."""
+        """Picks the first of a name's addresses that takes a connection, ahead of all timing."""
         address = self.target.address
         try:
             found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ class Driver:
             return
 
     async def run(self, load: Load, share: Share, start_s: float) -> None:
-        """Until the last answer has ended; `samples` then tells all."""
+        """Runs until the last answer has ended; `samples` then tells all."""
         self.ended, self.stopping = [], False
         chosen = {i % len(self.prompts): self.prompts[i % len(self.prompts)] for i in share.indices}
         requests = {i: self.target.request(prompt) for i, prompt in chosen.items()}

@@ -26,7 +26,7 @@ class SpeechEvents:
         lines = (self.rest + data).split(b"\n")
         self.rest = lines.pop()
         for line in lines:
-            if line.startswith(b"data:"):  # one line an event: no server splits its JSON
+            if line.startswith(b"data:"):  # an event is one line, since no server splits its JSON
                 self._event(line[5:].strip(), at_s)
 
     def _event(self, data: bytes, at_s: float) -> None:

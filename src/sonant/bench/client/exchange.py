@@ -42,7 +42,7 @@ class Exchange(asyncio.Protocol):
         self.failure: Failure | None = None
         self.detail = ""
 
-    # what asyncio calls
+    # These are called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -68,7 +68,7 @@ class Exchange(asyncio.Protocol):
         else:
             self.fail(Failure.CUT, f"the connection ended inside the body: {exc or 'closed by the server'}")
 
-    # what httptools calls
+    # These are called by httptools.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -99,11 +99,11 @@ class Exchange(asyncio.Protocol):
         self.whole = True
         self._close()
 
-    # how it ends
+    # From here on it is about how the exchange ends.
 
     @property
     def ended(self) -> bool:
-        """Not `over.done()`: a timeout cancels that one."""
+        """Whether it is over. `over.done()` would not do, since a timeout cancels that one."""
         return self.whole or self.failure is not None
 
     def fail(self, failure: Failure, detail: str) -> None:
@@ -126,7 +126,7 @@ class Exchange(asyncio.Protocol):
             self.transport.abort() if self.failure else self.transport.close()
 
     def sample(self, prompt: Prompt, started_s: float, late_s: float, connect_s: float) -> Sample:
-        """Once it is over: all that was measured. Decoding happens here, outside of any timing."""
+        """All that was measured, once it is over. Decoding happens here, outside of any timing."""
         arrivals: list[float] = []
         durations: list[float] | None = []
         audio_s, failure, detail = 0.0, self.failure, self.detail
@@ -195,7 +195,7 @@ async def speak(
     due_s: float | None = None,
     keep_sound: bool = False,
 ) -> Ended:
-    """One request from its start to its last byte. `host`: the resolved address, so that no thread is in the way."""
+    """One request from its start to its last byte. `host` is the resolved address, so that no thread is in the way."""
     loop = asyncio.get_running_loop()
     address, tls = target.address, target.tls
     exchange = Exchange(target, keep_sound=keep_sound)

@@ -17,8 +17,8 @@ from sonant.errors import ConfigError
 @dataclass(frozen=True)
 class Load:
     requests: int
-    concurrency: int | None = None  # closed loop
-    rate: float | None = None  # open loop, requests a second
+    concurrency: int | None = None  # listeners of a closed loop
+    rate: float | None = None  # requests a second of an open loop
     ramp_s: float = 0.0  # the listeners of a closed loop come in over this time
     seed: int = 0
 
@@ -35,17 +35,17 @@ class Load:
         return f"{self.concurrency}" if self.concurrency is not None else f"{self.rate:g}/s"
 
     def arrivals_s(self) -> list[float]:
-        """Open loop: when each request is due, the same for the same seed."""
+        """When each request of an open loop is due, the same for the same seed."""
         assert self.rate is not None
-        draw = random.Random(self.seed)
-        return list(accumulate(draw.expovariate(self.rate) for _ in range(self.requests)))
+        rng = random.Random(self.seed)
+        return list(accumulate(rng.expovariate(self.rate) for _ in range(self.requests)))
 
 
 @dataclass(frozen=True)
 class Share:
     """What one of several processes does of a load."""
 
-    indices: tuple[int, ...]  # of requests; request i says prompt i, modulo their number
+    indices: tuple[int, ...]  # which requests; request i says prompt i, modulo their number
     starts_s: tuple[float, ...]  # closed loop: when each listener begins; open loop: when each request is due
 
 

@@ -1,4 +1,4 @@
-"""A load and what came of it: the figures that the field reports, from the samples of one level.
+"""A load level, which is a load and what came of it: the figures that the field reports, from its samples.
 
 Latencies are of requests that succeeded; a failure is counted, never averaged away. Underrun is the silence that a
 listener heard who pressed play at the first chunk, which equals the pre-buffer that would have avoided all of it.
@@ -71,7 +71,7 @@ class Summary:
     ttfp_s: Spread | None
     e2el_s: Spread | None
     rtf: Spread | None
-    underrun_s: Spread | None  # None: nothing was streamed, or the format does not tell
+    underrun_s: Spread | None  # None if nothing was streamed, or the format does not tell
     underrun_rate: float | None  # share of streams with more than 100 ms of underrun
     gap_free: Mapping[str, float]  # share of streams with no more underrun than so many ms
     underruns: int | None  # times that a listener ran dry
@@ -83,20 +83,26 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Level:
+class LoadLevel:
     load: Load
     wall_s: float
     samples: list[Sample] = field(repr=False)
     client: ClientError | None
-    engine: Mapping[str, Any] | None = None  # the server's own metrics, after less before
+    server_metrics: Mapping[str, Any] | None = None  # the server's own: what they were after, less before
     interrupted: bool = False
-    origin_s: float = 0.0  # of the samples' clock
+    origin_s: float = 0.0  # where the samples' clock begins
 
     @classmethod
-    def of(cls, measured: Measured, engine: Mapping[str, Any] | None = None) -> Level:
+    def of(cls, measured: Measured, server_metrics: Mapping[str, Any] | None = None) -> LoadLevel:
         client = ClientError.of(measured.errors_s, measured.samples)
         return cls(
-            measured.load, measured.wall_s, measured.samples, client, engine, measured.interrupted, measured.origin_s
+            load=measured.load,
+            wall_s=measured.wall_s,
+            samples=measured.samples,
+            client=client,
+            server_metrics=server_metrics,
+            interrupted=measured.interrupted,
+            origin_s=measured.origin_s,
         )
 
     @cached_property

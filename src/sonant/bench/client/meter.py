@@ -62,7 +62,7 @@ class Meter(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[list[float], list[float] | None, float]:
-        """Arrivals of sound, seconds in each (None: cannot be told), and seconds in all."""
+        """Arrivals of sound, seconds in each (None if that cannot be told), and seconds in all."""
 
     @property
     def sound(self) -> bytes:
@@ -79,7 +79,7 @@ class PcmMeter(Meter):
     def finish(self) -> tuple[list[float], list[float] | None, float]:
         frames = [total // (_SAMPLE_BYTES * self.channels) for total in accumulate(self.sizes)]
         durations = [(b - a) / self.sample_rate for a, b in zip([0, *frames], frames, strict=False)]
-        # a read that completes no sample is no sound yet
+        # A read that completes no sample is no sound yet.
         heard = [(t, d) for t, d in zip(self.arrivals_s, durations, strict=True) if d > 0]
         return [t for t, _ in heard], [d for _, d in heard], sum(durations)
 
@@ -135,7 +135,7 @@ class WavMeter(PcmMeter):
 
 
 class CompressedMeter(Meter):
-    """mp3, opus, aac, flac: kept, and decoded at the end."""
+    """Keeps mp3, opus, aac or flac, and decodes it at the end."""
 
     def __init__(self, form: str, *, keep: bool = False) -> None:
         super().__init__(keep=True)
@@ -144,7 +144,7 @@ class CompressedMeter(Meter):
     def finish(self) -> tuple[list[float], list[float] | None, float]:
         if not self.sizes:
             return [], [], 0.0
-        import av  # here: only compressed sound needs it
+        import av  # only compressed sound needs it
 
         ends = list(accumulate(self.sizes))
         seconds = [0.0] * len(ends)
@@ -171,7 +171,7 @@ class CompressedMeter(Meter):
 
 
 def open_meter(asked: str, headers: Mapping[str, str], sample_rate: int, *, sse: bool, keep: bool) -> Meter:
-    """By what the server says it sends; refuses an answer that is no sound, or another than was asked for."""
+    """The meter for what the server says it sends; refuses an answer that is no sound, or other than was asked for."""
     content_type, _, parameters = headers.get("content-type", "").lower().partition(";")
     said = _CONTENT_FORMATS.get(content_type.strip())
     if not sse:

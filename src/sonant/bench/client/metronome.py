@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 _STAMP = struct.Struct("<q")
-_PERIOD_S = (0.002, 0.006)  # drawn anew each time, so that it never falls into step with a stream
+_PERIOD_S = (0.002, 0.006)  # random each time, so that it never falls into step with a stream
 
 
 class Metronome(asyncio.Protocol):
     """`async with Metronome() as metronome: …; metronome.errors_since(start_s)`"""
 
     def __init__(self) -> None:
-        self.ticks: list[tuple[int, int]] = []  # ns written, ns read
+        self.ticks: list[tuple[int, int]] = []  # when each was written and when it was read, in ns
 
     async def __aenter__(self) -> Metronome:
         ours, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ class Metronome(asyncio.Protocol):
 
 
 def tick(fd: int) -> None:
-    """The process: ends when nobody reads any more."""
+    """What the process runs. It ends when nobody reads any more."""
     with socket.socket(fileno=fd) as out:
         while True:
             time.sleep(random.uniform(*_PERIOD_S))

@@ -25,14 +25,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class Prompt:
-    name: str  # stable: results of two runs are paired by it
+    name: str  # stable, since results of two runs are paired by it
     text: str
     language: str = ""
     reference: Reference | None = None
 
 
 def built_in(languages: Sequence[str] = ("english",), lengths: Sequence[str] = LENGTHS) -> list[Prompt]:
-    """In turns over languages and lengths, so that any beginning of the list is a fair mix."""
+    """Our own prompts, languages and lengths taking turns, so that any beginning of the list is a fair mix."""
     groups = [_read_set(language, length) for language in languages for length in lengths]
     longest = max(len(group) for group in groups)
     return [group[i] for i in range(longest) for group in groups if i < len(group)]
@@ -49,7 +49,7 @@ def _read_set(language: str, length: str) -> list[Prompt]:
 
 
 def from_file(path: Path, language: str = "") -> list[Prompt]:
-    """A text a line, or a seed-tts list, whose clips lie relative to it."""
+    """Prompts of a file with a text a line, or of a seed-tts list, whose clips lie relative to it."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as e:

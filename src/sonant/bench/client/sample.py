@@ -27,7 +27,7 @@ class Failure(StrEnum):
     CUT = "cut"  # the answer broke off before its end
     EMPTY = "empty"  # 200 and not one sample
     SERVER = "server"  # an error event inside the stream
-    STOPPED = "stopped"  # we hung up: the run was interrupted
+    STOPPED = "stopped"  # we hung up because the run was interrupted
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Sample:
     started_s: float
     late_s: float = 0.0  # how much after its due time an open-loop request left
     connect_s: float = 0.0
-    first_byte_s: float | None = None  # of the body, header of a sound file included
+    first_byte_s: float | None = None  # when the body began, the header of a sound file included
     end_s: float = 0.0
-    arrivals_s: tuple[float, ...] = ()  # of reads that brought sound
-    durations_s: tuple[float, ...] | None = ()  # of sound in each read; None: the format does not tell
+    arrivals_s: tuple[float, ...] = ()  # when reads brought sound
+    durations_s: tuple[float, ...] | None = ()  # how much sound each read brought; None if the format does not tell
     audio_s: float = 0.0
     status: int | None = None
     failure: Failure | None = None
@@ -55,12 +55,12 @@ class Sample:
 
     @property
     def kind(self) -> str:
-        """The failure as it is counted."""
+        """What the failure is counted as."""
         return f"status {self.status}" if self.failure is Failure.STATUS else str(self.failure)
 
     @property
     def ttfp_s(self) -> float:
-        """To the first sound. A header alone is no sound."""
+        """Time to the first sound. A header alone is no sound."""
         return self.arrivals_s[0]
 
     @property
@@ -89,7 +89,7 @@ class Sample:
         return [b - a for a, b in pairwise(self.chunk_starts_s)]
 
     def to_json(self, origin_s: float) -> dict[str, Any]:
-        """`origin_s`: the level's start, from which `started_s` is counted in files."""
+        """`origin_s` is the level's start, from which `started_s` is counted in files."""
         heard = self.heard
         return {
             "prompt": self.prompt,

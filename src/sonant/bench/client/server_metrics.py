@@ -1,11 +1,10 @@
-"""What the server says of itself: the difference of its Prometheus metrics over a level.
+"""What the server says of itself: the difference of its Prometheus metrics over a load level.
 
 A client sees only when bytes arrive. Steps, tokens and queues are the server's to tell, and explain why.
 """
 
 from __future__ import annotations
 
-import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sonant.bench.client.target import Target
+from sonant.histogram import quantile
 
 _TIMEOUT_S = 5.0
 Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bound)
@@ -22,12 +22,12 @@ Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bou
 class Scrape:
     """A series is a family with its labels: `steps{phase="prefill"}`."""
 
-    kinds: Mapping[str, str]  # of each series
+    kinds: Mapping[str, str]  # from a series to counter, gauge, histogram, …
     values: Mapping[Key, float]
 
 
 def scrape(target: Target) -> Scrape | None:
-    """None where the server has no metrics, or none that we can read."""
+    """The metrics as they are now; None where the server has none, or none that we can read."""
     request = urllib.request.Request(f"{target.address.root}/metrics")
     if target.api_key:
         request.add_header("Authorization", f"Bearer {target.api_key}")
@@ -60,7 +60,7 @@ def parse(text: str) -> Scrape | None:
 
 
 def difference(before: Scrape | None, after: Scrape | None, wall_s: float) -> dict[str, Any] | None:
-    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges as they are."""
+    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges with their last value."""
     if before is None or after is None:
         return None
     moved: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _counter(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[st
 
 
 def _gauge(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[str, Any] | None:
-    """Some servers count in gauges: what only grew is told as a rate too."""
+    """A gauge that moved. Some servers count in gauges, so that its growth is told as a rate too."""
     now, grown = after.values.get((name, "", None)), _delta(before, after, (name, "", None))
     if now is None or not grown:
         return None
@@ -99,22 +99,9 @@ def _histogram(name: str, before: Scrape, after: Scrape) -> dict[str, Any] | Non
     if count <= 0:
         return None
     total = _delta(before, after, (name, "_sum", None))
-    bounds = sorted(b for family, suffix, b in after.values if family == name and suffix == "_bucket" and b is not None)
-    below = [_delta(before, after, (name, "_bucket", b)) for b in bounds]
+    bounds = [b for family, suffix, b in after.values if family == name and suffix == "_bucket" and b is not None]
+    buckets = {bound: _delta(before, after, (name, "_bucket", bound)) for bound in bounds}
     entry: dict[str, Any] = {"kind": "histogram", "count": count, "mean": total / count}
     for share in (0.5, 0.99):
-        entry[f"p{100 * share:g}"] = _quantile(bounds, below, share * count)
+        entry[f"p{100 * share:g}"] = quantile(buckets, share)
     return entry
-
-
-def _quantile(bounds: list[float], below: list[float], rank: float) -> float | None:
-    """Within its bucket by straight line, as Prometheus does; past the last bound, that bound."""
-    low, low_count = 0.0, 0.0
-    for bound, count in zip(bounds, below, strict=True):
-        if count >= rank:
-            if math.isinf(bound):
-                return low
-            part = (rank - low_count) / (count - low_count) if count > low_count else 1.0
-            return low + (bound - low) * part
-        low, low_count = bound, count
-    return None

@@ -1,4 +1,4 @@
-"""Level after level against one server, each with its warm-ups and with the server's own metrics around it."""
+"""One load level after another against one server, each with its warm-ups and the server's own metrics around it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sonant.bench.client.load import Load
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.client.sample import Failure
 from sonant.bench.client.server_metrics import difference, scrape
 from sonant.bench.client.target import Target
-from sonant.bench.client.worker import Progress
-from sonant.bench.client.worker_pool import Fleet, Measured
+from sonant.bench.client.worker import LoadProgress
+from sonant.bench.client.worker_pool import Measured, WorkerPool
 from sonant.errors import ConfigError
 
-OnProgress = Callable[[Load, Progress], None]
+OnProgress = Callable[[Load, LoadProgress], None]
 
 
 @dataclass(frozen=True)
 class Sweep:
     target: Target
-    fleet: Fleet
+    pool: WorkerPool
     warmups: int = 2
     on_progress: OnProgress = lambda load, progress: None
 
-    def levels(self, loads: Sequence[Load], *, keep_sound: bool = False) -> Iterator[Level]:
-        """Ends after the level in which Ctrl-C was heard."""
+    def levels(self, loads: Sequence[Load], *, keep_sound: bool = False) -> Iterator[LoadLevel]:
+        """One level for each load. It ends after the level in which Ctrl-C was heard."""
         for load in loads:
             level = self.level(load, keep_sound=keep_sound)
             if level is None:
@@ -34,13 +34,13 @@ class Sweep:
             if level.interrupted:
                 return
 
-    def level(self, load: Load, *, keep_sound: bool = False) -> Level | None:
-        """None when it was interrupted before anything was measured."""
+    def level(self, load: Load, *, keep_sound: bool = False) -> LoadLevel | None:
+        """One level, or None when it was interrupted before anything was measured."""
         if self.warmups and self._warm_up(load).interrupted:
             return None
         before = scrape(self.target)
         measured = self._run(load, keep_sound)
-        return Level.of(measured, difference(before, scrape(self.target), measured.wall_s))
+        return LoadLevel.of(measured, difference(before, scrape(self.target), measured.wall_s))
 
     def _warm_up(self, load: Load) -> Measured:
         at_once = min(self.warmups, load.concurrency or self.warmups)
@@ -51,4 +51,4 @@ class Sweep:
         return measured
 
     def _run(self, load: Load, keep_sound: bool) -> Measured:
-        return self.fleet.run(load, keep_sound=keep_sound, on_progress=lambda state: self.on_progress(load, state))
+        return self.pool.run(load, keep_sound=keep_sound, on_progress=lambda state: self.on_progress(load, state))

@@ -22,7 +22,7 @@ class Address:
     host: str
     port: int
     tls: bool
-    path: str  # of the API, without a slash at its end
+    path: str  # where the API is, without a slash at its end
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -56,7 +56,7 @@ class Target:
     response_format: str = "pcm"
     stream: bool = True
     sse: bool = False
-    sample_rate: int = 24_000  # of PCM, where the server does not say
+    sample_rate: int = 24_000  # taken for PCM where the server does not say
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # a null takes a field away
     connect_first: bool = False  # the clock starts on an open connection
     verify_tls: bool = True
@@ -113,7 +113,7 @@ class Target:
         return context
 
     def describe(self) -> dict[str, Any]:
-        """For the results: everything but the key."""
+        """What is kept of it with the results, which is everything but the key."""
         return {
             "base_url": self.base_url,
             "model": self.model,

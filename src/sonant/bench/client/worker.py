@@ -24,7 +24,9 @@ _SPARE_FILES = 64
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerJob:
+    """A share of a load, for one process."""
+
     load: Load
     share: Share
     start_s: float  # on the machine's clock, the same for all processes
@@ -32,20 +34,22 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoadProgress:
+    """How far a load is: requests by what has become of them."""
+
     done: int
     failed: int
     in_flight: int
 
 
 @dataclass(frozen=True)
-class Done:
+class WorkerResult:
     samples: list[Sample]
-    errors_s: list[float]  # of the client's own timing, by the metronome
+    errors_s: list[float]  # the client's own timing errors, by the metronome
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: its timing error at 1,000 streams was the smaller one (docs/bench.md)."""
+    """Gives uvloop where it is installed, since its timing error at 1,000 streams was the smaller (docs/bench.md)."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop
@@ -54,7 +58,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def allow_files(count: int, *, at_most: bool = False) -> None:
-    """Every stream is an open file; the usual limit of 1,024 is for people. `at_most`: fewer may do."""
+    """Every stream is an open file, and the usual limit of 1,024 is for people. With `at_most` fewer may do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and at_most:
         count = min(count, hard)
@@ -65,61 +69,61 @@ def allow_files(count: int, *, at_most: bool = False) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def main(orders: Connection, results: Connection, target: Target, prompts: Sequence[Prompt], timeout_s: float) -> None:
-    """Takes orders until their pipe closes. Ctrl-C is the parent's to hear."""
+def main(jobs: Connection, results: Connection, target: Target, prompts: Sequence[Prompt], timeout_s: float) -> None:
+    """Takes jobs until their pipe closes. Ctrl-C is the parent's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(orders, results, Driver(target, prompts, timeout_s=timeout_s)))
+        runner.run(_serve(jobs, results, Driver(target, prompts, timeout_s=timeout_s)))
 
 
-async def _serve(orders: Connection, results: Connection, driver: Driver) -> None:
+async def _serve(jobs: Connection, results: Connection, driver: Driver) -> None:
     loop = asyncio.get_running_loop()
     try:
         await driver.resolve()
     except SonantError as e:
         results.send(e)
         return
-    waiting: asyncio.Queue[Order | None] = asyncio.Queue()
+    waiting: asyncio.Queue[WorkerJob | None] = asyncio.Queue()
 
     def hear() -> None:
         try:
-            message = orders.recv()
+            message = jobs.recv()
         except (EOFError, OSError):
-            loop.remove_reader(orders.fileno())
+            loop.remove_reader(jobs.fileno())
             message = None
         if message == "stop":
             driver.stop()
         else:
             waiting.put_nowait(message)
 
-    loop.add_reader(orders.fileno(), hear)
+    loop.add_reader(jobs.fileno(), hear)
     async with Metronome() as metronome:
         results.send("ready")
-        while (order := await waiting.get()) is not None:
+        while (job := await waiting.get()) is not None:
             try:
-                results.send(await _level(results, driver, metronome, order))
+                results.send(await _run_job(results, driver, metronome, job))
             except SonantError as e:
                 results.send(e)
 
 
-async def _level(results: Connection, driver: Driver, metronome: Metronome, order: Order) -> Done:
-    allow_files(len(order.share.starts_s) + _SPARE_FILES, at_most=order.load.rate is not None)
-    driver.keep_sound = order.keep_sound
-    reporter = asyncio.create_task(_report(results, driver))
+async def _run_job(results: Connection, driver: Driver, metronome: Metronome, job: WorkerJob) -> WorkerResult:
+    allow_files(len(job.share.starts_s) + _SPARE_FILES, at_most=job.load.rate is not None)
+    driver.keep_sound = job.keep_sound
+    reporter = asyncio.create_task(_send_progress(results, driver))
     gc.collect()
     gc.disable()  # a collection in the middle would be seen as lateness of the server
     metronome.clear()
     try:
-        await driver.run(order.load, order.share, order.start_s)
-        errors_s = metronome.errors_since(order.start_s)
+        await driver.run(job.load, job.share, job.start_s)
+        errors_s = metronome.errors_since(job.start_s)
     finally:
         gc.enable()
         reporter.cancel()
-    return Done(driver.samples(), errors_s)
+    return WorkerResult(driver.samples(), errors_s)
 
 
-async def _report(results: Connection, driver: Driver) -> None:
+async def _send_progress(results: Connection, driver: Driver) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
         failed = sum(ended.failed for ended in driver.ended)
-        results.send(Progress(len(driver.ended), failed, driver.in_flight))
+        results.send(LoadProgress(len(driver.ended), failed, driver.in_flight))

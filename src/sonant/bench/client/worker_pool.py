@@ -15,18 +15,16 @@ from sonant.bench.client.load import Load, shares
 from sonant.bench.client.prompts import Prompt
 from sonant.bench.client.sample import Sample
 from sonant.bench.client.target import Target
-from sonant.bench.client.worker import Done, Order, Progress
+from sonant.bench.client.worker import LoadProgress, WorkerJob, WorkerResult
 from sonant.errors import EngineError, SonantError
 
-_LEAD_S = 0.1  # from the order to the start: all processes have it by then
+_LEAD_S = 0.1  # from handing out a job to its start: every process has it by then
 _JOIN_S = 10.0
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A level as it was measured. `origin_s` is its start on the machine's clock."""
+    """What the processes measured of one load. `origin_s` is its start on the machine's clock."""
 
     load: Load
     origin_s: float
@@ -36,14 +34,14 @@ class Measured:
     interrupted: bool
 
 
-class Fleet:
-    """`with Fleet(target, prompts, processes=2) as fleet: fleet.run(load)`"""
+class WorkerPool:
+    """`with WorkerPool(target, prompts, processes=2) as pool: pool.run(load)`"""
 
     def __init__(
         self, target: Target, prompts: Sequence[Prompt], *, processes: int = 1, timeout_s: float = 300.0
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self.orders: list[Connection] = []
+        self.jobs: list[Connection] = []
         self.results: list[Connection] = []
         self.processes = []
         for _ in range(processes):
@@ -53,11 +51,11 @@ class Fleet:
             process.start()
             taken.close()
             told.close()
-            self.orders.append(given)
+            self.jobs.append(given)
             self.results.append(heard)
             self.processes.append(process)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> WorkerPool:
         try:
             for pipe in self.results:
                 self._receive(pipe)
@@ -70,23 +68,25 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """A process ends when its orders do."""
-        for pipe in (*self.orders, *self.results):
+        """A process ends when its jobs do."""
+        for pipe in (*self.jobs, *self.results):
             pipe.close()
         for process in self.processes:
             process.join(_JOIN_S)
             if process.is_alive():
                 process.kill()
 
-    def run(self, load: Load, *, keep_sound: bool = False, on_progress: OnProgress | None = None) -> Measured:
-        """A level. Ctrl-C ends it early, and what was measured until then is given all the same."""
-        parts = shares(load, len(self.processes))
-        used = self.results[: len(parts)]
+    def run(
+        self, load: Load, *, keep_sound: bool = False, on_progress: Callable[[LoadProgress], None] | None = None
+    ) -> Measured:
+        """Puts a load on the server. Ctrl-C ends it early, and what was measured until then is given all the same."""
+        dealt = shares(load, len(self.processes))
+        used = self.results[: len(dealt)]
         origin_s = time.perf_counter() + _LEAD_S
-        for pipe, share in zip(self.orders, parts, strict=False):
-            pipe.send(Order(load, share, origin_s, keep_sound))
-        done: dict[Connection, Done] = {}
-        states: dict[Connection, Progress] = {}
+        for pipe, share in zip(self.jobs, dealt, strict=False):
+            pipe.send(WorkerJob(load, share, origin_s, keep_sound))
+        done: dict[Connection, WorkerResult] = {}
+        states: dict[Connection, LoadProgress] = {}
         interrupted = False
         while len(done) < len(used):
             try:
@@ -95,9 +95,9 @@ class Fleet:
                     on_progress(_together(states))
             except KeyboardInterrupt:
                 if interrupted:
-                    raise  # the second time it is meant
+                    raise  # a second Ctrl-C means it
                 interrupted = True
-                for pipe in self.orders[: len(parts)]:
+                for pipe in self.jobs[: len(dealt)]:
                     pipe.send("stop")
         samples = sorted((s for d in done.values() for s in d.samples), key=lambda s: s.started_s)
         ends_s = [s.started_s + s.end_s for s in samples]
@@ -105,11 +105,16 @@ class Fleet:
         errors_s = [e for d in done.values() for e in d.errors_s]
         return Measured(load, origin_s, wall_s, samples, errors_s, interrupted)
 
-    def _gather(self, used: list[Connection], done: dict[Connection, Done], states: dict[Connection, Progress]) -> None:
+    def _gather(
+        self,
+        used: list[Connection],
+        done: dict[Connection, WorkerResult],
+        states: dict[Connection, LoadProgress],
+    ) -> None:
         for pipe in wait(set(used) - done.keys(), timeout=0.5):
             assert isinstance(pipe, Connection)
             message = self._receive(pipe)
-            if isinstance(message, Progress):
+            if isinstance(message, LoadProgress):
                 states[pipe] = message
             else:
                 done[pipe] = message
@@ -124,6 +129,6 @@ class Fleet:
         return message
 
 
-def _together(states: dict[Connection, Progress]) -> Progress:
+def _together(states: dict[Connection, LoadProgress]) -> LoadProgress:
     values = states.values()
-    return Progress(sum(s.done for s in values), sum(s.failed for s in values), sum(s.in_flight for s in values))
+    return LoadProgress(sum(s.done for s in values), sum(s.failed for s in values), sum(s.in_flight for s in values))

@@ -14,14 +14,14 @@ import torch
 
 _BATCHES = 7
 _BATCH_MS = 20.0
-_MOST_RUNS = 2000  # in a batch
+_MOST_RUNS_A_BATCH = 2000
 
 
 def time_ms(run: Callable[[], object], device: torch.device, *, batches: int = _BATCHES) -> float:
-    """Of one run. It must not wait for the device."""
+    """The time of one run, which must not wait for the device."""
     run()
     once_ms = _batch_ms(run, device, 1)
-    runs = min(_MOST_RUNS, max(1, round(_BATCH_MS / max(once_ms, 1e-3))))
+    runs = min(_MOST_RUNS_A_BATCH, max(1, round(_BATCH_MS / max(once_ms, 1e-3))))
     return statistics.median(_batch_ms(run, device, runs) / runs for _ in range(batches))
 
 

@@ -23,7 +23,7 @@ from sonant.bench.engine.breakdown import Breakdown
 from sonant.bench.engine.device_clock import copy_bandwidth
 from sonant.bench.engine.listener import listen
 from sonant.bench.engine.startup import Startup
-from sonant.bench.engine.sustained_listeners import Held
+from sonant.bench.engine.sustained_listeners import SustainedListeners
 from sonant.bench.report.results import FORMAT
 from sonant.engine.engine import Engine
 from sonant.errors import EngineError
@@ -32,7 +32,7 @@ _WAVES = 2  # of saturated requests: as many again as there are rows
 
 
 @dataclass(frozen=True)
-class Level:
+class StreamLevel:
     streams: int
     wall_s: float
     frame_ms: float  # wall time for each frame step, prefill and codec included
@@ -58,7 +58,7 @@ class Saturated:
 
 
 @dataclass
-class Report:
+class OfflineReport:
     device: str
     torch: str
     python: str
@@ -66,14 +66,14 @@ class Report:
     weight_gb_per_frame: float
     frames: int
     made_at: str
-    levels: list[Level] = field(default_factory=list)
+    levels: list[StreamLevel] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
     saturated: Saturated | None = None
-    held: Held | None = None
+    held: SustainedListeners | None = None
     startup: Startup | None = None
 
     @classmethod
-    def on(cls, engine: Engine, frames: int) -> Report:
+    def on(cls, engine: Engine, frames: int) -> OfflineReport:
         cuda = engine.device.type == "cuda"
         return cls(
             device=torch.cuda.get_device_name(engine.device) if cuda else platform.processor() or platform.machine(),
@@ -98,10 +98,10 @@ def run(
     streams: Sequence[int],
     frames: int,
     warmup_frames: int = 8,
-    on_level: Callable[[Level], None] = lambda level: None,
-) -> Report:
+    on_level: Callable[[StreamLevel], None] = lambda level: None,
+) -> OfflineReport:
     """The whole-run figures, a level for each number of streams that start at once."""
-    report = Report.on(engine, frames)
+    report = OfflineReport.on(engine, frames)
     for count in streams:
         _together(engine, count, warmup_frames, live=True)
         wall_s, samples = _together(engine, count, frames, live=True)
@@ -128,13 +128,13 @@ def _together(engine: Engine, count: int, frames: int, *, live: bool) -> tuple[f
     return wall_s, samples
 
 
-def _level(engine: Engine, samples: Sequence[Sample], wall_s: float, report: Report) -> Level:
+def _level(engine: Engine, samples: Sequence[Sample], wall_s: float, report: OfflineReport) -> StreamLevel:
     first, rtf = Spread.of([s.ttfp_s for s in samples]), Spread.of([s.rtf for s in samples])
     heard = [s.heard for s in samples if s.heard is not None]
     assert first is not None and rtf is not None
     audio_s = sum(s.audio_s for s in samples)
     steps = max(s.audio_s for s in samples) / engine.model.spec.frame_s  # fewer than asked for if the model stopped
-    return Level(
+    return StreamLevel(
         streams=len(samples),
         wall_s=wall_s,
         frame_ms=1e3 * wall_s / steps,

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sonant.bench.engine.breakdown import Breakdown
-from sonant.bench.engine.offline import Level, Report
+from sonant.bench.engine.offline import OfflineReport, StreamLevel
 from sonant.bench.engine.startup import Stages, Startup
 from sonant.bench.engine.step_counts import Counts
-from sonant.bench.engine.sustained_listeners import Held, HeldLevel
+from sonant.bench.engine.sustained_listeners import SustainedLevel, SustainedListeners
 from sonant.bench.report.plots import png
-from sonant.bench.report.table import grid
+from sonant.text_table import grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def table(report: Report) -> str:
+def table(report: OfflineReport) -> str:
     head = (
         f"{report.device}, torch {report.torch}: copy {report.copy_gb_per_s:,.0f} GB/s, "
         f"{report.weight_gb_per_frame:.2f} GB of weights a frame, {report.frames} frames a request"
@@ -33,14 +33,14 @@ def table(report: Report) -> str:
             f"{s.wall_s:.1f} s)"
         )
     if report.held is not None:
-        blocks.append(_titled("Listeners held in real time, Poisson starts", held_rows(report.held.levels)))
-        blocks.append(held_sentence(report.held))
+        blocks.append(_titled("Listeners held in real time, Poisson starts", sustained_rows(report.held.levels)))
+        blocks.append(sustained_sentence(report.held))
     if report.startup is not None:
         blocks.append(_titled("From the start of a process to its first sound, s", startup_rows(report.startup)))
     return "\n\n".join(blocks)
 
 
-def level_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
+def level_rows(levels: Sequence[StreamLevel]) -> list[tuple[str, ...]]:
     head: tuple[str, ...] = (
         "streams", "ms/frame", "floor", "first p50", "p99 ms", "RTF p50", "p99", "audio-s/s", "with gaps",
         "pre-buffer ms", "memory GB",
@@ -75,11 +75,11 @@ def step_tables(breakdowns: Sequence[Breakdown]) -> list[tuple[str, list[tuple[s
     return [
         (f"One frame for all rows by part, ms (codec: {chunk} frames at once)", times),
         ("GB/s, and the share of its floor that each part reaches", moved),
-        (f"A step that draws, and the codec steps of {chunk} frames: what they ask of the device", counts),
+        (f"A decode step, and the codec steps of {chunk} frames: what they ask of the device", counts),
     ]
 
 
-def held_rows(levels: Sequence[HeldLevel]) -> list[tuple[str, ...]]:
+def sustained_rows(levels: Sequence[SustainedLevel]) -> list[tuple[str, ...]]:
     head: tuple[str, ...] = (
         "listeners", "rate/s", "mean at once", "window s", "counted", "underruns", "failed", "first p50", "p99 ms",
         "late p99 ms", "",
@@ -94,15 +94,15 @@ def held_rows(levels: Sequence[HeldLevel]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def held_sentence(held: Held) -> str:
-    promise, found = held.promise, held.capacity
+def sustained_sentence(sustained: SustainedListeners) -> str:
+    promise, found = sustained.promise, sustained.capacity
     bound = f"no underrun, and first sound within {1e3 * promise.ttfp_s:g} ms"
     if not found.listeners:
         return f"Not even one listener at a time was held: {bound}."
     confirmed = next(p for p in found.probes if p.confirmed and p.holds)
     above = f"{found.breaks_at} did not hold" if found.breaks_at else "more were not tried"
     return (
-        f"Held: {found.listeners} listeners at once, streams of {held.stream_s:g} s: {bound} in any of "
+        f"Held: {found.listeners} listeners at once, streams of {sustained.stream_s:g} s: {bound} in any of "
         f"{confirmed.requests} streams, so in at least {100 * promise.share:g} % at {100 * promise.confidence:g} % "
         f"confidence; {above}."
     )
@@ -116,7 +116,7 @@ def startup_rows(startup: Startup) -> list[tuple[str, ...]]:
     return [head, row("as found", startup.first), row("warm", startup.warm)]
 
 
-def picture(report: Report) -> bytes:
+def picture(report: OfflineReport) -> bytes:
     """Time of a frame, stacked by part, over its floor; and what that makes of sound a second."""
     return png(lambda axes: _parts(axes, report.breakdowns), lambda axes: _rates(axes, report))
 
@@ -134,7 +134,7 @@ def _parts(axes: Axes, breakdowns: Sequence[Breakdown]) -> None:
     axes.legend()
 
 
-def _rates(axes: Axes, report: Report) -> None:
+def _rates(axes: Axes, report: OfflineReport) -> None:
     places = range(len(report.levels))
     axes.plot(places, [v.audio_s_per_s for v in report.levels], "o-", label="listeners who start at once")
     if report.saturated is not None:

@@ -21,12 +21,12 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds, one after the other."""
+    """Seconds that each stage took, in their order."""
 
     imports: float  # the interpreter, torch and ours
     weights: float  # read and put in place
     engine: float  # memory, and on a GPU kernels and graphs
-    first_request: float  # to its first chunk
+    first_request: float  # until its first chunk
 
     @property
     def total(self) -> float:
@@ -35,12 +35,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class Startup:
-    first: Stages  # caches as they were found
+    first: Stages  # with caches as they were found
     warm: Stages
 
 
 @dataclass(frozen=True)
-class Order:
+class StartupJob:
     """What the process is to load."""
 
     folder: str
@@ -50,12 +50,12 @@ class Order:
     max_rows: int
 
 
-def measure(order: Order) -> Startup:
-    return Startup(_start(order), _start(order))
+def measure(job: StartupJob) -> Startup:
+    return Startup(_start(job), _start(job))
 
 
-def _start(order: Order) -> Stages:
-    command = [sys.executable, "-m", "sonant.bench.engine.startup", json.dumps(asdict(order))]
+def _start(job: StartupJob) -> Stages:
+    command = [sys.executable, "-m", "sonant.bench.engine.startup", json.dumps(asdict(job))]
     began_s = time.time()  # the one clock that two processes share everywhere
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
@@ -73,7 +73,7 @@ def _start(order: Order) -> Stages:
     )
 
 
-def _speak(order: Order) -> dict[str, float]:
+def _speak(job: StartupJob) -> dict[str, float]:
     """The moments at which each stage ended."""
     import torch
 
@@ -84,9 +84,9 @@ def _speak(order: Order) -> dict[str, float]:
     from sonant.models.registry import load_model
 
     marks = {"imported": time.time()}
-    device, config = pick_device(order.device), EngineConfig(max_rows=order.max_rows)
-    dtypes = (pick_dtype(name, device) for name in (order.dtype, order.codec_dtype))
-    model = load_model(Path(order.folder), config, device, *dtypes)
+    device, config = pick_device(job.device), EngineConfig(max_rows=job.max_rows)
+    dtypes = (pick_dtype(name, device) for name in (job.dtype, job.codec_dtype))
+    model = load_model(Path(job.folder), config, device, *dtypes)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     marks["weights"] = time.time()
@@ -99,4 +99,4 @@ def _speak(order: Order) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_speak(Order(**json.loads(sys.argv[1])))))
+    print(json.dumps(_speak(StartupJob(**json.loads(sys.argv[1])))))

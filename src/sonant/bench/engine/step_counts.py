@@ -1,4 +1,4 @@
-"""How many things a piece of work asks of the device: kernels, copies, and times that the host had to wait.
+"""How many things some work asks of the device: kernels, copies, and times that the host had to wait.
 
 On CUDA torch.profiler sees what really ran, kernels inside a graph too. On the CPU the operators that torch dispatches
 are counted; an operator is a "kernel" there, and a value that the host reads (`.item()`) a sync.
@@ -27,18 +27,18 @@ _CPU_SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_se
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one run of the work."""
+    """What one run of the work asks for."""
 
     kernels: float
-    copies: float  # from, to and on the device, and fills, that are no kernels
-    syncs: float  # the host waited for all that was launched, or read a value
-    waits: float  # the host waited for an event: the engine does, once a step, for the step before
-    names: Mapping[str, float]  # of kernels (operators on the CPU), how often each
+    copies: float  # copies from, to and on the device, and fills, that are no kernels
+    syncs: float  # how often the host waited for all that was launched, or read a value
+    waits: float  # how often the host waited for an event, as the engine does once a step for the step before
+    names: Mapping[str, float]  # how often each kernel ran (on the CPU, each operator)
 
 
 def show_copies(device: torch.device) -> None:
-    """To be called before graphs are captured: only in a process that was profiled before have copies inside them been
-    seen (torch 2.11, an H200)."""
+    """Call it before graphs are captured: copies inside them have only been seen in a process that was profiled before
+    (torch 2.11, an H200)."""
     if device.type == "cuda":
         _traced(lambda: None, 1, device)
 
@@ -98,7 +98,7 @@ def _from_trace(events: Sequence[Mapping[str, Any]], runs: int) -> Counts:
             of_kind.setdefault(str(event.get("cat", "")).lower(), []).append(event)
     (counted,) = (e for e in of_kind.get("user_annotation", []) if e["name"] == _RANGE)
     begin, end = counted["ts"], counted["ts"] + counted["dur"]
-    # our own synchronisation after the work, and the profiler's, are not the work's
+    # Our own synchronisation after the work, and the profiler's, are not counted.
     calls = [e for kind in ("cuda_runtime", "cuda_driver") for e in of_kind.get(kind, []) if begin <= e["ts"] <= end]
     names = Counter(str(e["name"]) for e in of_kind.get("kernel", []))
     copies = len(of_kind.get("gpu_memcpy", [])) + len(of_kind.get("gpu_memset", []))

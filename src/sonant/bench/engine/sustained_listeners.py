@@ -1,4 +1,4 @@
-"""How many listeners the engine holds in real time without one underrun, in this process, with no network.
+"""How many listeners the engine sustains in real time without one underrun, in this process, with no network.
 
 Listeners come as a Poisson process, ask for a stream of a fixed length, press play at the first chunk and never wait
 again: at r of them a second and streams of s seconds, r · s listen at once. Those who come while the load builds up, or
@@ -16,58 +16,60 @@ from typing import Any
 
 from sonant.bench.client.capacity import Capacity, Promise, Search
 from sonant.bench.client.load import Load
-from sonant.bench.client.load_level import Level, Spread
+from sonant.bench.client.load_level import LoadLevel, Spread
 from sonant.bench.client.sample import Sample
 from sonant.bench.engine.listener import listen
 from sonant.engine.engine import Engine
 
-_QUICK = 16  # streams of a first look, at least: one listener at a time takes long to see more
+_QUICK_REQUESTS = 16  # least streams of a quick probe: at one listener at a time, more would take long
 
 
 @dataclass(frozen=True)
-class HeldLevel:
-    listeners: int  # asked for: rate · stream length
+class SustainedLevel:
+    listeners: int  # as asked for: rate · stream length
     rate: float  # listeners that come a second
-    mean_listeners: float  # that really listened at once, over the window
+    mean_listeners: float  # how many really listened at once, over the window
     window_s: float  # from the first counted arrival to the last
-    requests: int  # counted
-    underruns: int  # streams with one
+    requests: int  # that were counted
+    underruns: int  # streams that had one
     failed: int
     first_audio_p50_ms: float
     first_audio_p99_ms: float
-    late_p99_ms: float  # our own clock: how long after their time requests left
-    cut: bool  # it ended at its first bad stream
+    late_p99_ms: float  # how long after their time our own clock let requests leave
+    cut: bool  # whether it ended at its first bad stream
 
 
 @dataclass(frozen=True)
-class Held:
+class SustainedListeners:
     stream_s: float
     promise: Promise
     capacity: Capacity
-    levels: list[HeldLevel]
+    levels: list[SustainedLevel]
 
 
-def hold(
+def find_sustained(
     engine: Engine,
     frames: int,
     promise: Promise,
     *,
     start: int,
     most: int,
-    on_level: Callable[[HeldLevel], None] = lambda level: None,
-) -> Held:
-    crowd = _Crowd(engine, frames, promise, on_level)
-    found = Search(crowd.measure, promise, start=start, most=most, quick_requests=_QUICK).run()
-    return Held(crowd.stream_s, promise, found, crowd.levels)
+    on_level: Callable[[SustainedLevel], None] = lambda level: None,
+) -> SustainedListeners:
+    arrivals = _PoissonListeners(engine, frames, promise, on_level)
+    found = Search(arrivals.measure, promise, start=start, most=most, quick_requests=_QUICK_REQUESTS).run()
+    return SustainedListeners(arrivals.stream_s, promise, found, arrivals.levels)
 
 
-class _Crowd:
-    def __init__(self, engine: Engine, frames: int, promise: Promise, on_level: Callable[[HeldLevel], None]) -> None:
+class _PoissonListeners:
+    def __init__(
+        self, engine: Engine, frames: int, promise: Promise, on_level: Callable[[SustainedLevel], None]
+    ) -> None:
         self.engine, self.frames, self.promise, self.on_level = engine, frames, promise, on_level
         self.stream_s = frames * engine.model.spec.frame_s
-        self.levels: list[HeldLevel] = []
+        self.levels: list[SustainedLevel] = []
 
-    def measure(self, listeners: int, requests: int) -> Level:
+    def measure(self, listeners: int, requests: int) -> LoadLevel:
         rate = listeners / self.stream_s
         load = Load(requests + 2 * listeners, rate=rate, seed=len(self.levels))
         began_s = time.perf_counter()
@@ -75,10 +77,10 @@ class _Crowd:
         wall_s = time.perf_counter() - began_s
         counted = [s for i, s in sorted(ended.items()) if listeners <= i < listeners + requests]
         self._note(listeners, rate, counted, list(ended.values()), cut=len(counted) < requests)
-        return Level(load, wall_s, counted, None)
+        return LoadLevel(load, wall_s, counted, None)
 
     async def _play(self, load: Load, counted: range) -> dict[int, Sample]:
-        """By place in the order of arrival. A level that is cut leaves the unfinished out."""
+        """The streams that ended, by their place in the order of arrival; a level that is cut leaves the others out."""
         ended: dict[int, Sample] = {}
         bad = asyncio.Event()
         origin_s = time.perf_counter()
@@ -123,7 +125,7 @@ class _Crowd:
         first, late = Spread.of([s.ttfp_s for s in good]), Spread.of([s.late_s for s in everyone])
         starts = [s.started_s for s in counted]
         window = (min(starts), max(starts)) if starts else (0.0, 0.0)
-        level = HeldLevel(
+        level = SustainedLevel(
             listeners=listeners,
             rate=rate,
             mean_listeners=_mean_listening(everyone, *window),

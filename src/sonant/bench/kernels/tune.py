@@ -20,8 +20,8 @@ import torch
 from sonant.bench.kernels.cases import Call
 from sonant.bench.kernels.tune_cases import Tunable
 from sonant.bench.kernels.versus_torch import Ceiling
-from sonant.bench.report.table import grid
 from sonant.kernels.tuning import LIBRARY, Tile
+from sonant.text_table import grid
 
 _ROTATED_BYTES = 96 << 20  # twice the cache of an H200
 _MOST_COPIES = 12

@@ -20,9 +20,9 @@ from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_
 from sonant.bench.engine.step_counts import count
 from sonant.bench.kernels.cases import Call, Case
 from sonant.bench.report.results import FORMAT
-from sonant.bench.report.table import grid
 from sonant.kernels import reference
 from sonant.kernels.dispatch import Choice, choose
+from sonant.text_table import grid
 
 _ROTATED_BYTES = 256 << 20  # over the 200 MB that no L2 cache of today holds
 _LEAST_CALLS, _MOST_CALLS = 32, 256

@@ -10,11 +10,11 @@ import numpy as np
 from sonant.bench.quality.scores import Judged, Quality
 from sonant.bench.report.bootstrap import Array, Interval, unpaired
 from sonant.bench.report.compare import Verdict, judge
-from sonant.bench.report.table import grid
+from sonant.text_table import grid
 
 _COLUMNS = ("c", "ok", "WER", "CER", "MOS", "similarity", "too short", "runaway")
 
-# What each figure is of a request, whether more is worse, and the least change that matters.
+# Each figure with how a request has it, whether more of it is worse, and the least change that matters.
 _FIGURES: dict[str, tuple[Callable[[Judged], float | None], bool, float]] = {
     "WER": (lambda r: None if not r.words else (r.word_errors or 0) / r.words, True, 0.01),
     "CER": (lambda r: None if not r.chars else (r.char_errors or 0) / r.chars, True, 0.005),
@@ -46,7 +46,7 @@ def compare_quality(before: Quality, after: Quality, confidence: float = 0.95) -
         if not shared:
             continue
         differences = [new[p] - old[p] for p in shared]
-        # the same prompts on both sides: their differences against nothing
+        # The prompts are the same on both sides, so that their differences are compared with zeros.
         interval = unpaired([0.0] * len(shared), differences, _mean, each, relative=False)
         verdict = judge(interval if more_is_worse else _turned(interval), least)
         worse = worse or verdict is Verdict.WORSE

@@ -22,7 +22,7 @@ from sonant.types import Samples
 RATE_HZ = 16_000
 _CODES = {"english": "en", "spanish": "es", "chinese": "zh"}
 _PACKAGE = "package:"
-_WINDOW_S = 30  # that Whisper hears at once
+_WINDOW_S = 30  # how much Whisper hears at once
 
 Transcribe = Callable[[Samples, str], str]  # (sound, language) → words
 Rate = Callable[[Samples], float]
@@ -94,7 +94,7 @@ def _openai_whisper(path: Path) -> Transcribe:
     model = whisper.load_model(str(path), device="cpu")
 
     def transcribe(samples: Samples, language: str) -> str:
-        # whole clips of any length, greedily and each window by itself: a judge must not guess from what it said
+        # Greedily, and each window by itself: a judge must not guess from what it said before.
         said = model.transcribe(
             samples, language=_code(language), fp16=False, temperature=0.0, condition_on_previous_text=False
         )
@@ -123,22 +123,22 @@ def _transformers_whisper(path: Path) -> Transcribe:
 
     def transcribe(samples: Samples, language: str) -> str:
         options = {} if one_language else {"language": _code(language), "task": "transcribe"}
-        clips = [{"raw": part, "sampling_rate": RATE_HZ} for part in windows(samples)]
+        clips = [{"raw": window, "sampling_rate": RATE_HZ} for window in windows(samples)]
         return " ".join(str(recogniser(clip, generate_kwargs=options)["text"]) for clip in clips)
 
     return transcribe
 
 
 def windows(samples: Samples) -> list[Samples]:
-    """Parts that Whisper hears at once, cut where it is quietest in the last third of each."""
-    parts = []
+    """Stretches that Whisper hears at once, cut where it is quietest in the last third of each."""
+    found = []
     while len(samples) > _WINDOW_S * RATE_HZ:
         start = _WINDOW_S * RATE_HZ * 2 // 3
         slices = samples[start : _WINDOW_S * RATE_HZ].reshape(-1, RATE_HZ // 50)
         cut = start + (int(np.square(slices).sum(axis=1).argmin()) * 2 + 1) * RATE_HZ // 100
-        parts.append(samples[:cut])
+        found.append(samples[:cut])
         samples = samples[cut:]
-    return [*parts, samples]
+    return [*found, samples]
 
 
 def _distillmos() -> Rate | None:

@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.client.prompts import Prompt
 from sonant.bench.client.sample import Sample
 from sonant.bench.quality.judges import RATE_HZ, Judges
 from sonant.bench.quality.transcript import errors, plain
 from sonant.types import Samples
 
-# Letters a second that speech can have; characters in Chinese. Outside, something was left out or went on and on.
+# The least and the most letters a second that speech can have (in Chinese, characters). Beyond them something was left
+# out, or went on and on.
 _SPEEDS: Mapping[str, tuple[float, float]] = {"chinese": (1.5, 10.0)}
 _SPEED = (5.0, 28.0)
-_SPARE_S = 1.5  # pauses before and after
+_SPARE_S = 1.5  # allowed for pauses before and after
 
-Progress = Callable[[int, int], None]
+OnJudged = Callable[[int, int], None]  # (requests judged so far, requests in all)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Quality:
-    """One level. Shares and errors are of requests that gave sound; `failed` ones gave none."""
+    """The quality of one load level. Shares and errors are of requests that gave sound; `failed` ones gave none."""
 
     label: str
     requests: int
@@ -58,7 +59,7 @@ class Quality:
         return float(np.mean(values)) if values else None
 
     def error_rate(self, of: str) -> float | None:
-        """All errors by all that was to be said; `of` is "word" or "char"."""
+        """All errors divided by all that was to be said; `of` is "word" or "char"."""
         rows = [row for row in self.rows if row.words is not None]
         total = sum(getattr(row, f"{of}s") for row in rows)
         return sum(getattr(row, f"{of}_errors") for row in rows) / total if total else None
@@ -102,7 +103,7 @@ def samples_of(sample: Sample, form: str) -> Samples:
 
 
 def judge_level(
-    level: Level, prompts: Sequence[Prompt], form: str, judges: Judges, on_progress: Progress = lambda done, of: None
+    level: LoadLevel, prompts: Sequence[Prompt], form: str, judges: Judges, on_judged: OnJudged = lambda done, of: None
 ) -> Quality:
     by_name = {prompt.name: prompt for prompt in prompts}
     heard = [samples_of(sample, form) for sample in level.good]
@@ -113,12 +114,12 @@ def judge_level(
         voice = voices.get(sample.prompt)
         similarity = float(vector @ voice) if vector is not None and voice is not None else None
         rows.append(_judge(sample, by_name[sample.prompt], sound, similarity, judges))
-        on_progress(i + 1, len(heard))
+        on_judged(i + 1, len(heard))
     return Quality(level.load.label, len(level.samples), len(level.samples) - len(level.good), rows)
 
 
 def duration_limits(text: str, language: str) -> tuple[float, float]:
-    """Seconds between which any reading of it lies."""
+    """The shortest and the longest that any reading of it takes, in seconds."""
     slowest, fastest = _SPEEDS.get(language, _SPEED)
     letters = len(plain(text, language).replace(" ", ""))
     return letters / fastest, _SPARE_S + letters / slowest
@@ -140,7 +141,7 @@ def _judge(sample: Sample, prompt: Prompt, sound: Samples, similarity: float | N
 def _references(
     samples: Sequence[Sample], prompts: Mapping[str, Prompt], vectors: Sequence[Samples | None], judges: Judges
 ) -> dict[str, Samples]:
-    """By prompt, the voice it should have: the clip it cloned, or else what the level sounds like on average."""
+    """The voice that each prompt should have: the clip it cloned, or else what the level sounds like on average."""
     known = [vector for vector in vectors if vector is not None]
     if judges.embed is None or not known:
         return {}

@@ -1,7 +1,7 @@
-"""How sure a difference is, by drawing the data again and again.
+"""How sure a difference is, by resampling the data again and again.
 
 Requests of one run are not independent: they share prompts, and a machine that was slow for a while was slow for all of
-them. So whole prompts are drawn, and whole stretches of time, and the wider of the two intervals counts.
+them. So whole prompts are resampled, and whole stretches of time, and the wider of the two intervals counts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_DRAWS = 4000
+_RESAMPLES = 4000
 _BLOCKS = 6  # stretches of time in a run: long ones, as machines are slow for a while
 _LEAST_BLOCKS = 4
-_TRIM = 0.2  # of each end: a typical value that one stuck request does not move
+_TRIM = 0.2  # cut off at each end, so that one stuck request does not move the typical value
 
 Array = npt.NDArray[np.float64]
-Statistic = Callable[[Array], Array]  # of each row
+Statistic = Callable[[Array], Array]  # one figure for each row
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Interval:
 
 
 def trimmed_mean(values: Array) -> Array:
-    """Of each row, without its smallest and largest fifth."""
+    """The mean of each row without its smallest and largest fifth."""
     cut = int(_TRIM * values.shape[-1])
     ordered = np.sort(values, axis=-1)
     result: Array = ordered[..., cut : values.shape[-1] - cut].mean(axis=-1)
@@ -56,8 +56,8 @@ def paired_ratio(
         return None
     random = np.random.default_rng(seed)
     differences = np.array([np.mean(sides[1][p]) - np.mean(sides[0][p]) for p in shared])
-    drawn = trimmed_mean(differences[random.integers(len(shared), size=(_DRAWS, len(shared)))])
-    by_prompt = _interval(float(trimmed_mean(differences)), drawn, confidence, len(shared))
+    resampled = trimmed_mean(differences[random.integers(len(shared), size=(_RESAMPLES, len(shared)))])
+    by_prompt = _interval(float(trimmed_mean(differences)), resampled, confidence, len(shared))
     by_time = _by_time(before, after, sides, set(shared), confidence, random)
     both = by_prompt if by_time is None else by_prompt.widest(Interval(by_prompt.value, by_time.low, by_time.high))
     return Interval(*(float(np.expm1(v)) for v in (both.value, both.low, both.high)))
@@ -72,16 +72,16 @@ def unpaired(
     relative: bool,
     seed: int = 0,
 ) -> Interval | None:
-    """Change of any statistic of a run, stretches of time drawn anew. None with fewer than eight values a side."""
+    """Change of any statistic of a run, resampled in stretches of time. None with fewer than eight values a side."""
     if min(len(before), len(after)) < 8:
         return None
     random = np.random.default_rng(seed)
-    drawn = []
+    sides = []
     for values in (before, after):
         array = np.asarray(values, np.float64)
-        picks = _time_draws(len(array), random)
-        drawn.append((float(statistic(array[None])[0]), statistic(array[picks])))
-    (old, olds), (new, news) = drawn
+        picks = _resample_time(len(array), random)
+        sides.append((float(statistic(array[None])[0]), statistic(array[picks])))
+    (old, olds), (new, news) = sides
     if relative:
         if old <= 0 or not (olds > 0).all():
             return None
@@ -104,41 +104,41 @@ def _by_time(
     confidence: float,
     random: np.random.Generator,
 ) -> Interval | None:
-    """What is left of each request beyond its prompt, drawn in stretches of time."""
-    level = {p: (np.mean(sides[0][p]) + np.mean(sides[1][p])) / 2 for p in shared}
-    draws, centre = [], []
+    """The interval of what is left of each request beyond its prompt, resampled in stretches of time."""
+    prompt_mean = {p: (np.mean(sides[0][p]) + np.mean(sides[1][p])) / 2 for p in shared}
+    resampled, centre = [], []
     for rows in (before, after):
-        rest = np.array([np.log(value) - level[prompt] for prompt, value in rows if prompt in shared])
+        rest = np.array([np.log(value) - prompt_mean[prompt] for prompt, value in rows if prompt in shared])
         if len(rest) < 2 * _LEAST_BLOCKS:
             return None
-        # taking the prompts' levels from the same data makes what is left too small
+        # Taking the prompts' means from the same data makes what is left too small.
         repeats = len(rest) / len(shared)
         shrunk = np.sqrt(2 * repeats / (2 * repeats - 1))
         middle = float(trimmed_mean(rest))
-        draws.append(middle + shrunk * (trimmed_mean(rest[_time_draws(len(rest), random)]) - middle))
+        resampled.append(middle + shrunk * (trimmed_mean(rest[_resample_time(len(rest), random)]) - middle))
         centre.append(middle)
-    return _interval(centre[1] - centre[0], draws[1] - draws[0], confidence, 2 * _BLOCKS - 1)
+    return _interval(centre[1] - centre[0], resampled[1] - resampled[0], confidence, 2 * _BLOCKS - 1)
 
 
-def _time_draws(count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Indices [draws, count]: stretches of a run, put together anew to its length."""
+def _resample_time(count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Indices [resamples, count]: stretches of a run, put together anew to its length."""
     blocks = max(_LEAST_BLOCKS, min(_BLOCKS, count // 4))
     length = -(-count // blocks)
-    starts = random.integers(count, size=(_DRAWS, blocks))
-    picks: npt.NDArray[np.int64] = (starts[:, :, None] + np.arange(length)).reshape(_DRAWS, -1)[:, :count] % count
+    starts = random.integers(count, size=(_RESAMPLES, blocks))
+    picks: npt.NDArray[np.int64] = (starts[:, :, None] + np.arange(length)).reshape(_RESAMPLES, -1)[:, :count] % count
     return picks
 
 
-def _interval(value: float, drawn: npt.NDArray[Any], confidence: float, units: int) -> Interval:
-    """`units`: how many independent pieces the draws were put together from."""
+def _interval(value: float, resampled: npt.NDArray[Any], confidence: float, units: int) -> Interval:
+    """`units` is the number of independent stretches or prompts that each resample was put together from."""
     tail = 50 * (1 - confidence)
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    widen = _few(confidence, units - 1)
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    widen = _widening(confidence, units - 1)
     return Interval(value, value + widen * (float(low) - value), value + widen * (float(high) - value))
 
 
-def _few(confidence: float, freedom: int) -> float:
-    """How much wider an interval must be as its spread comes from few pieces: Student's t over the normal."""
+def _widening(confidence: float, freedom: int) -> float:
+    """How much wider an interval must be as its spread comes from few samples: Student's t over the normal."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return math.sqrt((freedom + 1) / freedom) * t / z

@@ -1,7 +1,7 @@
 """Two runs against each other: what changed, how sure that is, and whether it matters.
 
 A change counts only when the interval of its size leaves zero out and it is larger than the threshold. The confidence
-holds for the whole table, not for each line of it: twenty lines at 95 % each would find a difference in noise.
+holds for the whole table, not for each row of it: twenty rows at 95 % each would find a difference in noise.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from sonant.bench.client.load_level import AUDIBLE_S, Level
+from sonant.bench.client.load_level import AUDIBLE_S, LoadLevel
 from sonant.bench.client.sample import Sample
 from sonant.bench.report.bootstrap import Array, Interval, paired_ratio, unpaired
 from sonant.bench.report.results import Run
-from sonant.bench.report.table import grid
 from sonant.errors import ConfigError
+from sonant.text_table import grid
 
-POINTS = 0.01  # a share that changes by less than this many parts of one does not matter
+POINTS = 0.01  # a share that changes by less does not matter
 
 
 class Verdict(StrEnum):
@@ -67,20 +67,20 @@ _TYPICAL: dict[str, Callable[[Sample], float]] = {
     "E2EL": lambda s: s.end_s,
     "RTF": lambda s: s.rtf,
 }
-_LINES = len(_TYPICAL) + 3  # with TTFP p99, the underrun rate and failures
+_FIGURES_A_LEVEL = len(_TYPICAL) + 3  # with TTFP p99, the underrun rate and failures
 
 
 def compare(before: Run, after: Run, *, threshold: float = 0.03, confidence: float = 0.95) -> Comparison:
     pairs = [(a, b) for a in before.levels for b in after.levels if _same_load(a, b)]
     if not pairs:
         raise ConfigError("the two runs have no load in common: run both with the same --concurrency or --rate")
-    each = 1 - (1 - confidence) / (_LINES * len(pairs))
-    changes = [change for a, b in pairs for change in _level(a, b, threshold, each)]
+    each = 1 - (1 - confidence) / (_FIGURES_A_LEVEL * len(pairs))
+    changes = [change for a, b in pairs for change in _changes(a, b, threshold, each)]
     return Comparison(changes, _remarks(before, after, pairs), confidence, threshold)
 
 
 def judge(interval: Interval | None, threshold: float) -> Verdict:
-    """For figures where more is worse."""
+    """The verdict on a figure of which more is worse."""
     if interval is None:
         return Verdict.UNCLEAR
     if interval.low > 0 and interval.value >= threshold:
@@ -114,11 +114,11 @@ def table(result: Comparison) -> str:
     return "\n".join([grid(rows), *result.remarks, end])
 
 
-def _same_load(a: Level, b: Level) -> bool:
+def _same_load(a: LoadLevel, b: LoadLevel) -> bool:
     return (a.load.concurrency, a.load.rate) == (b.load.concurrency, b.load.rate)
 
 
-def _level(a: Level, b: Level, threshold: float, confidence: float) -> list[Change]:
+def _changes(a: LoadLevel, b: LoadLevel, threshold: float, confidence: float) -> list[Change]:
     name, changes = a.load.label, []
 
     def note(metric: str, old: float, new: float, interval: Interval | None, *, relative: bool) -> None:
@@ -129,7 +129,7 @@ def _level(a: Level, b: Level, threshold: float, confidence: float) -> list[Chan
         for metric, value in _TYPICAL.items():
             old, new = [(s.prompt, value(s)) for s in a.good], [(s.prompt, value(s)) for s in b.good]
             interval = paired_ratio(old, new, confidence)
-            if interval is None:  # other prompts, or few: then run against run
+            if interval is None:  # with other or few prompts, whole runs are compared
                 interval = unpaired(_second(old), _second(new), _median, confidence, relative=True)
             note(metric, float(np.median(_second(old))), float(np.median(_second(new))), interval, relative=True)
         first = [s.ttfp_s for s in a.good], [s.ttfp_s for s in b.good]
@@ -153,15 +153,15 @@ def _second(rows: Sequence[tuple[str, float]]) -> list[float]:
     return [value for _, value in rows]
 
 
-def _underrun(level: Level) -> list[float]:
+def _underrun(level: LoadLevel) -> list[float]:
     return [float(h.gap_s > AUDIBLE_S) for h in (s.heard for s in level.good) if h is not None]
 
 
-def _failed(level: Level) -> list[float]:
+def _failed(level: LoadLevel) -> list[float]:
     return [float(not s.ok) for s in level.samples]
 
 
-def _remarks(before: Run, after: Run, pairs: list[tuple[Level, Level]]) -> list[str]:
+def _remarks(before: Run, after: Run, pairs: list[tuple[LoadLevel, LoadLevel]]) -> list[str]:
     found = []
     for key in ("response_format", "stream", "sse", "voice", "extra_body", "connections"):
         if before.target.get(key) != after.target.get(key):

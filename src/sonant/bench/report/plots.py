@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonant.bench.client.load_level import Level
+from sonant.bench.client.load_level import LoadLevel
 from sonant.bench.report.results import Run
 from sonant.errors import ConfigError
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE_IN = (8.0, 4.5)
-_MAX_STREAMS = 40  # in a timeline that can still be read
+_MAX_STREAMS = 40  # more would make a timeline that nobody can read
 _BLUE, _RED, _GREY = "#1f5fa8", "#c0392b", "#bbbbbb"
 
 
 def draw(run: Run) -> dict[str, bytes]:
-    """Name of each picture, and its PNG."""
+    """The pictures by name, as PNG."""
     levels = [level for level in run.levels if level.good]
     if not levels:
         raise ConfigError("no request succeeded: there is nothing to draw")
@@ -41,7 +41,7 @@ def save(run: Run, folder: Path) -> None:
 
 
 def need_matplotlib() -> None:
-    """Before a long measurement, so that its plot does not fail at the end."""
+    """Call it before a long measurement, so that its plot does not fail at the end."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as e:
@@ -49,7 +49,7 @@ def need_matplotlib() -> None:
 
 
 def png(*paints: Callable[[Axes], None]) -> bytes:
-    """A picture with each of them beside the other."""
+    """One picture with all of them side by side."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -74,8 +74,8 @@ def write_png(path: Path, picture: bytes) -> None:
         raise ConfigError(f"the plot cannot be written to {path}: {e.strerror}") from e
 
 
-def _against_load(axes: Axes, levels: list[Level], lines: dict[str, list[float]]) -> None:
-    for (name, values), style in zip(lines.items(), ("o-", "s--", "^:"), strict=False):
+def _against_load(axes: Axes, levels: list[LoadLevel], curves: dict[str, list[float]]) -> None:
+    for (name, values), style in zip(curves.items(), ("o-", "s--", "^:"), strict=False):
         axes.plot(range(len(levels)), values, style, label=name)
     axes.set_xticks(range(len(levels)), [level.load.label for level in levels])
     axes.set_xlabel("requests a second" if levels[0].load.rate else "listeners at once")
@@ -83,21 +83,21 @@ def _against_load(axes: Axes, levels: list[Level], lines: dict[str, list[float]]
     axes.legend()
 
 
-def _latency(axes: Axes, levels: list[Level]) -> None:
+def _latency(axes: Axes, levels: list[LoadLevel]) -> None:
     spreads = [level.summary.ttfp_s for level in levels]
-    lines = {p: [1e3 * getattr(s, p) for s in spreads] for p in ("p50", "p90", "p99")}
-    _against_load(axes, levels, lines)
+    curves = {p: [1e3 * getattr(s, p) for s in spreads] for p in ("p50", "p90", "p99")}
+    _against_load(axes, levels, curves)
     axes.set(title="Time to first sound", ylabel="ms")
 
 
-def _rtf(axes: Axes, levels: list[Level]) -> None:
+def _rtf(axes: Axes, levels: list[LoadLevel]) -> None:
     spreads = [level.summary.rtf for level in levels]
     _against_load(axes, levels, {p: [getattr(s, p) for s in spreads] for p in ("p50", "p90", "p99")})
     axes.axhline(1.0, color=_RED, linewidth=1)
     axes.set(title="Real-time factor: under 1 is faster than speech", ylabel="E2EL / audio")
 
 
-def _continuity(axes: Axes, levels: list[Level]) -> None:
+def _continuity(axes: Axes, levels: list[LoadLevel]) -> None:
     """For each pre-buffer, the share of listeners who would have heard no gap."""
     worst_ms = 200.0
     for level in levels:
@@ -115,8 +115,8 @@ def _continuity(axes: Axes, levels: list[Level]) -> None:
     axes.set(title="Continuity", xlabel="pre-buffer, ms", ylabel="% of streams without a gap")
 
 
-def _timeline(axes: Axes, level: Level) -> None:
-    """Grey: waiting for sound. Blue: from first sound to last byte. Red: the listener's buffer was dry."""
+def _timeline(axes: Axes, level: LoadLevel) -> None:
+    """Grey is waiting for sound, blue from first sound to last byte, red where the listener's buffer was dry."""
     chosen = level.good[:: max(1, len(level.good) // _MAX_STREAMS)][:_MAX_STREAMS]
     for row, sample in enumerate(chosen):
         start = sample.started_s - level.origin_s

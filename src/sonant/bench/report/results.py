@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sonant.bench.client.load import Load
-from sonant.bench.client.load_level import ClientError, Level
+from sonant.bench.client.load_level import ClientError, LoadLevel
 from sonant.bench.client.sample import Sample
 from sonant.errors import ConfigError
 
@@ -21,7 +21,7 @@ FORMAT = 1
 class Run:
     target: Mapping[str, Any]
     client: Mapping[str, Any]  # the machine the load came from, its versions and processes
-    levels: list[Level]
+    levels: list[LoadLevel]
     notes: Mapping[str, str]  # what the user says of the server
     warmups: int
     made_at: str
@@ -51,14 +51,14 @@ class Run:
         }
 
 
-def _level_to_json(level: Level) -> dict[str, Any]:
+def _level_to_json(level: LoadLevel) -> dict[str, Any]:
     return {
         "load": asdict(level.load),
         "wall_s": level.wall_s,
         "interrupted": level.interrupted,
         "client_error": asdict(level.client) | {"limited": level.client.limited} if level.client else None,
         "summary": asdict(level.summary),
-        "engine": level.engine,
+        "engine": level.server_metrics,
         "samples": [sample.to_json(level.origin_s) for sample in level.samples],
     }
 
@@ -91,8 +91,8 @@ def load(path: Path) -> Run:
         raise ConfigError(f"{path} is damaged: {type(e).__name__} {e}") from e
 
 
-def _level_from_json(row: Mapping[str, Any]) -> Level:
+def _level_from_json(row: Mapping[str, Any]) -> LoadLevel:
     error = row["client_error"]
     client = ClientError(**{k: v for k, v in error.items() if k != "limited"}) if error else None
     samples = [Sample.from_json(s) for s in row["samples"]]
-    return Level(Load(**row["load"]), row["wall_s"], samples, client, row["engine"], row["interrupted"])
+    return LoadLevel(Load(**row["load"]), row["wall_s"], samples, client, row["engine"], row["interrupted"])

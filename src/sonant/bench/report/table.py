@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from sonant.bench.client.load_level import Level, Spread
+from sonant.bench.client.load_level import LoadLevel, Spread
 from sonant.bench.report.results import Run
+from sonant.text_table import grid
 
 _COLUMNS = (
     "c", "ok", "TTFP p50", "p99 ms", "E2EL p99 s", "underrun p99 ms", "rate", "C50", "C100", "C200", "RTF p50", "p99",
@@ -24,7 +25,7 @@ def run_table(run: Run) -> str:
     return "\n".join([*lines, *(line for level in run.levels for line in remarks(level))])
 
 
-def level_row(level: Level) -> tuple[str, ...]:
+def level_row(level: LoadLevel) -> tuple[str, ...]:
     s = level.summary
     return (
         level.load.label,
@@ -42,7 +43,7 @@ def level_row(level: Level) -> tuple[str, ...]:
     )
 
 
-def remarks(level: Level) -> list[str]:
+def remarks(level: LoadLevel) -> list[str]:
     """What the numbers alone would hide."""
     s, name, found = level.summary, level.load.label, []
     for kind, count in s.failures.items():
@@ -62,14 +63,14 @@ def remarks(level: Level) -> list[str]:
         )
     if level.interrupted:
         found.append(f"{name}: interrupted: only what had ended by then")
-    if level.engine:
-        found += [f"{name}: server: {line}" for line in engine_lines(level.engine)]
+    if level.server_metrics:
+        found += [f"{name}: server: {told}" for told in metric_lines(level.server_metrics)]
     return found
 
 
-def engine_lines(engine: Mapping[str, Any]) -> list[str]:
+def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     lines = []
-    for metric, entry in engine.items():
+    for metric, entry in metrics.items():
         if not any(word in metric.lower() for word in _TELLING):
             continue
         if entry["kind"] == "histogram":
@@ -79,12 +80,6 @@ def engine_lines(engine: Mapping[str, Any]) -> list[str]:
             each = f", {1e3 / entry['per_s']:.2f} ms each" if "step" in metric else ""
             lines.append(f"{metric}: +{entry['grown']:.6g}, {entry['per_s']:.4g} a second{each}")
     return lines
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def _cell(spread: Spread | None, name: str, scale: float, digits: int) -> str:

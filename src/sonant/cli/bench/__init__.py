@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from sonant.cli.bench import capacity, compare, kernels, offline, quality, serve
-from sonant.cli.options import Commands
+from sonant.cli.options import Commands, add_group
 
 EPILOG = """\
 examples:
@@ -20,13 +18,5 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     summary = "measure: a server under load, its capacity and quality, two runs, the engine alone, its kernels"
-    parser = commands.add_parser(
-        "bench",
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    measurements = parser.add_subparsers(title="measurements", metavar="WHAT", required=True)
-    for command in (serve, capacity, quality, compare, offline, kernels):
-        command.add_parser(measurements)
+    measurements = (serve, capacity, quality, compare, offline, kernels)
+    add_group(commands, "bench", measurements, summary=summary, title="measurements", epilog=EPILOG)

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonant.cli.bench import target as bench_target
+from sonant.cli.exit_codes import EXIT_INTERRUPTED
 from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.text_table import grid
 
 if TYPE_CHECKING:
     from sonant.bench.client.capacity import Probe
 
-EXIT_INTERRUPTED = 130
 EXAMPLES = """
 sonant bench capacity --base-url http://localhost:8000 --ttfp 300
 sonant bench capacity --base-url http://localhost:8000 --start 64 --most 512 --length medium
@@ -48,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     bench_target.need_bench_packages()
     from sonant.bench.client.capacity import Promise, Search
     from sonant.bench.client.load import Load
-    from sonant.bench.client.load_level import Level
+    from sonant.bench.client.load_level import LoadLevel
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
 
     for option, value in (("--share", args.share), ("--confidence", args.confidence)):
         if not 50 <= value < 100:
@@ -58,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
     promise = Promise(args.ttfp / 1e3, args.gap / 1e3, args.share / 100, args.confidence / 100)
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
     processes = bench_target.processes_of(args, args.most)
-    line = bench_target.ProgressLine(quiet=args.quiet)
-    with Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        sweep = Sweep(target, fleet, args.warmups, line)
+    line = ProgressLine(quiet=args.quiet)
+    with WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        sweep = Sweep(target, pool, args.warmups, bench_target.show_progress(line))
 
-        def measure(listeners: int, requests: int) -> Level:
+        def measure(listeners: int, requests: int) -> LoadLevel:
             level = sweep.level(Load(requests, concurrency=listeners, ramp_s=args.ramp, seed=args.seed))
             if level is None:
                 raise KeyboardInterrupt
@@ -87,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _probe_table(probes: list[Probe]) -> str:
-    from sonant.bench.report.table import grid
-
     rows: list[tuple[str, ...]] = [("c", "requests", "gap-free", "in time", "counted", "holds")]
     for p in probes:
         shares = (f"{100 * n / p.requests:.1f}%" if p.requests else "-" for n in (p.gap_free, p.in_time))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import sonant
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import model_folder
-from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
+from sonant.cli.options import DTYPES, Commands, add_command, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.load import pick_device
 
 if TYPE_CHECKING:
-    from sonant.bench.engine.offline import Report
+    from sonant.bench.engine.offline import OfflineReport
     from sonant.bench.engine.startup import Startup
-    from sonant.bench.engine.sustained_listeners import Held
+    from sonant.bench.engine.sustained_listeners import SustainedListeners
 
 EXAMPLES = """
 sonant bench offline --model model --streams 1,4 --frames 25
@@ -31,7 +31,7 @@ _STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "measure the engine itself: time by part, first audio, listeners held, sound a second, start-up"
+    summary = "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up"
     parser = add_command(commands, "offline", run, summary=summary, examples=EXAMPLES)
     add_model(parser)
     parser.add_argument(
@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
     parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
-    _add_held(parser)
+    _add_sustained(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures there as JSON (default: nowhere)")
     parser.add_argument(
         "--plot", metavar="FILE", type=Path,
@@ -60,23 +60,25 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
 
 
-def _add_held(parser: argparse.ArgumentParser) -> None:
-    held = parser.add_argument_group("listeners held")
-    held.add_argument(
+def _add_sustained(parser: argparse.ArgumentParser) -> None:
+    sustained = parser.add_argument_group("sustained listeners")
+    sustained.add_argument(
         "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
     )
-    held.add_argument(
+    sustained.add_argument(
         "--first-audio", metavar="MS", type=float, default=500.0, help="first sound must come in (default: 500)"
     )
-    held.add_argument(
+    sustained.add_argument(
         "--held-share", metavar="PERCENT", type=float, default=99.0,
         help="of streams that are to be sure to have no underrun, at 95 %% confidence: 99 takes 299 streams without "
         "one, 95 takes 59 (default: 99)",
     )  # fmt: skip
-    held.add_argument(
+    sustained.add_argument(
         "--held-start", metavar="N", type=whole_number(1), help="first load (default: 64 on a GPU, 1 on a CPU)"
     )
-    held.add_argument("--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)")
+    sustained.add_argument(
+        "--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     wanted = _measurements(args.measure)
     device = pick_device(args.device)
-    streams = _streams(args.streams or _STREAMS[device.type])
+    streams = positive_numbers(args.streams or _STREAMS[device.type], "--streams", int)
     if not 50 <= args.held_share < 100:
         raise ConfigError(f"--held-share is a percentage from 50 to below 100, not {args.held_share:g}")
     if args.plot:
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         if "saturated" in wanted:
             report.saturated = offline.saturate(engine, args.frames)
         if "held" in wanted:
-            report.held = _hold(args, engine, max(streams))
+            report.held = _find_sustained(args, engine, max(streams))
     report.startup = startup
     if "steps" in wanted:
         _break_down(engine, report, streams)
@@ -122,18 +124,18 @@ def _config(streams: list[int]) -> EngineConfig:
 
 
 def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:
-    """Before the engine is loaded here, which would leave no memory for another."""
-    from sonant.bench.engine.startup import Order, measure
+    """Call it before the engine is loaded here, which would leave no memory for another."""
+    from sonant.bench.engine.startup import StartupJob, measure
 
-    return measure(Order(str(folder), args.device, args.dtype, args.codec_dtype, rows))
+    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, rows))
 
 
-def _hold(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> Held:
+def _find_sustained(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> SustainedListeners:
     from sonant.bench.client.capacity import Promise
-    from sonant.bench.engine.sustained_listeners import hold
+    from sonant.bench.engine.sustained_listeners import find_sustained
 
     promise = Promise(ttfp_s=args.first_audio / 1e3, gap_s=0.0, share=args.held_share / 100, none_bad=True)
-    return hold(
+    return find_sustained(
         engine,
         args.held_frames or args.frames,
         promise,
@@ -143,7 +145,7 @@ def _hold(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> Held:
     )
 
 
-def _break_down(engine: sonant.Engine, report: Report, streams: list[int]) -> None:
+def _break_down(engine: sonant.Engine, report: OfflineReport, streams: list[int]) -> None:
     from sonant.bench.engine.breakdown import break_down
 
     for count in streams:
@@ -151,7 +153,7 @@ def _break_down(engine: sonant.Engine, report: Report, streams: list[int]) -> No
 
 
 def _tell(level: object) -> None:
-    """On a terminal, that it goes on."""
+    """Shows on a terminal that it goes on."""
     if sys.stderr.isatty():
         print(level, file=sys.stderr)
 
@@ -161,13 +163,3 @@ def _measurements(text: str) -> set[str]:
     if unknown := sorted(names - set(MEASUREMENTS)):
         raise ConfigError(f"nothing called {unknown[0]!r} is measured; there are {', '.join(MEASUREMENTS)} and all")
     return names
-
-
-def _streams(text: str) -> list[int]:
-    try:
-        streams = [int(n) for n in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--streams takes whole numbers with commas, not {text!r}") from None
-    if min(streams) < 1:
-        raise ConfigError(f"--streams takes numbers of at least 1, not {text!r}")
-    return streams

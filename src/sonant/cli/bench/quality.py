@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.exit_codes import EXIT_INTERRUPTED
+from sonant.cli.options import Commands, add_command, positive_numbers, whole_number
+from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from sonant.bench.quality.scores import Quality
 
 EXIT_WORSE = 1
-EXIT_INTERRUPTED = 130
 EXAMPLES = """
 sonant bench quality --base-url http://localhost:8000 --asr whisper-folder --concurrency 1,16 --out quality.json
 sonant bench quality --base-url http://localhost:8000 --asr base.en.pt --against before.json
@@ -69,23 +70,25 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], dict[str, Any]]:
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
     from sonant.bench.quality.scores import judge_level
     from sonant.bench.report.results import FORMAT
 
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
-    try:
-        counts = [int(n) for n in args.concurrency.split(",")]
-    except ValueError:
-        raise ConfigError(f"--concurrency takes whole numbers with commas, not {args.concurrency!r}") from None
+    counts = positive_numbers(args.concurrency, "--concurrency", int)
     loads = [Load(args.requests or max(len(prompts), n), concurrency=n, seed=args.seed) for n in counts]
     processes = bench_target.processes_of(args, max(counts))
-    line = bench_target.ProgressLine(quiet=args.quiet)
-    with Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        measured = list(Sweep(target, fleet, args.warmups, line).levels(loads, keep_sound=True))
+    line = ProgressLine(quiet=args.quiet)
+
+    def show_judged(done: int, of: int) -> None:
+        line.show(f"judged {done}/{of}")
+
+    with WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        sweep = Sweep(target, pool, args.warmups, bench_target.show_progress(line))
+        measured = list(sweep.levels(loads, keep_sound=True))
     line.clear()
-    # judging comes after all levels: it would take the processor from a server on this machine
-    levels = [judge_level(level, prompts, target.response_format, judges, line.count) for level in measured]
+    # Judging comes after all levels, since it would take the processor from a server on this machine.
+    levels = [judge_level(level, prompts, target.response_format, judges, show_judged) for level in measured]
     line.clear()
     client = bench_target.client_facts(args, processes)
     return levels, {"format": FORMAT, "kind": "quality", "target": target.describe(), "client": client}

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.exit_codes import EXIT_INTERRUPTED
+from sonant.cli.options import Commands, add_command, positive_numbers, whole_number
+from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 
-EXIT_INTERRUPTED = 130
 _LEAST_REQUESTS = 32
 EXAMPLES = """
 sonant bench serve --base-url http://localhost:8000 --concurrency 1,4,16 --out run.json
@@ -47,17 +48,17 @@ def run(args: argparse.Namespace) -> int:
     bench_target.need_bench_packages()
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import Sweep
-    from sonant.bench.client.worker_pool import Fleet
+    from sonant.bench.client.worker_pool import WorkerPool
     from sonant.bench.report import html, plots
     from sonant.bench.report.results import Run
     from sonant.bench.report.table import run_table
 
     notes = _notes(args.note)
     if args.rate:
-        rates = _numbers(args.rate, "--rate")
+        rates = positive_numbers(args.rate, "--rate", float)
         loads = [Load(args.requests or _LEAST_REQUESTS, rate=rate, seed=args.seed) for rate in rates]
     else:
-        counts = [int(n) for n in _numbers(args.concurrency or "1,4,16", "--concurrency", whole=True)]
+        counts = positive_numbers(args.concurrency or "1,4,16", "--concurrency", int)
         loads = [
             Load(args.requests or max(_LEAST_REQUESTS, 4 * n), concurrency=n, ramp_s=args.ramp, seed=args.seed)
             for n in counts
@@ -65,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
     processes = bench_target.processes_of(args, max(load.concurrency or load.requests for load in loads))
     result = Run.now(target.describe(), bench_target.client_facts(args, processes), notes, args.warmups)
-    line = bench_target.ProgressLine(quiet=args.quiet)
-    # Ctrl-C between two levels: what was measured is shown all the same
-    with suppress(KeyboardInterrupt), Fleet(target, prompts, processes=processes, timeout_s=args.timeout) as fleet:
-        for level in Sweep(target, fleet, args.warmups, line).levels(loads):
+    line = ProgressLine(quiet=args.quiet)
+    # After Ctrl-C between two levels, what was measured is shown all the same.
+    with suppress(KeyboardInterrupt), WorkerPool(target, prompts, processes=processes, timeout_s=args.timeout) as pool:
+        for level in Sweep(target, pool, args.warmups, bench_target.show_progress(line)).levels(loads):
             result.levels.append(level)
     line.clear()
     if not result.levels:
@@ -84,16 +85,6 @@ def run(args: argparse.Namespace) -> int:
     if result.interrupted or len(result.levels) < len(loads):
         return EXIT_INTERRUPTED
     return 0 if all(level.summary.ok for level in result.levels) else 1
-
-
-def _numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
-    try:
-        numbers = [float(int(n)) if whole else float(n) for n in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} takes {'whole ' if whole else ''}numbers with commas, not {text!r}") from None
-    if not all(n > 0 for n in numbers):
-        raise ConfigError(f"{option} takes numbers above 0, not {text!r}")
-    return numbers
 
 
 def _notes(pairs: list[str]) -> dict[str, str]:

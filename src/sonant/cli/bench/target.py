@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -16,14 +15,15 @@ from sonant.bench.client.prompts import LANGUAGES, LENGTHS, Prompt, Reference, b
 from sonant.bench.client.target import FORMATS, Target
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.options import whole_number
+from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 
 if TYPE_CHECKING:  # they need the bench extra, and this module is loaded for every command
     from sonant.bench.client.load import Load
-    from sonant.bench.client.worker import Progress
+    from sonant.bench.client.sweep import OnProgress
+    from sonant.bench.client.worker import LoadProgress
 
 _STREAMS_A_PROCESS = 500
-_CLEAR_LINE = "\r\x1b[K"
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -128,32 +128,18 @@ def client_facts(args: argparse.Namespace, processes: int) -> dict[str, Any]:
     return facts | {"processes": processes, "event_loop": loop}
 
 
-class ProgressLine:
-    """One line on a terminal that tells how far a level is."""
+def show_progress(line: ProgressLine) -> OnProgress:
+    """What tells on that line how far a load is."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self.moving = sys.stderr.isatty() and not quiet
+    def show(load: Load, progress: LoadProgress) -> None:
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        line.show(f"load {load.label}: {progress.done}/{load.requests} done{failed}, {progress.in_flight} in flight")
 
-    def __call__(self, load: Load, progress: Progress) -> None:
-        if self.moving:
-            failed = f", {progress.failed} failed" if progress.failed else ""
-            text = f"load {load.label}: {progress.done}/{load.requests} done{failed}, {progress.in_flight} in flight"
-            sys.stderr.write(_CLEAR_LINE + text)
-            sys.stderr.flush()
-
-    def count(self, done: int, of: int) -> None:
-        if self.moving:
-            sys.stderr.write(f"{_CLEAR_LINE}judged {done}/{of}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self.moving:
-            sys.stderr.write(_CLEAR_LINE)
-            sys.stderr.flush()
+    return show
 
 
 def need_bench_packages() -> None:
-    """Before anything else: a clear word instead of an import error in a child process."""
+    """Call it before anything else: it gives a clear word instead of an import error in a child process."""
     try:
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from sonant.cli.options import Commands
+from sonant.cli.options import Commands, add_group
 from sonant.cli.profile import attach, diff, read, run
 
 EPILOG = """\
@@ -19,13 +17,4 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     summary = "find waste: record steps of an engine, read traces, compare two, hold a budget"
-    parser = commands.add_parser(
-        "profile",
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parts = parser.add_subparsers(title="commands", metavar="WHAT", required=True)
-    for command in (run, read, diff, attach):
-        command.add_parser(parts)
+    add_group(commands, "profile", (run, read, diff, attach), summary=summary, title="commands", epilog=EPILOG)

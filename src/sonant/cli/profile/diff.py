@@ -6,11 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from sonant.cli.bar import Bar
 from sonant.cli.options import Commands, add_command, add_json
-from sonant.cli.profile.output import add_budget, judge
+from sonant.cli.profile.output import add_budget, judge, reading_bar
 from sonant.profiling.diff import compare, diff_text
-from sonant.profiling.report import Report, load_report
+from sonant.profiling.report import ProfileReport, load_report
 
 EXAMPLES = """
 sonant profile diff before.json.gz after.json.gz
@@ -35,9 +34,6 @@ def run(args: argparse.Namespace) -> int:
     return judge(args.budget, after)
 
 
-def _load(path: Path, step: str | None) -> Report:
-    bar = Bar(f"reading {path.name}")
-    try:
-        return load_report(path, bar, step_name=step)
-    finally:
-        bar.clear()
+def _load(path: Path, step: str | None) -> ProfileReport:
+    with reading_bar(path) as on_read:
+        return load_report(path, on_read, step_name=step)

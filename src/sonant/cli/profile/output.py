@@ -1,4 +1,4 @@
-"""What commands that look at a trace have in common: how to look, where to write, and what a step may cost."""
+"""What commands that analyze a trace have in common: how to analyze it, what to write, and what a step may cost."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import argparse
 import json
 import math
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from sonant.cli.bar import Bar
+from sonant.cli.progress_line import ProgressLine
 from sonant.cli.sound_file import OutputError
 from sonant.errors import ConfigError
-from sonant.profiling.analysis import Scene, look
+from sonant.profiling.analysis import Analysis, analyze
 from sonant.profiling.budget import broken_limits, parse_budget
-from sonant.profiling.events import Trace
+from sonant.profiling.events import OnRead, Trace
 from sonant.profiling.page import write_page
 from sonant.profiling.perfetto import write_perfetto
 from sonant.profiling.read import read_trace
-from sonant.profiling.report import Report, make_report, save_report
+from sonant.profiling.report import ProfileReport, make_report, save_report
 from sonant.profiling.table import report_text
 
 EXIT_OVER_BUDGET = 1
+_BAR_WIDTH = 30
 
 
-def add_looking(parser: argparse.ArgumentParser) -> None:
+def add_analysis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", metavar="NAME", help="the range that is a step, or a part of its name (default: found by itself)"
     )
@@ -32,7 +36,7 @@ def add_looking(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_writing(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show findings under 1 %% too (default: off)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON (default: off)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts there (default: nowhere)")
@@ -69,38 +73,51 @@ def _positive(text: str) -> float:
     return value
 
 
-def read_with_bar(path: Path) -> Trace:
-    bar = Bar(f"reading {path.name}")
+@contextmanager
+def reading_bar(path: Path) -> Iterator[OnRead]:
+    """Shows how much of a file has been read, and how long the rest will take."""
+    line, started_s = ProgressLine(), time.monotonic()
+
+    def show(share: float) -> None:
+        full = round(_BAR_WIDTH * share)
+        left = f", {(time.monotonic() - started_s) * (1 - share) / share:.0f} s left" if share > 0.02 else ""
+        line.show(f"reading {path.name} {'█' * full}{'░' * (_BAR_WIDTH - full)} {100 * share:.0f} %{left}")
+
     try:
-        return read_trace(path, bar)
+        yield show
     finally:
-        bar.clear()
+        line.clear()
+
+
+def _read(path: Path) -> Trace:
+    with reading_bar(path) as on_read:
+        return read_trace(path, on_read)
 
 
 def show(args: argparse.Namespace, path: Path, mapping: Path | None) -> int:
-    """Look at a trace, print and write what was asked for, and give the exit code."""
-    second = read_with_bar(mapping) if mapping is not None else None
+    """Analyze a trace, print and write what was asked for, and give the exit code."""
+    second = _read(mapping) if mapping is not None else None
     bandwidth = 1e9 * args.bandwidth if args.bandwidth else None
-    scene = look(read_with_bar(path), step_name=args.step, mapping=second, bandwidth=bandwidth)
-    report = make_report(scene, str(path))
-    _write(args, scene, report)
+    analysis = analyze(_read(path), step_name=args.step, mapping=second, bandwidth=bandwidth)
+    report = make_report(analysis, str(path))
+    _write(args, analysis, report)
     print(json.dumps(report.to_json(), indent=1) if args.json else report_text(report, everything=args.all))
     return judge(args.budget, report)
 
 
-def _write(args: argparse.Namespace, scene: Scene, report: Report) -> None:
+def _write(args: argparse.Namespace, analysis: Analysis, report: ProfileReport) -> None:
     try:
         if args.html:
-            write_page(scene, report, args.html)
+            write_page(analysis, report, args.html)
         if args.save:
             save_report(report, args.save)
         if args.perfetto:
-            write_perfetto(scene, report.findings, args.perfetto)
+            write_perfetto(analysis, report.findings, args.perfetto)
     except OSError as e:
         raise OutputError(f"cannot write {e.filename}: {e.strerror}") from e
 
 
-def judge(budget: str | None, report: Report) -> int:
+def judge(budget: str | None, report: ProfileReport) -> int:
     broken = broken_limits(budget, report.metrics) if budget else []
     for line in broken:
         print(f"sonant: over budget: {line}", file=sys.stderr)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from sonant.cli.options import Commands, add_command
-from sonant.cli.profile.output import add_budget, add_looking, add_writing, show
+from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 
 EXAMPLES = """
 sonant profile read trace.json.gz
@@ -23,8 +23,8 @@ def add_parser(commands: Commands) -> None:
         "--mapping", metavar="TRACE", type=Path,
         help="a second trace, without graphs and with stacks, that tells where kernels come from (default: none)",
     )  # fmt: skip
-    add_looking(parser)
-    add_writing(parser)
+    add_analysis(parser)
+    add_output(parser)
     add_budget(parser)
 
 

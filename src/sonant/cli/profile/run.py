@@ -1,4 +1,4 @@
-"""`sonant profile run`: record our own engine under load, and look at it at once."""
+"""`sonant profile run`: record our own engine under load, and analyze the recording at once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import sonant
 from sonant.cli.model_folder import model_folder
 from sonant.cli.options import DTYPES, Commands, add_command, whole_number
-from sonant.cli.profile.output import add_budget, add_looking, add_writing, show
+from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
-from sonant.profiling.capture import capture
+from sonant.profiling.capture import record_traces
 
 EXAMPLES = """
 sonant profile run model
@@ -45,8 +45,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--out", "-o", metavar="DIR", type=Path, default=Path("profile"), help="where the traces go (default: profile)"
     )
-    add_looking(parser)
-    add_writing(parser)
+    add_analysis(parser)
+    add_output(parser)
     add_budget(parser)
 
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig(max_rows=args.concurrency, warm_rows=args.concurrency)
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
     with sonant.load(folder, device=args.device, config=config, **types) as engine:
-        traces = capture(
+        traces = record_traces(
             engine, args.out, concurrency=args.concurrency, frames=args.frames, steps=args.steps,
             mapping_steps=args.mapping_steps,
         )  # fmt: skip

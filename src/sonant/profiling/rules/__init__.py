@@ -1,14 +1,14 @@
-"""The rules. Each is one function from a scene to what it found: nothing, a finding, or several."""
+"""The rules. Each is one function from an analysis to what it found: nothing, a finding, or several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.finding import Finding
 from sonant.profiling.rules import bytes_moved, device_time, host_time, transfers
 
-Rule = Callable[[Scene], Iterable[Finding]]
+Rule = Callable[[Analysis], Iterable[Finding]]
 
 RULES: tuple[Rule, ...] = (
     bytes_moved.fills,
@@ -28,9 +28,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def apply(scene: Scene) -> list[Finding]:
+def apply(analysis: Analysis) -> list[Finding]:
     """All findings, the dearest first; bounds come after what was measured."""
-    if not scene.count or not scene.step_ns:
+    if not analysis.count or not analysis.step_ns:
         return []
-    found = [finding for rule in RULES for finding in rule(scene)]
+    found = [finding for rule in RULES for finding in rule(analysis)]
     return sorted(found, key=lambda f: (f.at_most, -f.lost_us, -f.count))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.events import Ints
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import busy_union
@@ -17,7 +17,7 @@ _MARKS = 2000
 
 
 def finding(
-    scene: Scene,
+    analysis: Analysis,
     rule: str,
     title: str,
     *,
@@ -30,14 +30,14 @@ def finding(
     at_most: bool = False,
 ) -> Finding:
     """`lost_ns` and `count` are of all steady steps together."""
-    lost_us = lost_ns / scene.count / 1e3
+    lost_us = lost_ns / analysis.count / 1e3
     source = source or next((e.source for e in evidence if e.source), None)
     return Finding(
         rule=rule,
         title=title,
         lost_us=lost_us,
-        share=1e3 * lost_us / scene.step_ns,
-        count=count / scene.count,
+        share=1e3 * lost_us / analysis.step_ns,
+        count=count / analysis.count,
         source=source,
         fix=fix,
         evidence=tuple(evidence[:_EVIDENCE]),
@@ -46,38 +46,38 @@ def finding(
     )
 
 
-def of_events(scene: Scene, rule: str, title: str, events: Ints, lost_ns: Ints, fix: str) -> Finding:
+def of_events(analysis: Analysis, rule: str, title: str, events: Ints, lost_ns: Ints, fix: str) -> Finding:
     """A finding whose evidence is the device's events themselves, each with the time that it loses."""
     return finding(
-        scene,
+        analysis,
         rule,
         title,
         lost_ns=float(lost_ns.sum()),
         count=len(events),
-        evidence=by_kernel(scene, events, lost_ns),
-        marks=spans(scene, events),
+        evidence=by_kernel(analysis, events, lost_ns),
+        marks=spans(analysis, events),
         fix=fix,
     )
 
 
-def by_kernel(scene: Scene, events: Ints, lost_ns: Ints) -> list[Evidence]:
+def by_kernel(analysis: Analysis, events: Ints, lost_ns: Ints) -> list[Evidence]:
     """Kernels among `events`, the dearest first, with who launches them."""
-    device = scene.trace.device
+    device = analysis.trace.device
     rows = []
     for number in np.unique(device.name[events]):
         mine = device.name[events] == number
-        us = float(lost_ns[mine].sum()) / scene.count / 1e3
-        rows.append((us, float(mine.sum()) / scene.count, int(number), events[mine]))
+        us = float(lost_ns[mine].sum()) / analysis.count / 1e3
+        rows.append((us, float(mine.sum()) / analysis.count, int(number), events[mine]))
     rows.sort(key=lambda row: (-row[0], -row[1]))
     return [
-        Evidence(_described(scene, number, mine), count, us, scene.source_of(mine.tolist()))
+        Evidence(_described(analysis, number, mine), count, us, analysis.source_of(mine.tolist()))
         for us, count, number, mine in rows[:_EVIDENCE]
     ]
 
 
-def _described(scene: Scene, number: int, events: Ints) -> str:
-    size = float(scene.trace.device.size[events].mean())
-    text = short(scene.trace.names[number])
+def _described(analysis: Analysis, number: int, events: Ints) -> str:
+    size = float(analysis.trace.device.size[events].mean())
+    text = short(analysis.trace.names[number])
     return f"{text}, {amount(size)} each" if size else text
 
 
@@ -88,14 +88,14 @@ def amount(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-def spans(scene: Scene, events: Ints) -> list[tuple[int, int]]:
-    device = scene.trace.device
+def spans(analysis: Analysis, events: Ints) -> list[tuple[int, int]]:
+    device = analysis.trace.device
     return list(zip(device.start[events].tolist(), device.end[events].tolist(), strict=True))
 
 
-def alone_ns(scene: Scene, events: Ints) -> Ints:
+def alone_ns(analysis: Analysis, events: Ints) -> Ints:
     """How long each of these ran with no other work on the device beside it."""
-    device = scene.trace.device
+    device = analysis.trace.device
     other = np.ones(len(device), bool)
     other[events] = False
     if not other.any():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.finding import Finding, times
 from sonant.profiling.kernels import Work
 from sonant.profiling.rules.builders import of_events
 
 
-def fills(scene: Scene) -> Iterator[Finding]:
-    events = scene.steady(Work.FILL)
+def fills(analysis: Analysis) -> Iterator[Finding]:
+    events = analysis.steady(Work.FILL)
     if len(events):
-        lost = scene.trace.device.duration[events]
+        lost = analysis.trace.device.duration[events]
         yield of_events(
-            scene,
+            analysis,
             "fills",
             "memory is filled in every step",
             events,
@@ -24,14 +24,14 @@ def fills(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def copies(scene: Scene) -> Iterator[Finding]:
-    events = scene.steady(Work.COPY, Work.CAST, Work.CAT)
+def copies(analysis: Analysis) -> Iterator[Finding]:
+    events = analysis.steady(Work.COPY, Work.CAST, Work.CAT)
     if len(events):
-        lost = scene.trace.device.duration[events]
-        kinds = [(work, int(scene.works.among([work], events).sum())) for work in (Work.COPY, Work.CAST, Work.CAT)]
-        told = ", ".join(f"{times(count / scene.count)} {work.value}" for work, count in kinds if count)
+        lost = analysis.trace.device.duration[events]
+        kinds = [(work, int(analysis.works.among([work], events).sum())) for work in (Work.COPY, Work.CAST, Work.CAT)]
+        told = ", ".join(f"{times(count / analysis.count)} {work.value}" for work, count in kinds if count)
         yield of_events(
-            scene,
+            analysis,
             "copies",
             f"tensors are copied, cast or joined in every step: {told}",
             events,

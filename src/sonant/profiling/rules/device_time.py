@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.events import Ints, Kind
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
@@ -18,11 +18,11 @@ from sonant.profiling.rules.host_time import sizes
 from sonant.profiling.sources import input_bytes
 
 TINY_NS = 3_000
-_CHAIN = 4  # so many in a row are worth one kernel
+_CHAIN = 4  # kernels in a row that are worth fusing into one
 _FUSABLE = (Work.ELEMENTWISE, Work.ACTIVATION, Work.CAST, Work.COPY)
 _COUNTED = (Work.ELEMENTWISE, Work.ACTIVATION)
-_REACHABLE = 0.9  # of a GPU's peak bandwidth, by a good kernel
-# Chains that have a known fused form: what is in them, and its name.
+_REACHABLE = 0.9  # share of a GPU's peak bandwidth that a good kernel reaches
+# Chains that have a known fused form: the form's name, and what is in such a chain.
 _CATALOGUE: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "SnakeBeta as one kernel: x + sin²(αx)/β, with e^α and e^β prepared once",
@@ -38,32 +38,32 @@ _CATALOGUE: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
-def kernel_gaps(scene: Scene) -> Iterator[Finding]:
-    gaps = scene.steady_gaps(Cause.DEVICE)
+def kernel_gaps(analysis: Analysis) -> Iterator[Finding]:
+    gaps = analysis.steady_gaps(Cause.DEVICE)
     if len(gaps):
         yield finding(
-            scene,
+            analysis,
             "kernel_gaps",
             "the device pauses between kernels that were launched in time",
-            lost_ns=float(scene.gaps.duration[gaps].sum()),
+            lost_ns=float(analysis.gaps.duration[gaps].sum()),
             count=len(gaps),
-            evidence=sizes(scene, gaps),
-            marks=list(zip(scene.gaps.start[gaps].tolist(), scene.gaps.end[gaps].tolist(), strict=True)),
+            evidence=sizes(analysis, gaps),
+            marks=list(zip(analysis.gaps.start[gaps].tolist(), analysis.gaps.end[gaps].tolist(), strict=True)),
             fix="fewer, fused kernels; programmatic dependent launch, with weights loaded before the wait; "
             "gaps over 10 µs: look for events and copies that streams wait for",
         )
 
 
-def _chains(scene: Scene) -> list[Ints]:
+def _chains(analysis: Analysis) -> list[Ints]:
     """Runs of fusable kernels that follow each other on a stream in one step."""
-    device, found = scene.trace.device, []
-    events = scene.steady()
+    device, found = analysis.trace.device, []
+    events = analysis.steady()
     for stream in np.unique(device.track[events]):
         mine = events[(device.track[events] == stream) & (device.kind[events] != Kind.MEMCPY)]
         if not len(mine):
             continue
-        fusable = scene.works.among(_FUSABLE, mine)
-        step = scene.steps.of_event[mine]
+        fusable = analysis.works.among(_FUSABLE, mine)
+        step = analysis.steps.of_event[mine]
         edge = np.flatnonzero(np.append(True, (fusable[1:] != fusable[:-1]) | (step[1:] != step[:-1])))
         for start, end in zip(edge, [*edge[1:], len(mine)], strict=True):
             if fusable[start] and end - start >= _CHAIN:
@@ -71,14 +71,14 @@ def _chains(scene: Scene) -> list[Ints]:
     return found
 
 
-def chains(scene: Scene) -> Iterator[Finding]:
-    device, found = scene.trace.device, _chains(scene)
+def chains(analysis: Analysis) -> Iterator[Finding]:
+    device, found = analysis.trace.device, _chains(analysis)
     if not found:
         return
     lost, members = 0, 0
     rows: dict[tuple[int, ...], list[Any]] = {}
     for chain in found:
-        counted = chain[scene.works.among(_COUNTED, chain)]  # the others are `copies`
+        counted = chain[analysis.works.among(_COUNTED, chain)]  # `copies` counts the others
         if not len(counted):
             continue
         members += len(chain)
@@ -94,18 +94,18 @@ def chains(scene: Scene) -> Iterator[Finding]:
     ordered = sorted(rows.items(), key=lambda row: -row[1][0])[:6]
     evidence, fixes = [], []
     for key, (cost, times, chain) in ordered:
-        names = [short(scene.trace.names[n], 40) for n in key]
+        names = [short(analysis.trace.names[n], 40) for n in key]
         known = next(
-            (fix for fix, pattern in _CATALOGUE if pattern.search(" ".join(scene.trace.names[n] for n in key))), None
+            (fix for fix, pattern in _CATALOGUE if pattern.search(" ".join(analysis.trace.names[n] for n in key))), None
         )
         fixes += [known] if known and known not in fixes else []
         text = f"{len(key)} kernels: {' · '.join(names[:4])}{' …' if len(names) > 4 else ''}"
-        # the rarest kernel of a chain is the least likely to come from elsewhere too
+        # The rarest kernel of a chain is the least likely to come from elsewhere too.
         rarest = sorted(chain.tolist(), key=lambda e: seen[device.name[e]])
-        source = scene.source_of(rarest)
-        evidence.append(Evidence(text, times / scene.count, cost / scene.count / 1e3, source))
+        source = analysis.source_of(rarest)
+        evidence.append(Evidence(text, times / analysis.count, cost / analysis.count / 1e3, source))
     yield finding(
-        scene,
+        analysis,
         "chains",
         "chains of elementwise kernels that one kernel could do",
         lost_ns=lost,
@@ -116,85 +116,87 @@ def chains(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def tiny_kernels(scene: Scene) -> Iterator[Finding]:
-    device, events = scene.trace.device, scene.steady()
-    chained = np.concatenate(_chains(scene) or [np.zeros(0, np.int64)])
+def tiny_kernels(analysis: Analysis) -> Iterator[Finding]:
+    device, events = analysis.trace.device, analysis.steady()
+    chained = np.concatenate(_chains(analysis) or [np.zeros(0, np.int64)])
     tiny = events[(device.duration[events] < TINY_NS) & (device.kind[events] == Kind.KERNEL)]
-    tiny = tiny[~np.isin(tiny, chained) & ~scene.works.among(NO_SOUND, tiny)]
-    if len(tiny) and not scene.trace.stand_in:
+    tiny = tiny[~np.isin(tiny, chained) & ~analysis.works.among(NO_SOUND, tiny)]
+    if len(tiny) and not analysis.trace.stand_in:
         lost = device.duration[tiny]
         yield finding(
-            scene,
+            analysis,
             "tiny_kernels",
             f"kernels under {TINY_NS // 1000} µs, whose cost is being a kernel",
             lost_ns=float(lost.sum()),
             count=len(tiny),
-            evidence=by_kernel(scene, tiny, lost),
-            marks=spans(scene, tiny),
+            evidence=by_kernel(analysis, tiny, lost),
+            marks=spans(analysis, tiny),
             fix="fuse each into the kernel before or after it (norm into the product, rotary into the cache write)",
             at_most=True,
         )
 
 
-def padding(scene: Scene) -> Iterator[Finding]:
-    told = [(step, rows) for step in scene.steps.steady.tolist() if (rows := scene.steps.rows(step)) is not None]
+def padding(analysis: Analysis) -> Iterator[Finding]:
+    told = [(step, rows) for step in analysis.steps.steady.tolist() if (rows := analysis.steps.rows(step)) is not None]
     padded = [(step, rows, bucket) for step, (rows, bucket) in told if bucket > rows]
     if not padded:
         return
-    busy = np.zeros(len(scene.steps.start))
-    inside = scene.steps.of_event >= 0
-    np.add.at(busy, scene.steps.of_event[inside], scene.added[inside])
+    busy = np.zeros(len(analysis.steps.start))
+    inside = analysis.steps.of_event >= 0
+    np.add.at(busy, analysis.steps.of_event[inside], analysis.added[inside])
     lost = sum(float(busy[step]) * (1 - rows / bucket) for step, rows, bucket in padded)
     empty, all_rows = sum(b - r for _, r, b in padded), sum(b for _, (_, b) in told)
     example = max(padded, key=lambda p: p[2] - p[1])
     yield finding(
-        scene,
+        analysis,
         "padding",
         f"{100 * empty / all_rows:.0f} % of the rows are padding",
         lost_ns=lost,
         count=empty,
         evidence=[
             Evidence(
-                f"{example[1]} rows in a graph for {example[2]}", len(padded) / scene.count, lost / scene.count / 1e3
+                f"{example[1]} rows in a graph for {example[2]}",
+                len(padded) / analysis.count,
+                lost / analysis.count / 1e3,
             )
         ],
-        marks=[(int(scene.steps.start[s]), int(scene.steps.end[s])) for s, _, _ in padded],
+        marks=[(int(analysis.steps.start[s]), int(analysis.steps.end[s])) for s, _, _ in padded],
         fix="capture graphs for sizes nearer to the batches that occur; small batches cost little by it: weights are "
         "read once whatever their size",
         at_most=True,
     )
 
 
-def low_bandwidth(scene: Scene) -> Iterator[Finding]:
-    if scene.bandwidth is None:
+def low_bandwidth(analysis: Analysis) -> Iterator[Finding]:
+    if analysis.bandwidth is None:
         return
-    device, rows = scene.trace.device, []
-    events = scene.steady(Work.GEMM)
+    device, rows = analysis.trace.device, []
+    events = analysis.steady(Work.GEMM)
     for number in np.unique(device.name[events]):
         mine = events[device.name[events] == number]
-        name = scene.trace.names[number]
-        size = scene.mapping.bytes_of(name) if scene.mapping else input_bytes(scene.trace, mine)
+        name = analysis.trace.names[number]
+        size = analysis.mapping.bytes_of(name) if analysis.mapping else input_bytes(analysis.trace, mine)
         if size is None:
             continue
         time = float(device.duration[mine].mean())
-        lost = time - 1e9 * size / (_REACHABLE * scene.bandwidth)
+        lost = time - 1e9 * size / (_REACHABLE * analysis.bandwidth)
         if lost > 0:
-            rows.append((lost * len(mine), mine, name, size, 1e9 * size / time / scene.bandwidth))
+            rows.append((lost * len(mine), mine, name, size, 1e9 * size / time / analysis.bandwidth))
     if not rows:
         return
     rows.sort(key=lambda row: -row[0])
     yield finding(
-        scene,
+        analysis,
         "low_bandwidth",
-        f"matrix products below the {amount(scene.bandwidth)}/s that this GPU can read",
+        f"matrix products below the {amount(analysis.bandwidth)}/s that this GPU can read",
         lost_ns=sum(row[0] for row in rows),
         count=sum(len(row[1]) for row in rows),
         evidence=[
-            Evidence(f"{short(name, 60)}: {100 * share:.0f} % of peak at {amount(size)}", len(mine) / scene.count,
-                     lost / scene.count / 1e3, scene.source_of(mine.tolist()))
+            Evidence(f"{short(name, 60)}: {100 * share:.0f} % of peak at {amount(size)}", len(mine) / analysis.count,
+                     lost / analysis.count / 1e3, analysis.source_of(mine.tolist()))
             for lost, mine, name, size, share in rows
         ],
-        marks=[span for _, mine, *_ in rows for span in spans(scene, mine)][:2000],
+        marks=[span for _, mine, *_ in rows for span in spans(analysis, mine)][:2000],
         fix="for few rows: a matrix-vector kernel that loads weights before it waits for its input; 8-bit weights",
         at_most=True,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.events import Ints
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
@@ -17,78 +17,77 @@ from sonant.profiling.rules.builders import amount, finding
 _LOOKUPS = 200
 
 
-def launch_bound(scene: Scene) -> Iterator[Finding]:
-    gaps = scene.steady_gaps(Cause.LAUNCH)
+def launch_bound(analysis: Analysis) -> Iterator[Finding]:
+    gaps = analysis.steady_gaps(Cause.LAUNCH)
     if len(gaps):
-        where = "operators on the CPU are apart" if scene.trace.stand_in else "the device waits for launches"
+        where = "operators on the CPU are apart" if analysis.trace.stand_in else "the device waits for launches"
         yield finding(
-            scene,
+            analysis,
             "launch_bound",
             f"{where}: the host cannot keep up",
-            lost_ns=float(scene.gaps.duration[gaps].sum()),
+            lost_ns=float(analysis.gaps.duration[gaps].sum()),
             count=len(gaps),
-            evidence=sizes(scene, gaps),
-            source=_common_source(scene, gaps),
-            marks=_spans(scene, gaps),
+            evidence=sizes(analysis, gaps),
+            source=_common_source(analysis, gaps),
+            marks=_spans(analysis, gaps),
             fix="replay the step as one CUDA graph; failing that, fewer and larger kernels, less Python between them",
         )
 
 
-def pauses(scene: Scene) -> Iterator[Finding]:
+def pauses(analysis: Analysis) -> Iterator[Finding]:
     """Hot spots of the step thread: what it was at while it called for nothing and the device had nothing to do."""
-    gaps = scene.steady_gaps(Cause.PAUSE)
+    gaps = analysis.steady_gaps(Cause.PAUSE)
     if not len(gaps):
         return
-    gaps = gaps[np.argsort(-scene.gaps.duration[gaps], kind="stable")]
+    gaps = gaps[np.argsort(-analysis.gaps.duration[gaps], kind="stable")]
     time: Counter[str | None] = Counter()
     count: Counter[str | None] = Counter()
     for gap in gaps[:_LOOKUPS].tolist():
-        where = _frame(scene, gap)
-        time[where] += int(scene.gaps.duration[gap])
+        where = _frame(analysis, gap)
+        time[where] += int(analysis.gaps.duration[gap])
         count[where] += 1
     evidence = [
-        Evidence(where or "no Python stack in this trace: record with with_stack=True", count[where] / scene.count,
-                 ns / scene.count / 1e3, where)
+        Evidence(where or "no Python stack in this trace: record with with_stack=True", count[where] / analysis.count,
+                 ns / analysis.count / 1e3, where)
         for where, ns in time.most_common(6)
     ]  # fmt: skip
     some = f"; told are the {_LOOKUPS} longest" if len(gaps) > _LOOKUPS else ""
     yield finding(
-        scene,
+        analysis,
         "pauses",
         f"the step thread does something else and the device runs dry{some}",
-        lost_ns=float(scene.gaps.duration[gaps].sum()),
+        lost_ns=float(analysis.gaps.duration[gaps].sum()),
         count=len(gaps),
         evidence=evidence,
-        marks=_spans(scene, gaps),
+        marks=_spans(analysis, gaps),
         fix="move it off the step thread or after the launch of the next step; if nothing is named, look for the "
         "garbage collector, a lock, or other threads that hold the GIL",
     )
 
 
-def allocations(scene: Scene) -> Iterator[Finding]:
-    runtime, memory = scene.trace.runtime, scene.trace.memory
-    calls = scene.steady_calls(named(runtime, scene.trace.names, ALLOCATION))
-    given = np.flatnonzero((memory.size > 0) & (memory.device >= (-1 if scene.trace.stand_in else 0)))
-    if scene.steps.thread is not None:
-        given = given[memory.track[given] == scene.steps.thread]
-    given = given[np.isin(scene.step_at(memory.start[given]), scene.steps.steady)]
+def allocations(analysis: Analysis) -> Iterator[Finding]:
+    runtime, memory = analysis.trace.runtime, analysis.trace.memory
+    calls = analysis.steady_calls(named(runtime, analysis.trace.names, ALLOCATION))
+    given = analysis.steady_allocations()
     if not len(calls) and not len(given):
         return
-    gaps = scene.steady_gaps(Cause.ALLOCATION)
+    gaps = analysis.steady_gaps(Cause.ALLOCATION)
     evidence = [
-        Evidence(name, count / scene.count, float(runtime.duration[calls][mine].sum()) / scene.count / 1e3,
-                 scene.sources.at(int(runtime.track[at]), int(runtime.start[at])))
-        for name, count, mine, at in _grouped(scene, calls)
+        Evidence(name, count / analysis.count, float(runtime.duration[calls][mine].sum()) / analysis.count / 1e3,
+                 analysis.sources.at(int(runtime.track[at]), int(runtime.start[at])))
+        for name, count, mine, at in _grouped(analysis, calls)
     ]  # fmt: skip
     if len(given):
         size, at = float(memory.size[given].mean()), int(given[np.argmax(memory.size[given])])
-        where = scene.sources.at(int(memory.track[at]), int(memory.start[at]))
-        evidence.append(Evidence(f"the caching allocator, {amount(size)} each", len(given) / scene.count, 0.0, where))
+        where = analysis.sources.at(int(memory.track[at]), int(memory.start[at]))
+        evidence.append(
+            Evidence(f"the caching allocator, {amount(size)} each", len(given) / analysis.count, 0.0, where)
+        )
     yield finding(
-        scene,
+        analysis,
         "allocations",
         "memory is asked from the driver in every step" if len(calls) else "every step allocates from the cache",
-        lost_ns=float(scene.gaps.duration[gaps].sum()),
+        lost_ns=float(analysis.gaps.duration[gaps].sum()),
         count=len(calls) + len(given),
         evidence=evidence,
         marks=[(int(runtime.start[c]), int(runtime.end[c])) for c in calls],
@@ -96,31 +95,31 @@ def allocations(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def preparation(scene: Scene) -> Iterator[Finding]:
-    runtime = scene.trace.runtime
-    calls = scene.steady_calls(named(runtime, scene.trace.names, PREPARATION))
+def preparation(analysis: Analysis) -> Iterator[Finding]:
+    runtime = analysis.trace.runtime
+    calls = analysis.steady_calls(named(runtime, analysis.trace.names, PREPARATION))
     if not len(calls):
         return
-    gaps = scene.steady_gaps(Cause.PREPARATION)
+    gaps = analysis.steady_gaps(Cause.PREPARATION)
     yield finding(
-        scene,
+        analysis,
         "preparation",
         "graphs are captured, or code is compiled and loaded, in the steady state",
-        lost_ns=float(scene.gaps.duration[gaps].sum()),
+        lost_ns=float(analysis.gaps.duration[gaps].sum()),
         count=len(calls),
         evidence=[
-            Evidence(name, count / scene.count, float(runtime.duration[calls][mine].sum()) / scene.count / 1e3,
-                     scene.sources.at(int(runtime.track[at]), int(runtime.start[at])))
-            for name, count, mine, at in _grouped(scene, calls)
+            Evidence(name, count / analysis.count, float(runtime.duration[calls][mine].sum()) / analysis.count / 1e3,
+                     analysis.sources.at(int(runtime.track[at]), int(runtime.start[at])))
+            for name, count, mine, at in _grouped(analysis, calls)
         ],
         marks=[(int(runtime.start[c]), int(runtime.end[c])) for c in calls],
         fix="capture every batch size and compile every shape at start; pass what varies as data and not as a constant",
     )  # fmt: skip
 
 
-def sizes(scene: Scene, gaps: Ints) -> list[Evidence]:
-    """Gaps by how long they are."""
-    length = scene.gaps.duration[gaps]
+def sizes(analysis: Analysis, gaps: Ints) -> list[Evidence]:
+    """How many gaps there are of each length."""
+    length = analysis.gaps.duration[gaps]
     bounds = (
         (0, 1, "under 1 µs"),
         (1, 3, "1 to 3 µs"),
@@ -133,52 +132,54 @@ def sizes(scene: Scene, gaps: Ints) -> list[Evidence]:
         mine = (length >= 1e3 * low) & (length < 1e3 * high)
         if mine.any():
             rows.append(
-                Evidence(f"gaps {text}", float(mine.sum()) / scene.count, float(length[mine].sum()) / scene.count / 1e3)
+                Evidence(
+                    f"gaps {text}", float(mine.sum()) / analysis.count, float(length[mine].sum()) / analysis.count / 1e3
+                )
             )
     return sorted(rows, key=lambda e: -e.us)
 
 
-def _grouped(scene: Scene, calls: Ints) -> list[tuple[str, int, Ints, int]]:
-    """Calls by name: name, count, which of them, the longest one."""
-    runtime = scene.trace.runtime
+def _grouped(analysis: Analysis, calls: Ints) -> list[tuple[str, int, Ints, int]]:
+    """Calls by name. A row has the name, its count, which of the calls they are, and the longest of them."""
+    runtime = analysis.trace.runtime
     rows = []
     for number in np.unique(runtime.name[calls]):
         mine = np.flatnonzero(runtime.name[calls] == number)
         longest = int(calls[mine[np.argmax(runtime.duration[calls[mine]])]])
-        rows.append((scene.trace.names[number], len(mine), mine, longest))
+        rows.append((analysis.trace.names[number], len(mine), mine, longest))
     return sorted(rows, key=lambda row: -int(runtime.duration[calls[row[2]]].sum()))
 
 
-def _thread(scene: Scene) -> int | None:
-    if scene.steps.thread is not None:
-        return scene.steps.thread
-    threads = scene.launched.thread[scene.launched.thread >= 0]
+def _thread(analysis: Analysis) -> int | None:
+    if analysis.steps.thread is not None:
+        return analysis.steps.thread
+    threads = analysis.launched.thread[analysis.launched.thread >= 0]
     return int(Counter(threads.tolist()).most_common(1)[0][0]) if len(threads) else None
 
 
-def _frame(scene: Scene, gap: int) -> str | None:
-    """What Python was at; without its stack, who asked for what the device does next."""
-    thread = _thread(scene)
+def _frame(analysis: Analysis, gap: int) -> str | None:
+    """What Python was at during a gap; without its stack, who asked for what the device does next."""
+    thread = _thread(analysis)
     if thread is None:
         return None
-    middle = int(scene.gaps.start[gap] + scene.gaps.end[gap]) // 2
-    inner, mine = scene.sources.frame_at(thread, middle), scene.sources.line_at(thread, middle)
+    middle = int(analysis.gaps.start[gap] + analysis.gaps.end[gap]) // 2
+    inner, mine = analysis.sources.frame_at(thread, middle), analysis.sources.line_at(thread, middle)
     if inner is None:
-        following = int(np.searchsorted(scene.trace.device.start, scene.gaps.end[gap]))
-        source = scene.source_of([following]) if following < len(scene.trace.device) else None
+        following = int(np.searchsorted(analysis.trace.device.start, analysis.gaps.end[gap]))
+        source = analysis.source_of([following]) if following < len(analysis.trace.device) else None
         return None if source is None else f"before {source}"
     return inner if mine in (None, inner) else f"{inner} in {mine}"
 
 
-def _common_source(scene: Scene, gaps: Ints) -> str | None:
-    longest = gaps[np.argsort(-scene.gaps.duration[gaps], kind="stable")][:20]
-    thread = _thread(scene)
+def _common_source(analysis: Analysis, gaps: Ints) -> str | None:
+    longest = gaps[np.argsort(-analysis.gaps.duration[gaps], kind="stable")][:20]
+    thread = _thread(analysis)
     if thread is None:
         return None
-    found = Counter(scene.sources.line_at(thread, int(scene.gaps.end[g])) for g in longest.tolist())
+    found = Counter(analysis.sources.line_at(thread, int(analysis.gaps.end[g])) for g in longest.tolist())
     found.pop(None, None)
     return found.most_common(1)[0][0] if found else None
 
 
-def _spans(scene: Scene, gaps: Ints) -> list[tuple[int, int]]:
-    return list(zip(scene.gaps.start[gaps].tolist(), scene.gaps.end[gaps].tolist(), strict=True))
+def _spans(analysis: Analysis, gaps: Ints) -> list[tuple[int, int]]:
+    return list(zip(analysis.gaps.start[gaps].tolist(), analysis.gaps.end[gaps].tolist(), strict=True))

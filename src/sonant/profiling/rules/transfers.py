@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonant.profiling.analysis import Scene
+from sonant.profiling.analysis import Analysis
 from sonant.profiling.finding import Evidence, Finding
 from sonant.profiling.gaps import Cause
 from sonant.profiling.kernels import Work
@@ -18,14 +18,14 @@ from sonant.profiling.rules.builders import alone_ns, finding, of_events
 PAGEABLE = re.compile(r"Memcpy .*Pageable")
 
 
-def to_host(scene: Scene) -> Iterator[Finding]:
+def to_host(analysis: Analysis) -> Iterator[Finding]:
     """Copies to pinned memory; those to pageable memory are `pageable`'s."""
-    events = scene.steady(Work.TO_HOST)
-    events = events[~named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
+    events = analysis.steady(Work.TO_HOST)
+    events = events[~named(analysis.trace.device, analysis.trace.names, PAGEABLE)[events]]
     if len(events):
-        lost = alone_ns(scene, events)
+        lost = alone_ns(analysis, events)
         yield of_events(
-            scene,
+            analysis,
             "to_host",
             "results are copied to the host while the device does nothing else",
             events,
@@ -34,13 +34,13 @@ def to_host(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def pageable(scene: Scene) -> Iterator[Finding]:
-    events = scene.steady(Work.TO_HOST, Work.TO_DEVICE)
-    events = events[named(scene.trace.device, scene.trace.names, PAGEABLE)[events]]
+def pageable(analysis: Analysis) -> Iterator[Finding]:
+    events = analysis.steady(Work.TO_HOST, Work.TO_DEVICE)
+    events = events[named(analysis.trace.device, analysis.trace.names, PAGEABLE)[events]]
     if len(events):
-        lost = alone_ns(scene, events)
+        lost = alone_ns(analysis, events)
         yield of_events(
-            scene,
+            analysis,
             "pageable",
             "copies from or to pageable memory: the driver stages them, and the host waits",
             events,
@@ -49,36 +49,36 @@ def pageable(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def syncs(scene: Scene) -> Iterator[Finding]:
-    gaps = scene.steady_gaps(Cause.SYNC)
+def syncs(analysis: Analysis) -> Iterator[Finding]:
+    gaps = analysis.steady_gaps(Cause.SYNC)
     if not len(gaps):
         return
-    runtime, trace = scene.trace.runtime, scene.trace
-    call, length = scene.gaps.call[gaps], scene.gaps.duration[gaps]
+    runtime, trace = analysis.trace.runtime, analysis.trace
+    call, length = analysis.gaps.call[gaps], analysis.gaps.duration[gaps]
     blamed = np.unique(call)
     rows: Counter[tuple[str, str | None]] = Counter()
     counts: Counter[tuple[str, str | None]] = Counter()
-    for index in blamed[:400].tolist():  # enough to tell who: a lookup costs milliseconds in a large trace
-        key = (trace.name_of(runtime, index), scene.sources.at(int(runtime.track[index]), int(runtime.start[index])))
+    for index in blamed[:400].tolist():  # enough to tell who it is, since a lookup costs milliseconds in a large trace
+        key = (trace.name_of(runtime, index), analysis.sources.at(int(runtime.track[index]), int(runtime.start[index])))
         rows[key] += int(length[call == index].sum())
         counts[key] += 1
-    scale = len(blamed) / min(len(blamed), 400) / scene.count
+    scale = len(blamed) / min(len(blamed), 400) / analysis.count
     evidence = [
         Evidence(name, counts[key] * scale, ns * scale / 1e3, where)
         for key, ns in rows.most_common(6)
         for name, where in [key]
     ]
-    every = len(scene.steady_calls(named(runtime, trace.names, SYNC)))
-    harmless = (every - len(blamed)) / scene.count
+    every = len(analysis.steady_calls(named(runtime, trace.names, SYNC)))
+    harmless = (every - len(blamed)) / analysis.count
     note = f"; {harmless:.3g} other waits a step left the device enough to do" if harmless > 0.01 else ""
     yield finding(
-        scene,
+        analysis,
         "syncs",
         f"the host waits until the device has run dry{note}",
         lost_ns=float(length.sum()),
         count=len(blamed),
         evidence=evidence,
-        marks=list(zip(scene.gaps.start[gaps].tolist(), scene.gaps.end[gaps].tolist(), strict=True)),
+        marks=list(zip(analysis.gaps.start[gaps].tolist(), analysis.gaps.end[gaps].tolist(), strict=True)),
         fix="keep the decision on the device (no .item(), .cpu(), nonzero, boolean mask); read results a step late, "
         "after the next step was launched",
     )

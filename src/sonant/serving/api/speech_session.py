@@ -1,7 +1,7 @@
 """`WS /v1/audio/speech/stream`: a conversation of utterances, in vllm-omni's messages.
 
     client: session.config, then input.text …, input.done (speak it all; the session goes on), at last session.close
-    server: audio.start, binary sound, audio.done for each piece of text; session.done after each utterance; error
+    server: audio.start, binary sound, audio.done for each segment of text; session.done after each utterance; error
 
 One task reads and one speaks. The reader stops reading while more text waits than may be spoken at once, so that a
 client that writes faster than anybody can speak is held back by its own socket.
@@ -142,7 +142,8 @@ class SpeechSession:
 
     def _is_full(self, max_chars: int) -> bool:
         """Whether what has come should be spoken before more is read."""
-        waiting = sum(u.pieces.held_chars for u in self.queue if u.complete or u.config.split_granularity != "none")
+        ready = [u for u in self.queue if u.complete or u.config.split_granularity != "none"]
+        waiting = sum(u.splitter.buffered_chars for u in ready)
         return waiting >= max_chars or len(self.queue) > MAX_QUEUED_UTTERANCES
 
     async def _receive(self) -> str | None:
@@ -200,7 +201,7 @@ class SpeechSession:
         if not text:
             return
         utterance, limit = self._utterance(engine), engine.max_text_chars
-        if utterance.pieces.held_chars + len(text) > limit + MAX_TEXT_MESSAGE_CHARS:
+        if utterance.splitter.buffered_chars + len(text) > limit + MAX_TEXT_MESSAGE_CHARS:
             message = f"over {limit:,} characters wait for input.done; send it sooner"
             raise SessionEnd(TOO_BIG, message, "too_long")
         utterance.push(text)

@@ -1,7 +1,7 @@
 """One utterance of a session: text in as it comes, sound out as it is made.
 
-Pieces of text are given to the engine when they are whole, two at a time, so that one follows the other without a
-gap. Both buffers are bounded: a client that does not read holds back its own next pieces and nobody else.
+Segments of text are given to the engine when they are whole, two at a time, so that one follows the other without a
+gap. Both buffers are bounded: a client that does not read holds back its own next segments and nobody else.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sonant.serving.api.error_responses import told
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import SoundPath, check_complete
 from sonant.serving.service import DEFAULT_RATE_HZ, SpeechService
-from sonant.text.splitter import TextPieces
+from sonant.text.splitter import IncrementalSplitter
 
-UNSENT_PIECES = 2
-_EAGER_BELOW_S = 1.0  # with less sound in hand than this a listener should not wait for the end of a sentence
+UNSENT_SEGMENTS = 2
+_EAGER_BELOW_S = 1.0  # with less sound buffered than this a listener should not wait for the end of a sentence
 
 Send = Callable[[dict[str, Any] | bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     index: int
     text: str
     path: SoundPath
@@ -41,14 +41,14 @@ class Piece:
 class UtteranceText:
     """What has come of an utterance. Written by the session's reader, taken by its speaker."""
 
-    def __init__(self, index: int, config: SessionConfig, max_piece_chars: int) -> None:
+    def __init__(self, index: int, config: SessionConfig, max_segment_chars: int) -> None:
         self.index, self.config = index, config
-        self.pieces = TextPieces(config.split_granularity, max_piece_chars)
+        self.splitter = IncrementalSplitter(config.split_granularity, max_segment_chars)
         self.complete = False
         self.changed = asyncio.Event()
 
     def push(self, text: str) -> None:
-        self.pieces.push(text)
+        self.splitter.push(text)
         self.changed.set()
 
     def finish(self) -> None:
@@ -56,7 +56,7 @@ class UtteranceText:
         self.changed.set()
 
     def drop_rest(self) -> None:
-        self.pieces.drop()
+        self.splitter.drop()
         self.finish()
 
 
@@ -67,16 +67,16 @@ class UtteranceSpeaker:
         """`took` is called when text has been taken: there is room for more."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
         self.config = text.config
-        self.pieces: list[Piece] = []  # given to the engine, in order
+        self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
-        self.sentences = 0  # pieces in all, with those that could not be spoken
+        self.sentences = 0  # segments in all, with those that could not be spoken
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
         self.reported = False  # what it failed with has been told
 
     @property
     def busy(self) -> bool:
-        return self.sent < len(self.pieces)
+        return self.sent < len(self.segments)
 
     async def run(self) -> None:
         """Speak to the end of the text. Raises what ends the session: no admission, a failing engine."""
@@ -101,16 +101,16 @@ class UtteranceSpeaker:
         await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
 
     async def _next_text(self) -> str | None:
-        """The next piece of text once there is room for it; None after the last."""
+        """The next segment of text once there is room for it; None after the last."""
         text, changed = self.text, self.text.changed
         while True:
             changed.clear()
             patience_s = self._patience_s()
-            if len(self.pieces) - self.sent < UNSENT_PIECES:
-                piece = text.pieces.flush() if text.complete else text.pieces.take(eager=patience_s == 0)
-                if piece is not None or text.complete:
+            if len(self.segments) - self.sent < UNSENT_SEGMENTS:
+                segment = text.splitter.flush() if text.complete else text.splitter.take(eager=patience_s == 0)
+                if segment is not None or text.complete:
                     self.took()
-                    return piece
+                    return segment
             try:
                 async with asyncio.timeout(patience_s or None):
                     await changed.wait()
@@ -123,8 +123,8 @@ class UtteranceSpeaker:
             return None
         if self.first_sound_s is None:
             return 0.0
-        in_hand_s = self.sound_s - (time.monotonic() - self.first_sound_s)
-        return max(0.0, in_hand_s - _EAGER_BELOW_S)
+        buffered_s = self.sound_s - (time.monotonic() - self.first_sound_s)
+        return max(0.0, buffered_s - _EAGER_BELOW_S)
 
     async def _open(self, engine: Engine, held: ExitStack) -> TextFeed:
         request = await self.service.request(engine, self.config, text="", live=True)
@@ -141,11 +141,11 @@ class UtteranceSpeaker:
         form, streams = self.config.response_format, self.config.streams
         cut_s = time.monotonic()
         path = await self.service.sound_path(engine, self.config, form, streaming=streams)
-        self.pieces.append(Piece(self.sentences, text, path, cut_s))  # before its sound can come
+        self.segments.append(Segment(self.sentences, text, path, cut_s))  # before its sound can come
         try:
             await run_in_threadpool(feed.add, text)
         except BadRequest:
-            self.pieces.pop()
+            self.segments.pop()
             raise
         self.sentences += 1
 
@@ -161,36 +161,36 @@ class UtteranceSpeaker:
         await self._send_done(index, 0, failed=True)
 
     async def _send_sound(self, feed: TextFeed) -> None:
-        piece: Piece | None = None
+        segment: Segment | None = None
         sent_bytes = 0
         try:
             async for chunk in feed.stream:
-                if piece is None:
-                    piece, sent_bytes = self.pieces[chunk.part], 0
-                    await self._send_start(piece.index, piece.text)
+                if segment is None:
+                    segment, sent_bytes = self.segments[chunk.part], 0
+                    await self._send_start(segment.index, segment.text)
                 self.sound_s += len(chunk.samples) / chunk.sample_rate
-                sent_bytes += await self._send_bytes(piece, await piece.path.push(chunk))
+                sent_bytes += await self._send_bytes(segment, await segment.path.push(chunk))
                 if chunk.ends_part:
-                    sent_bytes += await self._send_bytes(piece, await piece.path.finish())
-                    await self._send_done(piece.index, sent_bytes)
-                    self.service.metrics.count_sound(piece.path, piece.cut_s)
-                    self.sent, piece = self.sent + 1, None
+                    sent_bytes += await self._send_bytes(segment, await segment.path.finish())
+                    await self._send_done(segment.index, sent_bytes)
+                    self.service.metrics.count_sound(segment.path, segment.cut_s)
+                    self.sent, segment = self.sent + 1, None
                     self.text.changed.set()
             check_complete(feed.stream)
         except Exception as e:
-            if piece is not None:
-                await self.send({**self._error(piece.index, e), **_discard(sent_bytes)})
-                await self._send_done(piece.index, sent_bytes, failed=True)
+            if segment is not None:
+                await self.send({**self._error(segment.index, e), **_discard(sent_bytes)})
+                await self._send_done(segment.index, sent_bytes, failed=True)
                 self.reported = True
             self.service.metrics.requests.labels("stream", "error").inc()
             raise
 
-    async def _send_bytes(self, piece: Piece, data: bytes) -> int:
+    async def _send_bytes(self, segment: Segment, data: bytes) -> int:
         if data:
             await self.send(data)
             if self.first_sound_s is None:
                 self.first_sound_s = time.monotonic()
-                self.service.metrics.ttfp.observe(self.first_sound_s - piece.cut_s)
+                self.service.metrics.ttfp.observe(self.first_sound_s - segment.cut_s)
         return len(data)
 
     async def _send_start(self, index: int, text: str) -> None:

@@ -32,7 +32,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class Target:
+class ClipUrl:
     scheme: str
     host: str
     port: int
@@ -60,7 +60,7 @@ class ClipFetcher:
             return self._read(target, sock, deadline_s)
         raise BadAudio(f"ref_audio: {target.host} cannot be reached: {problem}")
 
-    def _target(self, url: str) -> Target:
+    def _target(self, url: str) -> ClipUrl:
         if not self.allowed:
             raise BadAudio("ref_audio is an address; fetching is off, send the clip itself as base64 or a data: URI")
         try:
@@ -76,9 +76,9 @@ class ClipFetcher:
             shown = entry[:_SHOWN_CHARS]
             raise BadAudio(f"ref_audio: this server does not fetch from {shown}; send the clip itself as base64")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return Target(parts.scheme, host, port or usual, path)
+        return ClipUrl(parts.scheme, host, port or usual, path)
 
-    def _resolve(self, target: Target) -> list[Address]:
+    def _resolve(self, target: ClipUrl) -> list[Address]:
         """All addresses of the host, each of them fit to be connected to."""
         try:
             found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -94,7 +94,7 @@ class ClipFetcher:
         shown = _shown(str(address))
         return f"{shown}:{port}" in self.allowed or (port in _PORTS.values() and shown in self.allowed)
 
-    def _read(self, target: Target, sock: socket.socket, deadline_s: float) -> bytes:
+    def _read(self, target: ClipUrl, sock: socket.socket, deadline_s: float) -> bytes:
         # A peer that drips a byte a second passes every timeout of a single read: the clock cuts the line.
         clock = threading.Timer(max(0.0, deadline_s - time.monotonic()), _cut, [sock])
         clock.daemon = True
@@ -111,7 +111,7 @@ class ClipFetcher:
             clock.cancel()
             sock.close()
 
-    def _ask(self, target: Target, sock: socket.socket) -> bytes:
+    def _ask(self, target: ClipUrl, sock: socket.socket) -> bytes:
         connection = http.client.HTTPConnection(target.host, target.port)
         connection.sock = sock  # connected already, to the address that was checked
         connection.request("GET", target.path, headers={"accept": "audio/*", "accept-encoding": "identity"})

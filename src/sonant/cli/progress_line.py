@@ -1,0 +1,36 @@
+"""One line on stderr that moves while something takes long: on a terminal only, since a log would keep every state.
+
+Stderr, because stdout may carry sound or JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_REDRAW_S = 0.1
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class ProgressLine:
+    """Call `show` as often as there is news; `clear` it before anything else is printed."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._moves = sys.stderr.isatty() and not quiet
+        self._shown_s = time.monotonic()
+
+    def show(self, text: str, *, at_once: bool = False) -> None:
+        """Without `at_once` the line stays as it is until it can be drawn anew without flicker."""
+        now_s = time.monotonic()
+        if self._moves and (at_once or now_s - self._shown_s >= _REDRAW_S):
+            self._shown_s = now_s
+            self._write(_CLEAR_LINE + text)
+
+    def clear(self) -> None:
+        if self._moves:
+            self._write(_CLEAR_LINE)
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

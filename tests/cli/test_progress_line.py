@@ -1,0 +1,33 @@
+"""The line that moves on a terminal: there and nowhere else, and not faster than an eye can read."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sonant.cli import progress_line
+from sonant.cli.progress_line import ProgressLine
+
+
+def shown(capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
+    line = ProgressLine(quiet=quiet)
+    line.show("loading", at_once=True)
+    for share in range(5):
+        line.show(f"{share}")
+    line.clear()
+    return capsys.readouterr().err.split("\r\x1b[K")
+
+
+def test_a_terminal_sees_it_drawn_over_and_cleared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert shown(capsys) == ["", "loading", ""]  # what came in the same tenth of a second is left out
+    monkeypatch.setattr(progress_line, "_REDRAW_S", 0.0)
+    assert shown(capsys) == ["", "loading", "0", "1", "2", "3", "4", ""]
+    assert shown(capsys, quiet=True) == [""]
+
+
+def test_a_log_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys) == [""]
