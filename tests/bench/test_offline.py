@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sonant.bench.engine.step_parts import FrameParts, size_of
 
 import sonant
 from sonant import Engine, EngineConfig
-from sonant.bench.engine import device_clock, startup
+from sonant.bench.engine import breakdown, device_clock, startup
 from sonant.bench.engine.startup import Stages, StartupJob, measure
 from sonant.bench.engine.step_counts import _from_trace
 from sonant.bench.engine.step_rig import StepRig
 from sonant.cli.main import main
 from sonant.errors import ConfigError
+from sonant.models.base import FramePart, FrameStep
+from sonant.models.qwen3_tts.frame import weight_bytes
 
 Folders = Mapping[str, Path]
 Captured = pytest.CaptureFixture[str]
@@ -60,14 +62,27 @@ def test_all_figures_in_a_table_a_file_and_a_picture(
         assert set(row["codec_ms"]) == {"1", "2", "4", "8", "16"}
 
 
-def test_the_parts_draw_what_the_step_draws(closed: Engine) -> None:
-    """Or their times would be of other work."""
+def test_what_is_timed_is_what_a_step_runs(closed: Engine) -> None:
+    ran: list[str] = []
+
+    def noted(part: FramePart) -> FramePart:
+        def run(step: FrameStep) -> None:
+            ran.append(part.name)
+            part.run(step)
+
+        return replace(part, run=run)
+
+    parts = closed.model.frame_parts
+    closed.model.frame_parts = tuple(noted(part) for part in parts)
     with StepRig(closed, 3, FRAMES) as rig, torch.inference_mode():
-        rows = torch.tensor(rig.rows)
-        made = FrameParts(closed.model, rows, rig.runner.span_blocks, rig.positions)
-        first, rest = made.first, made._predict(rows)
-        records = rig.runner.frame(rig.rows)
-    assert torch.equal(torch.cat([first[:, None], rest], 1).int(), records[:, 1:])
+        ran.clear()
+        rig.decode()
+        rig.drain()
+        assert ran == [part.name for part in parts]
+        ran.clear()
+        timed = [name for name, _, _ in breakdown._frame_parts(rig)]
+    assert list(dict.fromkeys(ran)) == [part.name for part in parts]
+    assert timed == ["talker", "first code", "predictor", "its sampling", "next input"]
 
 
 def test_a_rig_repeats_one_step_and_leaves_its_rows(closed: Engine) -> None:
@@ -102,16 +117,19 @@ def test_a_rig_without_room_says_so_and_gives_back_what_it_had(tiny_checkpoints:
 
 
 def test_more_positions_in_the_cache_raise_the_floor(closed: Engine) -> None:
-    moved = []
-    for count in (1, 3):
-        with StepRig(closed, count, FRAMES) as rig, torch.inference_mode():
-            made = FrameParts(closed.model, torch.tensor(rig.rows), rig.runner.span_blocks, rig.positions)
-            moved.append({part.name: part.bytes for part in made.parts()})
-            expected = 2 * rig.positions * 4 * closed.model.spec.kv_layers * 2 * 32  # float32, two heads of 32
-    assert moved[0]["talker"] < moved[1]["talker"] < 3 * moved[0]["talker"]  # the cache grows, the weights do not
+    parts = {part.name: part for part in closed.model.frame_parts}
+    with StepRig(closed, 3, FRAMES) as rig:
+        positions = rig.positions
+    one, three = (parts["talker"].floor_bytes(rows, rows * positions // 3) for rows in (1, 3))
+    assert one < three < 3 * one  # the cache grows, the weights do not
     talker = closed.model.modules.talker  # type: ignore[attr-defined]
-    assert moved[1]["talker"] == size_of(talker.model.layers, talker.codec_head) + expected
-    assert moved[0]["predictor"] == moved[1]["predictor"]
+    (group,) = closed.model.spec.kv
+    cache = positions * 2 * 4 * group.layers * 2 * 32  # float32, two heads of 32
+    assert three == weight_bytes(talker.model.layers, talker.codec_head) + cache
+    inner = parts["predictor"].inner
+    assert inner is not None
+    without = [parts["predictor"].floor_bytes(rows, 0) - inner.floor_bytes(rows) for rows in (1, 3)]
+    assert without[0] == without[1]
 
 
 def test_a_fresh_process_tells_where_its_start_went(tiny_checkpoints: Folders) -> None:
