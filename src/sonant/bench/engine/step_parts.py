@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sonant.engine.kv_cache import token_bytes
 from sonant.errors import ConfigError
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans, Lookup
+from sonant.kernels.reference import LogitMask, Lookup
 from sonant.models.base import SpeechModel
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
@@ -39,7 +39,7 @@ class _Given(Draw):
     code: Tensor
 
     def pick(
-        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+        self, logits: Tensor, uniform: Tensor, mask: LogitMask | None = None, lookup: Lookup | None = None
     ) -> Tensor:
         if lookup is not None:
             lookup.fetch(self.code)
@@ -91,8 +91,8 @@ class FrameParts:
         frame = r["frame"][rows]
         uniforms = ops.uniforms(r["seed"][rows], frame, model.spec.codebooks)
         stop_id = model.config.talker.codec_eos_token_id
-        bans = Bans(r["seen"][rows], r["repetition_penalty"][rows], model.banned, stop_id, frame < 0)
-        return Draw(**draw_values(r, rows)).pick(self.logits, uniforms[:, 0], bans)
+        mask = LogitMask(r["seen"][rows], r["repetition_penalty"][rows], model.banned, stop_id, frame < 0)
+        return Draw(**draw_values(r, rows)).pick(self.logits, uniforms[:, 0], mask)
 
     def _predict(self, rows: Tensor) -> Tensor:
         return self._generate(rows, Draw(**draw_values(self.model.rows, rows, "subtalker_")))

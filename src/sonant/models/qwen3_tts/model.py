@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonant.errors import BadText, Unsupported
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import LogitMask
 from sonant.layers.attention import PagedContext
 from sonant.models.base import CAPPED, RUNNING, STOPPED, Ints, Memory, ModelSpec, PrefillItem, Prompt, to_device
 from sonant.models.qwen3_tts.checkpoint import Modules
@@ -232,8 +232,8 @@ class Qwen3TTS:
         hidden = talker.model(r["input"][rows][:, None], position, context)[:, 0]
         uniforms = ops.uniforms(own["seed"], frame, self.spec.codebooks)
         stop_id = self.config.talker.codec_eos_token_id
-        bans = Bans(r["seen"], own["repetition_penalty"], self.banned, stop_id, frame < _MIN_FRAMES, rows)
-        first = Draw(**draw_values(own)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], bans)
+        mask = LogitMask(r["seen"], own["repetition_penalty"], self.banned, stop_id, frame < _MIN_FRAMES, rows)
+        first = Draw(**draw_values(own)).pick(ops.linear(hidden, talker.codec_head.weight), uniforms[:, 0], mask)
         stops = first == stop_id
         running, stopped, capped = self.statuses[RUNNING], self.statuses[STOPPED], self.statuses[CAPPED]
         ended = torch.where(stops, stopped, torch.where(frame >= own["frame_limit"], capped, running))
