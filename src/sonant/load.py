@@ -33,8 +33,6 @@ def load(
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
     target = pick_device(device)
     config = config or EngineConfig()
-    if target.type == "cuda" and pick_dtype(codec_dtype, target) == torch.float32:
-        torch.backends.cudnn.allow_tf32 = False  # asked for float32: its convolutions would round to ten bits
     model = load_model(folder, config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
     return Engine(model, config, target)
 

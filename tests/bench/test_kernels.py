@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.bench.kernels.cases import Cases, stacks
+from sonant.bench.kernels.cases import Cases
 from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
 from sonant.kernels.dispatch import OPS
+from sonant.models.qwen3_tts import workload
+from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 CPU = torch.device("cpu")
 
 
 def test_every_op_has_cases_that_run() -> None:
     seen = set()
-    for case in Cases(CPU, torch.float32).every(["0.6b"], [2], prefill=24):
+    for case in Cases(CPU, torch.float32).every(workload.workloads(["0.6b"]), [2], prefill=24):
         call = case.make()
         with torch.inference_mode():
             getattr(reference, case.op)(*call.args, **call.kwargs)
@@ -29,10 +31,32 @@ def test_every_op_has_cases_that_run() -> None:
 
 
 def test_shapes_are_those_of_the_releases() -> None:
-    small, large, predictor = stacks(["0.6b", "1.7b"])
+    small, large, predictor = workload.workloads(["0.6b", "1.7b"]).stacks
     assert (small.hidden, small.inner, small.qkv, small.vocab) == (1024, 3072, 4096, 3072)
     assert (large.hidden, large.inner, large.qkv, large.vocab) == (2048, 6144, 4096, 3072)
     assert (predictor.hidden, predictor.context, predictor.vocab) == (1024, 16, 2048)
+
+
+def test_any_familys_workloads_can_be_measured() -> None:
+    """Numbers are all that the cases know of a model."""
+    stacks = (
+        StackWorkload("words", 32, 48, 4, 2, 16, vocab=40, context=20, per_frame=False),
+        StackWorkload("details", 16, 32, 2, 2, 16, vocab=24, context=6, per_frame=True),
+    )
+    codec = CodecWorkload(
+        "vocoder", heads=2, head_dim=16, window=5, latent=12, channels=16, steps_per_frame=3, upsample_rates=(2, 4),
+        samples_per_frame=24,
+    )  # fmt: skip
+    cases = list(Cases(CPU, torch.float32).every(Workloads(stacks, codec, codebooks=6), [3], prefill=9))
+    for case in cases:
+        call = case.make()
+        with torch.inference_mode():
+            getattr(reference, case.op)(*call.args, **call.kwargs)
+    rows = {(case.op, case.where, case.rows) for case in cases}
+    assert {("norm_linear", "words qkv", 9), ("paged_step", "words 20 positions", 3)} <= rows
+    assert ("short_attention", "details position 3", 3) in rows and ("norm_linear", "details qkv", 9) not in rows
+    assert {("causal_conv", "vocoder 8 × 24", 3), ("causal_conv", "vocoder 4 × 96", 3)} <= rows
+    assert {case.op for case in cases} == set(OPS)
 
 
 def test_the_floor_is_bytes_for_one_row_and_arithmetic_for_many() -> None:

@@ -159,7 +159,7 @@ def test_a_trace_is_counted_by_what_ran_on_the_device_and_who_waited() -> None:
         event("user_annotation", "sonant.counted", 10, 100),
         event("gpu_user_annotation", "sonant.counted", 12, 100),
         event("cuda_runtime", "cudaGraphLaunch", 11),
-        *(event("kernel", name, 20 + n) for n, name in enumerate(["_skinny", "_skinny", "_sample", "_skinny"])),
+        *(event("kernel", name, 20 + n) for n, name in enumerate(["_gemv", "_gemv", "_sample", "_gemv"])),
         event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 30),
         event("gpu_memset", "Memset (Device)", 31),
         event("cuda_runtime", "cudaEventSynchronize", 40),
@@ -171,7 +171,7 @@ def test_a_trace_is_counted_by_what_ran_on_the_device_and_who_waited() -> None:
     ]
     counts = _from_trace(events, runs=2)
     assert (counts.kernels, counts.copies, counts.syncs, counts.waits) == (2.5, 1.0, 0.5, 1.0)
-    assert counts.names == {"_skinny": 1.5, "_sample": 0.5, "_late": 0.5}
+    assert counts.names == {"_gemv": 1.5, "_sample": 0.5, "_late": 0.5}
 
 
 @pytest.mark.parametrize(

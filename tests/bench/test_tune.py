@@ -16,10 +16,13 @@ from sonant.bench.kernels.cases import Call
 from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.cli.main import main
 from sonant.kernels.tuning import LIBRARY, Tile
+from sonant.models.qwen3_tts.workload import workloads
 
 pytest.importorskip("triton")
 from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
 
+SHAPES = workloads(["1.7b"])
+PRODUCTS, CONVOLUTIONS = list(product_cases(SHAPES.stacks)), list(conv_cases(SHAPES.codec))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 
@@ -27,7 +30,7 @@ SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 @dataclass(frozen=True)
 class Fake:
     op: str = "linear"
-    key: str = "few shape 16"
+    key: str = "small_m shape 16"
     where: str = "nowhere"
     bytes: int = 1 << 20
     streamed_bytes: int = 1 << 30
@@ -91,9 +94,8 @@ def test_without_a_gpu_there_is_nothing_to_tune(
 
 
 def test_the_shapes_are_the_models() -> None:
-    products, convolutions = list(product_cases()), list(conv_cases())
-    assert {(c.depth, c.columns) for c in products if c.gated} == {(2048, 6144), (1024, 3072)}
-    frame = [c for c in convolutions if c.frames == 1]
+    assert {(c.depth, c.columns) for c in PRODUCTS if c.gated} == {(2048, 6144), (1024, 3072)}
+    frame = [c for c in CONVOLUTIONS if c.frames == 1]
     assert [(c.inputs, c.columns, c.taps) for c in frame][:4] == [
         (1024, 1536, 7), (1536, 8 * 768, 2), (768, 768, 7), (768, 768, 1),
     ]  # fmt: skip
@@ -101,7 +103,7 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*product_cases(), *conv_cases()):
+    for case in (*PRODUCTS, *CONVOLUTIONS):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
@@ -111,7 +113,7 @@ def test_every_candidate_fits_its_shape() -> None:
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
 
 
-@pytest.mark.parametrize("case", [next(product_cases()), *list(conv_cases())[-4:]], ids=lambda case: case.where)
+@pytest.mark.parametrize("case", [PRODUCTS[0], *CONVOLUTIONS[-4:]], ids=lambda case: case.where)
 def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase) -> None:
     """On a CPU the library's path is all that runs."""
     call = case.with_other_weights(case.make(CPU))

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
-from sonant.kernels.reference import Bans, Heads, Lookup, Place, Snake
+from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
 from sonant.kernels.triton import (
     conv,
     depthwise,
@@ -31,6 +31,7 @@ from sonant.kernels.triton import (
     swiglu,
     uniforms,
 )  # fmt: skip
+from sonant.models.qwen3_tts import workload
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -68,7 +69,8 @@ def all_kernels(dtype: torch.dtype) -> None:
         gemv.linear_add(x, weight, values(rows, 1, 256))
         gemv.norm_linear(x, gain, 1e-6, weight)
         gemv.norm_gated(x, gain, 1e-6, weight)
-    depthwise.depthwise(values(2, 9, 96), values(96, 1, 7), values(96))
+    for dilation in (1, 3):
+        depthwise.depthwise(values(2, 27, 96), values(96, 1, 7), values(96), dilation)
     for inputs, columns, taps in ((768, 768, 7), (768, 768, 1), (1536, 6144, 2), (96, 96, 7), (96, 1, 7)):
         channels = min(columns, 768)
         x, bias = values(32, 640, inputs), values(channels)
@@ -81,10 +83,10 @@ def all_kernels(dtype: torch.dtype) -> None:
             conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
-    turns = values(2, 1, 1, 128), values(2, 1, 1, 128)
+    rotations = values(2, 1, 1, 128), values(2, 1, 1, 128)
     for weights in ((values(128), values(128)), (None, None)):
         for place in (None, Place(cache, slots)):
-            qk_rope.qk_rope(values(2, 1, 32 * 128), *weights, *turns, 16, 8, 1e-6, place)
+            qk_rope.qk_rope(values(2, 1, 32 * 128), Heads(*weights, *rotations, 16, 8, 1e-6), place)
     tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
     paged.paged_attention(values(2, 1, 16, 128), cache, tables, positions, 4)
     for steps in (1, 2):
@@ -93,20 +95,20 @@ def all_kernels(dtype: torch.dtype) -> None:
             short.short_attention(values(2, steps, 32 * 128), of, values(2, 2, 16, 8, 128), first)
         if steps == 1:
             paged.paged_step(values(2, 1, 32 * 128), of, cache, tables, positions.int(), 4)
-    draw = {"greedy": torch.zeros(2, dtype=torch.bool), "temperature": torch.ones(2), "top_p": torch.ones(2)}
-    draw["top_k"] = torch.ones(2, dtype=torch.int32)
     flags = torch.zeros(2, dtype=torch.bool)
+    params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))
-    bans = Bans(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags)
-    sample.sample(values(2, 2048), torch.zeros(2), **draw)
-    sample.sample(values(2, 2048), torch.zeros(2), **draw, lookup=lookup)
-    sample.sample(values(2, 3072), torch.zeros(2), **draw, bans=bans)
+    mask = LogitMask(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags)
+    sample.sample(values(2, 2048), torch.zeros(2), params)
+    sample.sample(values(2, 2048), torch.zeros(2), params, lookup=lookup)
+    sample.sample(values(2, 3072), torch.zeros(2), params, mask)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 
 def tuned_kernels() -> None:
     """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
-    for cases, every in ((product_cases(), 60), (conv_cases(), 70)):
+    shapes = workload.workloads(["1.7b"])
+    for cases, every in ((product_cases(shapes.stacks), 60), (conv_cases(shapes.codec), 70)):
         tried = {case.compiled_as(tile): (case.least(), tile) for case in cases for tile in case.candidates()}
         for case, tile in list(tried.values())[::every]:
             case.run(case.make(torch.device("cpu")), tile)
@@ -114,7 +116,7 @@ def tuned_kernels() -> None:
 
 def main() -> None:
     JITFunction.run = compile_instead  # type: ignore[method-assign]
-    pdl._can = lambda device: True  # type: ignore[assignment]
+    pdl.supported = lambda device: True  # type: ignore[assignment]
     for dtype in (torch.bfloat16, torch.float32):
         all_kernels(dtype)
     tuned_kernels()

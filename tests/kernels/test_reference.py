@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.reference import LogitMask, SamplingParams
 
 
 def naive_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
@@ -38,10 +39,12 @@ def test_draws_follow_the_distribution_of_the_published_processors(
     drawn = reference.sample(
         logits.expand(draws, -1),
         uniform,
-        greedy=torch.zeros(draws, dtype=torch.bool),
-        temperature=torch.full((draws,), temperature),
-        top_k=torch.full((draws,), top_k),
-        top_p=torch.full((draws,), top_p),
+        SamplingParams(
+            greedy=torch.zeros(draws, dtype=torch.bool),
+            temperature=torch.full((draws,), temperature),
+            top_k=torch.full((draws,), top_k),
+            top_p=torch.full((draws,), top_p),
+        ),
     )
     counts = torch.bincount(drawn, minlength=40) / draws
     torch.testing.assert_close(counts, expected, rtol=0, atol=2 / draws)
@@ -52,12 +55,11 @@ def test_greedy_rows_take_the_best_and_others_do_not_disturb_them() -> None:
     greedy = torch.tensor([True, False, True, False, True, False])
     options = {"temperature": torch.full((6,), 5.0), "top_k": torch.zeros(6, dtype=torch.int32), "top_p": torch.ones(6)}
     uniform = torch.rand(6, generator=torch.Generator().manual_seed(2))
-    together = reference.sample(logits, uniform, greedy=greedy, **options)
+    together = reference.sample(logits, uniform, SamplingParams(greedy, **options))
     assert (together == logits.argmax(-1))[greedy].all()
     for n in range(6):
-        alone = reference.sample(
-            logits[n : n + 1], uniform[n : n + 1], greedy=greedy[n : n + 1], **{k: v[:1] for k, v in options.items()}
-        )
+        params = SamplingParams(greedy[n : n + 1], **{k: v[:1] for k, v in options.items()})
+        alone = reference.sample(logits[n : n + 1], uniform[n : n + 1], params)
         assert alone[0] == together[n]
 
 
@@ -66,9 +68,8 @@ def test_the_edges_of_the_uniform_range_draw_allowed_ids(edge: float) -> None:
     logits = torch.full((1, 3072), -math.inf)
     logits[0, 100:103] = torch.tensor([0.0, 1.0, 0.5])
     one = torch.ones(1)
-    drawn = reference.sample(
-        logits, torch.tensor([edge]), greedy=one < 0, temperature=one, top_k=(50 * one).int(), top_p=one
-    )
+    params = SamplingParams(greedy=one < 0, temperature=one, top_k=(50 * one).int(), top_p=one)
+    drawn = reference.sample(logits, torch.tensor([edge]), params)
     assert int(drawn) in (100, 101, 102)
 
 
@@ -109,12 +110,12 @@ def test_uniforms_are_uniform() -> None:
     assert abs(float(values.mean()) - 0.5) < 0.01 and abs(float(values.var()) - 1 / 12) < 0.005
 
 
-def test_penalty_then_early_stop_ban_then_fixed_bans() -> None:
+def test_penalty_then_suppressed_ids_and_stops_that_come_too_early() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 5.0, 4.0]]).repeat(2, 1)
     seen = torch.tensor([[True, True, False, False, False]]).repeat(2, 1)
-    banned = torch.tensor([False, False, False, False, True])
+    suppressed = torch.tensor([False, False, False, False, True])
     got = reference.penalize(
-        logits, reference.Bans(seen, torch.tensor([2.0, 1.0]), banned, 3, torch.tensor([True, False]))
+        logits, LogitMask(seen, torch.tensor([2.0, 1.0]), suppressed, 3, torch.tensor([True, False]))
     )
     inf = math.inf
     torch.testing.assert_close(got, torch.tensor([[1.0, -4.0, 1.0, -inf, -inf], [2.0, -2.0, 1.0, 5.0, -inf]]))
@@ -139,3 +140,18 @@ def test_paged_attention_is_attention_over_the_pages_in_order(queries: int) -> N
         expected.append(torch.einsum("hts,shd->thd", scores.softmax(-1), v.repeat_interleave(2, 1)))
     got = reference.paged_attention(q, cache, tables, positions, 3)
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dilation", [1, 3, 9])
+@pytest.mark.parametrize("taps", [2, 7])
+def test_depthwise_is_torchs_own_with_as_many_groups_as_channels(taps: int, dilation: int) -> None:
+    g = torch.Generator().manual_seed(taps + dilation)
+    channels, history = 12, (taps - 1) * dilation
+    x = torch.randn(2, history + 20, channels, generator=g)
+    weight, bias = torch.randn(channels, 1, taps, generator=g), torch.randn(channels, generator=g)
+    expected = torch.nn.functional.conv1d(x.mT, weight, bias, dilation=dilation, groups=channels).mT
+    for with_gradients in (True, False):
+        with torch.set_grad_enabled(with_gradients):
+            got = reference.depthwise(x, weight, bias, dilation)
+        assert got.shape == (2, 20, channels)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

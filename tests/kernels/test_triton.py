@@ -14,6 +14,7 @@ from sonant.kernels.reference import Heads, Place, Snake
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
+from sonant.kernels.triton.swiglu import swiglu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,13 +58,13 @@ def test_qk_rope(heads: int, kv_heads: int, dim: int, norm: bool, dtype: torch.d
     qkv = random(2, 3, (heads + 2 * kv_heads) * dim, dtype=dtype)
     weights = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if norm else (None, None)
     cos, sin = random(2, 3, 1, dim, dtype=dtype, seed=3), random(2, 3, 1, dim, dtype=dtype, seed=4)
-    arguments = (qkv, *weights, cos, sin, heads, kv_heads, 1e-6)
-    for got, expected in zip(kernel("qk_rope")(*arguments), reference.qk_rope(*arguments), strict=True):
+    of = Heads(*weights, cos, sin, heads, kv_heads, 1e-6)
+    for got, expected in zip(kernel("qk_rope")(qkv, of), reference.qk_rope(qkv, of), strict=True):
         close(got, expected, dtype)
     caches = [torch.full((2, 5, 4, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE) for _ in "ab"]
     slots = torch.tensor([7, 19, 4, 0, 13, 8], device=DEVICE)
-    expected = reference.qk_rope(*arguments, Place(caches[0], slots))
-    got = kernel("qk_rope")(*arguments, Place(caches[1], slots))
+    expected = reference.qk_rope(qkv, of, Place(caches[0], slots))
+    got = kernel("qk_rope")(qkv, of, Place(caches[1], slots))
     close(got[0], expected[0], dtype)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())
     close(caches[1].nan_to_num(), caches[0].nan_to_num(), dtype)
@@ -72,8 +73,9 @@ def test_qk_rope(heads: int, kv_heads: int, dim: int, norm: bool, dtype: torch.d
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 3072])
 def test_swiglu(width: int, dtype: torch.dtype) -> None:
+    """No op of its own: products with many rows end in it."""
     x = random(3, 2, 2 * width, dtype=dtype)
-    close(kernel("swiglu")(x), reference.swiglu(x), dtype)
+    close(swiglu(x), reference.swiglu(x), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,13 +95,11 @@ def test_snake(channels: int, dtype: torch.dtype) -> None:
     [(24, 24, 1, 7, 3), (64, 48, 1, 1, 1), (32, 16, 5, 2, 1), (96, 1, 1, 7, 1), (16, 130, 1, 3, 9)],
 )
 def test_causal_conv(
-    inputs: int, channels: int, samples: int, taps: int, dilation: int, past: bool, dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    inputs: int, channels: int, samples: int, taps: int, dilation: int, past: bool, dtype: torch.dtype
 ) -> None:  # fmt: skip
     """Also a transposed convolution, whose columns are several samples of each channel."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the reference's, on a GPU
     columns, steps = channels * samples, 37
     x = random(3, steps + 4, inputs, dtype=dtype)[:, 2:-2]
     weight = (random(columns, taps, inputs, dtype=dtype, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
@@ -129,9 +129,8 @@ def test_causal_conv(
     ],
     ids=str,
 )
-def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing divides anything: rows, columns, inputs, and turns among parts."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool) -> None:
+    """Nothing divides anything: rows, columns, inputs, and tiles of the depth among splits."""
     inputs, channels, samples, taps, dilation = 24, 21, 3, 3, 5
     x = random(3, 29, inputs)
     weight = (random(channels * samples, taps, inputs, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
@@ -188,13 +187,15 @@ def test_snake_of_large_angles_stays_bounded() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("channels", "taps"), [(24, 7), (130, 3)])
-def test_depthwise(channels: int, taps: int, dtype: torch.dtype) -> None:
-    x = random(2, 50, channels, dtype=dtype)
+@pytest.mark.parametrize(
+    ("channels", "taps", "dilation"), [(24, 7, 1), (130, 3, 1), (24, 7, 3), (40, 7, 9), (16, 2, 5)]
+)
+def test_depthwise(channels: int, taps: int, dilation: int, dtype: torch.dtype) -> None:
+    x, least = random(2, 70, channels, dtype=dtype), (taps - 1) * dilation + 1
     weight, bias = random(channels, 1, taps, dtype=dtype, seed=1), random(channels, dtype=dtype, seed=2)
-    for part in (x, x[:, 3:40], x[:, :taps]):
-        expected = reference.depthwise(part.float(), weight.float(), bias.float()).to(dtype)
-        close(kernel("depthwise")(part, weight, bias), expected, dtype)
+    for part in (x, x[:, 3:68], x[:, :least]):
+        expected = reference.depthwise(part.float(), weight.float(), bias.float(), dilation).to(dtype)
+        close(kernel("depthwise")(part, weight, bias, dilation), expected, dtype)
 
 
 def filled_cache(

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from kernels.against import DEVICE, DTYPES, kernel, random
 from sonant.kernels import reference
+from sonant.kernels.reference import SamplingParams
 
 pytest.importorskip("triton")
 
 
-def draws(vocab: int, rows: int, seed: int) -> dict[str, Any]:
+def params_of(vocab: int, rows: int, seed: int) -> SamplingParams:
     g = torch.Generator().manual_seed(seed)
-    options = {
+    values = {
         "greedy": torch.rand(rows, generator=g) < 0.2,
         "temperature": 0.3 + 2 * torch.rand(rows, generator=g),
         "top_k": torch.tensor([0, 1, 5, 50, vocab, 10 * vocab])[torch.randint(0, 6, (rows,), generator=g)].int(),
         "top_p": torch.tensor([0.05, 0.5, 0.9, 1.0])[torch.randint(0, 4, (rows,), generator=g)],
     }
-    return {k: v.to(DEVICE) for k, v in options.items()}
+    return SamplingParams(**{name: value.to(DEVICE) for name, value in values.items()})
+
+
+def column_of_a_table(value: torch.Tensor) -> torch.Tensor:
+    """The same values apart from each other, as an engine keeps them."""
+    return torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,21 +36,19 @@ def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(vocab)
     logits = 3 * random(rows, vocab, seed=vocab, dtype=dtype)
     uniform = torch.rand(rows, 2, generator=g).to(DEVICE)[:, 1]
-    options = {
-        name: torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
-        for name, value in draws(vocab, rows, vocab).items()
-    }  # columns of tables, as an engine keeps them
+    params = SamplingParams(**{k: column_of_a_table(v) for k, v in vars(params_of(vocab, rows, vocab)).items()})
+    mask = None
     if penalized:
-        options["bans"] = reference.Bans(
+        mask = reference.LogitMask(
             seen=(torch.rand(rows + 5, vocab, generator=g) < 0.3).to(DEVICE)[: None if indexed else rows],
-            penalty=(1 + torch.rand(rows, 2, generator=g)).to(DEVICE)[:, 1],
-            banned=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
+            repetition_penalty=(1 + torch.rand(rows, 2, generator=g)).to(DEVICE)[:, 1],
+            suppressed=(torch.rand(vocab, generator=g) < 0.3).to(DEVICE),
             stop_id=vocab // 2,
-            ban_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
-            rows=torch.randperm(rows + 5, generator=g)[:rows].to(DEVICE) if indexed else None,
+            suppress_stop=(torch.rand(rows, generator=g) < 0.5).to(DEVICE),
+            seen_rows=torch.randperm(rows + 5, generator=g)[:rows].to(DEVICE) if indexed else None,
         )
-    expected = reference.sample(logits, uniform, **options)
-    got = kernel("sample")(logits, uniform, **options)
+    expected = reference.sample(logits, uniform, params, mask)
+    got = kernel("sample")(logits, uniform, params, mask)
     assert (got == expected).all(), (got != expected).nonzero()
 
 
@@ -55,10 +57,10 @@ def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
 def test_sample_fetches_what_its_ids_stand_for(width: int, dtype: torch.dtype) -> None:
     rows, vocab = 9, 40
     table, out = random(vocab, width, seed=1, dtype=dtype), torch.full((rows, width), -1.0, dtype=dtype, device=DEVICE)
-    drawing = draws(vocab, rows, vocab)
+    params = params_of(vocab, rows, vocab)
     logits, uniform = random(rows, vocab, seed=2, dtype=dtype), torch.linspace(0, 0.99, rows, device=DEVICE)
-    ids = kernel("sample")(logits, uniform, **drawing, lookup=reference.Lookup(table, out))
-    assert (ids == reference.sample(logits, uniform, **drawing)).all() and len(set(ids.tolist())) > 3
+    ids = kernel("sample")(logits, uniform, params, lookup=reference.Lookup(table, out))
+    assert (ids == reference.sample(logits, uniform, params)).all() and len(set(ids.tolist())) > 3
     assert (out == table[ids]).all()
 
 
@@ -67,10 +69,10 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
     logits[0, 7] = 0.0
     logits[1, 10:14] = 1.0
     one = torch.ones(2, device=DEVICE)
-    options = {"greedy": one < 0, "temperature": one, "top_k": (2 * one).int(), "top_p": 0.3 * one}
+    params = SamplingParams(greedy=one < 0, temperature=one, top_k=(2 * one).int(), top_p=0.3 * one)
     for u in (0.0, 0.3, 0.999):
-        got = kernel("sample")(logits, u * one, **options)
-        assert (got == reference.sample(logits, u * one, **options)).all()
+        got = kernel("sample")(logits, u * one, params)
+        assert (got == reference.sample(logits, u * one, params)).all()
 
 
 def test_uniforms() -> None:

@@ -38,11 +38,11 @@ def test_nothing_is_known_of_a_new_gpu() -> None:
 
 def test_the_shipped_table_counts_before_the_users() -> None:
     tuning.write(tuning.user_path(GPU), GPU, {"conv a 8": TILE, "conv b 8": TILE})
-    tuning.write(Path(str(tuning.shipped(GPU))), GPU, {"conv b 8": OTHER, "few c 16": LIBRARY})
+    tuning.write(Path(str(tuning.shipped(GPU))), GPU, {"conv b 8": OTHER, "small_m c 16": LIBRARY})
     table = tuning.table(GPU)
     assert tuning.in_table(table, "conv", "a", 8) == TILE
     assert tuning.in_table(table, "conv", "b", 8) == OTHER
-    assert tuning.in_table(table, "few", "c", 16) == LIBRARY
+    assert tuning.in_table(table, "small_m", "c", 16) == LIBRARY
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(5, TILE), (8, TILE), (4, TILE), (16, OTHER), (33, OTHER), (3, TILE)])
@@ -50,7 +50,18 @@ def test_neighbours_share_a_measurement(rows: int, expected: Tile) -> None:
     table = {tuning.key("conv", "a", 8): TILE, tuning.key("conv", "a", 32): OTHER}
     assert tuning.in_table(table, "conv", "a", rows) == expected
     assert tuning.in_table(table, "conv", "a", 1) is None
-    assert tuning.in_table(table, "few", "a", rows) is None
+    assert tuning.in_table(table, "small_m", "a", rows) is None
+
+
+def test_a_users_table_of_an_earlier_version_is_read_and_its_old_keys_are_not_found(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tuning.write(tuning.user_path(GPU), GPU, {"few a 16": TILE, "conv b 8": OTHER})
+    with caplog.at_level(logging.WARNING):
+        table = tuning.table(GPU)
+    assert tuning.in_table(table, "small_m", "a", 16) is None
+    assert tuning.in_table(table, "conv", "b", 8) == OTHER
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sonant import Engine, EngineConfig
 from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
-from sonant.kernels.reference import Bans, Lookup
+from sonant.kernels.reference import LogitMask, Lookup
 from sonant.models.base import Status, decode_frame
 from sonant.models.qwen3_tts import frame
 from sonant.models.qwen3_tts.model import Qwen3TTS
@@ -38,7 +38,7 @@ class Forced:
         return self
 
     def pick(
-        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+        self, logits: Tensor, uniform: Tensor, mask: LogitMask | None = None, lookup: Lookup | None = None
     ) -> Tensor:
         self.logits.append(logits.float())
         code = self.left.pop(0)

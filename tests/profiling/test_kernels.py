@@ -24,6 +24,8 @@ NAMES = {
         "ampere_bf16_s16816gemm_bf16_64x64_ldg8_f2f_stages_64x5_tn",
         "triton_mm_12",
         "aten::addmm",
+        "_gemv",
+        "_small_m_gemm",
         "_skinny",
         "_few",
     ],
@@ -115,7 +117,7 @@ def test_none_of_our_own_kernels_is_a_stranger() -> None:
         if s.name.endswith(".py")
         for name in re.findall(r"\b(_\w+)\[\w*\(?.*?\]\(", s.read_text())
     }
-    assert {"_skinny", "_few", "_conv", "_short_attention"} <= launched
+    assert {"_gemv", "_small_m_gemm", "_conv", "_short_attention"} <= launched
     assert [name for name in launched if classify(name) is Work.OTHER] == []
 
 

@@ -22,7 +22,7 @@ from training.talker.utterances import Line, builder_of, request_of
 
 import sonant
 import tiny_voice
-from sonant.kernels.reference import Bans, Lookup
+from sonant.kernels.reference import LogitMask, Lookup
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.predictor import Draw
 from sonant.sampling import Sampling
@@ -84,10 +84,14 @@ def test_teacher_forcing_gives_the_engines_logits(
     draw = Draw.pick
 
     def noted(
-        self: Draw, logits: torch.Tensor, uniform: torch.Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+        self: Draw,
+        logits: torch.Tensor,
+        uniform: torch.Tensor,
+        mask: LogitMask | None = None,
+        lookup: Lookup | None = None,
     ) -> torch.Tensor:
-        (rest if bans is None else first).append(logits[:1].clone())
-        return draw(self, logits, uniform, bans, lookup)
+        (rest if mask is None else first).append(logits[:1].clone())
+        return draw(self, logits, uniform, mask, lookup)
 
     monkeypatch.setattr(Draw, "pick", noted)
     request = request_of(Line(text, "ben", np.zeros((1, 1), np.int16)), talker_config.batch)

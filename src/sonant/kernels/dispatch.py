@@ -34,7 +34,6 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "sample": "sample",
         "short_attention": "short",
         "snake_beta": "snake",
-        "swiglu": "swiglu",
         "uniforms": "uniforms",
     }
 )

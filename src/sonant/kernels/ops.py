@@ -1,6 +1,6 @@
 """All the ops that layers may call, typed; `dispatch` picks the implementation.
 
-Contracts are in reference.py, next to the code that defines them.
+Contracts are in the reference, next to the code that defines them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Bans, Heads, Lookup, Place, Snake
+from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,22 +31,8 @@ def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     return pick("norm_gated", x)(x, gain, eps, weight)
 
 
-def qk_rope(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    eps: float,
-    place: Place | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return pick("qk_rope", qkv)(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps, place)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    return pick("swiglu", gate_up)(gate_up)
+def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    return pick("qk_rope", qkv)(qkv, heads, place)
 
 
 def causal_conv(
@@ -64,8 +50,8 @@ def causal_conv(
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return pick("depthwise", x)(x, weight, bias)
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
+    return pick("depthwise", x)(x, weight, bias, dilation)
 
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
@@ -93,23 +79,6 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
 
 
 def sample(
-    logits: Tensor,
-    uniform: Tensor,
-    *,
-    greedy: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    bans: Bans | None = None,
-    lookup: Lookup | None = None,
+    logits: Tensor, uniform: Tensor, params: SamplingParams, mask: LogitMask | None = None, lookup: Lookup | None = None
 ) -> Tensor:
-    return pick("sample", logits)(
-        logits,
-        uniform,
-        greedy=greedy,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        bans=bans,
-        lookup=lookup,
-    )
+    return pick("sample", logits)(logits, uniform, params, mask, lookup)

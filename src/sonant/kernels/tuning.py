@@ -36,7 +36,7 @@ class Tile:
     warps: int = 4
     stages: int = 3
     splits: int = 1  # programs that share the depth
-    group: int = 8  # tiles of rows that come before the next columns' turn
+    group: int = 8  # tiles of rows that come before the next columns
     fold: int = 1  # slices of the depth that warps of one program share out
     wide: bool = False  # one and a half times n columns
     library: bool = False

@@ -29,7 +29,7 @@ class FullContext:
         self.window = window
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-        return self.attend(layer, *ops.qk_rope(qkv, *heads))
+        return self.attend(layer, *ops.qk_rope(qkv, heads))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.window is None:
@@ -56,7 +56,7 @@ class PagedContext:
         cache = self.cache[layer]
         if self.slots is None:
             return ops.paged_step(qkv, heads, cache, self.tables, self.positions, self.span_blocks)
-        q, _, _ = ops.qk_rope(qkv, *heads, Place(cache, self.slots))
+        q, _, _ = ops.qk_rope(qkv, heads, Place(cache, self.slots))
         return ops.paged_attention(q, cache, self.tables, self.positions, self.span_blocks)
 
 
@@ -88,6 +88,6 @@ class RingContext:
         self.visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-        q, _, _ = ops.qk_rope(qkv, *heads, Place(self.layers[layer], self.slots))
+        q, _, _ = ops.qk_rope(qkv, heads, Place(self.layers[layer], self.slots))
         keys, values = self.layers[layer]
         return ops.dense_attention(q, keys[self.rows], values[self.rows], self.visible)

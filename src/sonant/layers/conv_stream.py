@@ -46,19 +46,20 @@ class CausalConv1d(nn.Module):
 
 
 class DepthwiseConv1d(nn.Module):
-    """Each channel by itself."""
+    """Each channel by itself. State: the last (kernel - 1) · dilation inputs."""
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    def __init__(self, channels: int, kernel: int, *, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(channels, channels, kernel, groups=channels)
+        self.conv = nn.Conv1d(channels, channels, kernel, dilation=dilation, groups=channels)
         self.slot = -1
-        self.state_shape = (kernel - 1, channels)
+        self.dilation = dilation
+        self.state_shape = ((kernel - 1) * dilation, channels)
 
     def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
         past = take(state, self.slot, x)
         x = F.pad(x, (0, 0, self.state_shape[0], 0)) if past is None else torch.cat([past, x], dim=1)
         assert self.conv.bias is not None
-        return ops.depthwise(x, self.conv.weight, self.conv.bias)
+        return ops.depthwise(x, self.conv.weight, self.conv.bias, self.dilation)
 
 
 class CausalConvTranspose1d(nn.Module):

@@ -62,6 +62,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
                     r"cumsum|philox|distribution_|^_uniforms$|gathertopk|sbtopk|mbtopk|aten::sort"),
     (Work.CODEC, r"implicit_gemm|xmma_(fprop|dgrad|wgrad)"),  # convolutions as products
+    # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
                 r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
                 r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma"),

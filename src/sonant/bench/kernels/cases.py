@@ -1,26 +1,23 @@
 """Every op at the shapes that the published models give it, with the bytes and operations it cannot avoid.
 
-Shapes come from the models' own configs, for decode steps of some rows and for a prefill; what two sizes share
-(predictor, codec) is there once. What a step reads afresh every time, weights and cache, is made anew for each call of
-a case, so that a measurement can go through more of it than a device's cache holds.
+Shapes come from a family's workloads, for decode steps of some rows and for a prefill. What a step reads afresh every
+time, weights and cache, is made anew for each call of a case, so that a measurement can go through more of it than a
+device's cache holds.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sonant.kernels.reference import Bans, Heads, Place, Snake
-from sonant.models.qwen3_tts.synthetic.presets import SAMPLES_PER_FRAME, Size, codec_config, model_config
+from sonant.kernels.reference import Heads, LogitMask, Place, SamplingParams, Snake
+from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
-_CONTEXT = 300  # positions of a row in the talker's cache: a sentence and twenty seconds
 _BLOCK_TOKENS = 16
 _EPS = 1e-6
 
@@ -44,56 +41,26 @@ class Case:
     flops: int = 0
 
 
-@dataclass(frozen=True)
-class Stack:
-    name: str
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context: int  # positions that attention looks at
-
-    @property
-    def qkv(self) -> int:
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-
-def stacks(sizes: Sequence[Size]) -> list[Stack]:
-    """The talker of each size, and the predictor that they share."""
-    configs = [model_config(size, "custom_voice", defaultdict(int), 0)["talker_config"] for size in sizes]
-    named = [(f"talker {size}", config, _CONTEXT) for size, config in zip(sizes, configs, strict=True)]
-    named.append(("predictor", configs[0]["code_predictor_config"], configs[0]["num_code_groups"]))
-    return [
-        Stack(
-            name, c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"],
-            c["head_dim"], c["vocab_size"], context,
-        )
-        for name, c, context in named
-    ]  # fmt: skip
-
-
 class Cases:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.item = device, dtype, dtype.itemsize
 
-    def every(self, sizes: Sequence[Size], rows: Sequence[int], prefill: int) -> Iterator[Case]:
+    def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
-        for stack in stacks(sizes):
-            for count in (*rows, *([prefill] if prefill and stack.name != "predictor" else [])):
+        for stack in workloads.stacks:
+            for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
                 yield from self._products(stack, count)
-                if stack.name == "predictor":
+                if stack.per_frame:
                     yield self._frame_attention(stack, count)
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
             for count in rows:
                 yield self._sample(stack, count)
         for count in rows:
-            yield self._uniforms(count)
-            yield from self._codec(count)
+            yield self._uniforms(count, workloads.codebooks)
+            yield from self._codec(workloads.codec, count)
 
-    def _products(self, s: Stack, rows: int) -> Iterator[Case]:
+    def _products(self, s: StackWorkload, rows: int) -> Iterator[Case]:
         heads = s.heads * s.head_dim
         yield self._product("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv)
         yield self._product("linear_add", f"{s.name} o", rows, heads, s.hidden)
@@ -103,9 +70,6 @@ class Cases:
         x, gain = self._normal(rows, 1, s.hidden), self._normal(s.hidden)
         moved = self.item * (2 * rows * s.hidden + s.hidden)
         yield Case("rms_norm", f"{s.name} norm", rows, lambda: Call((x, gain, _EPS), {}), 0, moved)
-        wide = self._normal(rows, 1, 2 * s.inner)
-        moved = self.item * 3 * rows * s.inner
-        yield Case("swiglu", f"{s.name} mlp", rows, lambda: Call((wide,), {}), 0, moved)
 
     def _product(self, op: str, where: str, rows: int, depth: int, columns: int) -> Case:
         planes = 2 if op == "norm_gated" else 1
@@ -125,7 +89,7 @@ class Cases:
         moved = weights + self.item * rows * (depth + columns * (2 if op == "linear_add" else 1))
         return Case(op, where, rows, make, weights, moved, flops=2 * rows * depth * planes * columns)
 
-    def _attention(self, s: Stack, rows: int, *, prefill: bool) -> Iterator[Case]:
+    def _attention(self, s: StackWorkload, rows: int, *, prefill: bool) -> Iterator[Case]:
         """Decode: each row has its own context. Prefill: one row, whose positions see those before them."""
         batch, length = (1, rows) if prefill else (rows, 1)
         span = rows if prefill else s.context
@@ -137,14 +101,14 @@ class Cases:
         q, qkv = self._normal(batch, length, s.heads, s.head_dim), self._normal(batch, length, s.qkv)
         gain = self._normal(s.head_dim)
         cos, sin = (self._normal(batch, length, 1, s.head_dim) for _ in range(2))
+        heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
         cache = partial(self._normal, 2, batch * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
 
         def attend() -> Call:
             return Call((q, cache(), tables, positions, blocks), {})
 
-        def turn() -> Call:
-            place = Place(cache(), slots.flatten())
-            return Call((qkv, gain, gain, cos, sin, s.heads, s.kv_heads, _EPS, place), {})
+        def rope() -> Call:
+            return Call((qkv, heads, Place(cache(), slots.flatten())), {})
 
         kv_token = 2 * self.item * s.kv_heads * s.head_dim
         seen = rows * (rows + 1) // 2 if prefill else rows * span
@@ -153,9 +117,8 @@ class Cases:
         flops = 4 * seen * s.heads * s.head_dim
         yield Case("paged_attention", f"{s.name} {span} positions", rows, attend, read, read + queries, flops)
         moved = self.item * rows * (2 * s.qkv + 2 * s.head_dim)
-        yield Case("qk_rope", f"{s.name} heads", rows, turn, 0, moved)
+        yield Case("qk_rope", f"{s.name} heads", rows, rope, 0, moved)
         if not prefill:
-            heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
 
             def step() -> Call:
                 return Call((qkv, heads, cache(), tables, positions, blocks), {})
@@ -163,7 +126,7 @@ class Cases:
             moved += read + queries // 2
             yield Case("paged_step", f"{s.name} {span} positions", rows, step, read, moved, flops)
 
-    def _frame_attention(self, s: Stack, rows: int) -> Case:
+    def _frame_attention(self, s: StackWorkload, rows: int) -> Case:
         """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
         at = s.context // 2
         qkv, gain = self._normal(rows, 1, s.qkv), self._normal(s.head_dim)
@@ -176,57 +139,57 @@ class Cases:
         make = partial(Call, (qkv, heads, cache, at), {})
         return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
 
-    def _sample(self, s: Stack, rows: int) -> Case:
+    def _sample(self, s: StackWorkload, rows: int) -> Case:
         logits, uniform = self._normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)
         flags = torch.zeros(rows, dtype=torch.bool, device=self.device)
-        values: dict[str, Any] = {
-            "greedy": flags,
-            "temperature": torch.full_like(uniform, 0.9),
-            "top_k": torch.full((rows,), 50, dtype=torch.int32, device=self.device),
-            "top_p": torch.ones_like(uniform),
-        }
-        moved = rows * s.vocab * self.item
-        if s.name != "predictor":  # only the first code has what keeps ids from being drawn
+        params = SamplingParams(
+            greedy=flags,
+            temperature=torch.full_like(uniform, 0.9),
+            top_k=torch.full((rows,), 50, dtype=torch.int32, device=self.device),
+            top_p=torch.ones_like(uniform),
+        )
+        mask, moved = None, rows * s.vocab * self.item
+        if not s.per_frame:  # only the first code has what keeps ids from being drawn
             seen = torch.zeros(rows, s.vocab, dtype=torch.bool, device=self.device)
-            values["bans"] = Bans(seen, torch.full_like(uniform, 1.05), seen[0], 7, flags)
+            mask = LogitMask(seen, torch.full_like(uniform, 1.05), seen[0], 7, flags)
             moved += rows * s.vocab
-        return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform), values), 0, moved)
+        return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform, params, mask), {}), 0, moved)
 
-    def _uniforms(self, rows: int) -> Case:
+    def _uniforms(self, rows: int, count: int) -> Case:
         seed = torch.ones(rows, 2, dtype=torch.int32, device=self.device)
         frame = torch.ones(rows, dtype=torch.int64, device=self.device)
-        return Case("uniforms", "a frame's codes", rows, lambda: Call((seed, frame, 16), {}), 0, rows * (16 + 16 * 4))
+        moved = rows * (16 + count * 4)
+        return Case("uniforms", "a frame's codes", rows, lambda: Call((seed, frame, count), {}), 0, moved)
 
-    def _codec(self, rows: int, frames: int = 4) -> Iterator[Case]:
+    def _codec(self, c: CodecWorkload, rows: int, frames: int = 4) -> Iterator[Case]:
         """A chunk of four frames, as settled streams have."""
-        c = codec_config("1.7b")["decoder_config"]
-        window, heads, dim = c["sliding_window"] - 1, c["num_attention_heads"], c["head_dim"]
+        window, heads, dim = c.window, c.heads, c.head_dim
         q = self._normal(rows, frames, heads, dim)
         visible = torch.ones(rows, 1, frames, window + frames, dtype=torch.bool, device=self.device)
         keys = partial(self._normal, rows, window + frames, heads, dim)
         read = 2 * self.item * rows * (window + frames) * heads * dim
         flops = 4 * rows * frames * (window + frames) * heads * dim
         attend = partial(self._dense, q, keys, visible)
-        yield Case("dense_attention", "codec window", rows, attend, read, read + 2 * self.item * q.numel(), flops)
+        yield Case("dense_attention", f"{c.name} window", rows, attend, read, read + 2 * self.item * q.numel(), flops)
 
-        length, latent = frames * prod(c["upsampling_ratios"]), c["latent_dim"]
+        length, latent = frames * c.steps_per_frame, c.latent
         x, bias = self._normal(rows, length + 6, latent), self._normal(latent)
         taps = self._normal(7, 1, latent).permute(2, 1, 0)  # laid out as layers/conv_stream.py does
         moved = self.item * (rows * (2 * length + 6) * latent + 8 * latent)
-        yield Case("depthwise", "codec ConvNeXt", rows, lambda: Call((x, taps, bias), {}), 0, moved)
+        yield Case("depthwise", f"{c.name} ConvNeXt", rows, lambda: Call((x, taps, bias), {}), 0, moved)
 
-        thin = c["decoder_dim"] >> len(c["upsample_rates"])
-        for name, steps, channels in (("first", length, c["decoder_dim"]), ("last", frames * SAMPLES_PER_FRAME, thin)):
+        thin = c.channels >> len(c.upsample_rates)
+        for name, steps, channels in (("first", length, c.channels), ("last", frames * c.samples_per_frame, thin)):
             value, alpha = self._normal(rows, steps, channels), self._normal(channels)
             moved = self.item * 2 * (value.numel() + channels)
-            yield Case("snake_beta", f"codec {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
+            yield Case("snake_beta", f"{c.name} {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
 
-        yield from self._convolutions(rows, length, c["decoder_dim"], c["upsample_rates"])
+        yield from self._convolutions(c, rows, length)
 
-    def _convolutions(self, rows: int, steps: int, channels: int, rates: Sequence[int]) -> Iterator[Case]:
+    def _convolutions(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
         """The wide one of a residual unit, after each upsampling: its past, bias and activation inside."""
-        taps, dilation = 7, 3
-        for rate in rates:
+        taps, dilation, channels = 7, 3, c.channels
+        for rate in c.upsample_rates:
             steps, channels = steps * rate, channels // 2
             x, past = self._normal(rows, steps, channels), self._normal(rows, (taps - 1) * dilation, channels)
             per_channel = self._normal(channels)
@@ -234,7 +197,7 @@ class Cases:
             weights = self.item * taps * channels**2
             moved = weights + self.item * rows * channels * (2 * steps + (taps - 1) * dilation)
             flops = 2 * rows * steps * taps * channels**2
-            yield Case("causal_conv", f"codec {channels} × {steps}", rows, make, weights, moved, flops)
+            yield Case("causal_conv", f"{c.name} {channels} × {steps}", rows, make, weights, moved, flops)
 
     def _convolution(self, x: Tensor, past: Tensor, per_channel: Tensor, taps: int, dilation: int) -> Call:
         channels = len(per_channel)

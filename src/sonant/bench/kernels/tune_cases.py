@@ -1,24 +1,23 @@
-"""What the tuner tunes: the products and convolutions of the 1.7B model, as plain numbers that a process can be sent.
+"""What the tuner tunes: a family's products and convolutions, as plain numbers that a process can be sent.
 
 Each case can make its arguments, run with a given tile, and say which candidates compile to the same kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sonant.bench.kernels.cases import Call, stacks
+from sonant.bench.kernels.cases import Call
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Snake
 from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile
 from sonant.kernels.tuning import Tile
-from sonant.models.qwen3_tts.synthetic.presets import codec_config
+from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
@@ -63,7 +62,7 @@ class ProductCase:
     @property
     def key(self) -> str:
         shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, self.op.startswith("norm"), _ITEM_BYTES)
-        return tuning.key("few", shape, self.rows)
+        return tuning.key("small_m", shape, self.rows)
 
     @property
     def streamed_bytes(self) -> int:
@@ -188,9 +187,9 @@ class ConvCase:
         return self.run(call, tuning.LIBRARY)
 
 
-def product_cases() -> Iterator[ProductCase]:
+def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
     for rows in PRODUCT_ROWS:
-        for s in stacks(["1.7b"]):
+        for s in stacks:
             yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv)
             yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden)
             yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
@@ -198,18 +197,17 @@ def product_cases() -> Iterator[ProductCase]:
             yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
 
 
-def conv_cases() -> Iterator[ConvCase]:
-    c = codec_config("1.7b")["decoder_config"]
+def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
     for frames in CODEC_FRAMES:
-        steps, channels = prod(c["upsampling_ratios"]), c["decoder_dim"]
-        yield ConvCase("codec first", frames, steps, c["latent_dim"], channels, 1, 7, 1, True, False)
-        for rate in c["upsample_rates"]:
+        steps, channels = c.steps_per_frame, c.channels
+        yield ConvCase(f"{c.name} first", frames, steps, c.latent, channels, 1, 7, 1, True, False)
+        for rate in c.upsample_rates:
             thin = channels // 2
-            yield ConvCase(f"codec up {thin}", frames, steps, channels, thin, rate, 2, 1, True, False)
+            yield ConvCase(f"{c.name} up {thin}", frames, steps, channels, thin, rate, 2, 1, True, False)
             steps, channels = steps * rate, thin
-            yield ConvCase(f"codec wide {thin}", frames, steps, thin, thin, 1, 7, 3, True, False)
-            yield ConvCase(f"codec point {thin}", frames, steps, thin, thin, 1, 1, 1, True, True)
-        yield ConvCase("codec last", frames, steps, channels, 1, 1, 7, 1, False, False)
+            yield ConvCase(f"{c.name} wide {thin}", frames, steps, thin, thin, 1, 7, 3, True, False)
+            yield ConvCase(f"{c.name} point {thin}", frames, steps, thin, thin, 1, 1, 1, True, True)
+        yield ConvCase(f"{c.name} last", frames, steps, channels, 1, 1, 7, 1, False, False)
 
 
 def _copied(call: Call, at: int) -> Call:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.options import DTYPES, Commands, add_command, whole_number
 from sonant.errors import ConfigError
 from sonant.load import pick_device, pick_dtype
+from sonant.models.registry import family_module, family_names
+from sonant.models.workload import WorkloadProvider
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,6 @@ sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
 sonant bench kernels --tune
 """
-SIZES = ("0.6b", "1.7b")
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,7 +31,7 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "kernels", run, summary=summary, examples=EXAMPLES)
     parser.add_argument("--ops", metavar="OP,OP…", help="names as `sonant doctor` lists them (default: all)")
     parser.add_argument(
-        "--size", metavar="S,S…", default=",".join(SIZES), help="whose shapes: 0.6b, 1.7b (default: both)"
+        "--size", metavar="S,S…", help=f"whose shapes: {', '.join(_sizes(_providers()))} (default: all)"
     )
     parser.add_argument(
         "--rows", metavar="N,N…", help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU)"
@@ -41,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and values (default: auto)")
     parser.add_argument(
-        "--tune", action="store_true", help="find the best tile of each kernel on this GPU at the 1.7b model's shapes"
+        "--tune", action="store_true", help="find each kernel's best tile on this GPU at the largest models' shapes"
     )
     parser.add_argument(
         "--tune-seconds", metavar="S", type=whole_number(1), default=120, help="when to stop tuning (default: 120)"
@@ -66,22 +67,35 @@ def run(args: argparse.Namespace) -> int:
     ops = args.ops.split(",") if args.ops else list(OPS)
     if unknown := [op for op in ops if op not in OPS]:
         raise ConfigError(f"there is no op {unknown[0]!r}; there are {', '.join(OPS)}")
+    providers = _providers()
     if args.tune:
-        return _tune(device, ops, args.tune_seconds, args.out)
-    sizes = args.size.split(",")
-    if unknown := [size for size in sizes if size not in SIZES]:
-        raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(SIZES)}")
+        return _tune(providers, device, ops, args.tune_seconds, args.out)
+    sizes = args.size.split(",") if args.size else _sizes(providers)
+    if unknown := [size for size in sizes if size not in _sizes(providers)]:
+        raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
-    cases = (case for case in Cases(device, dtype).every(sizes, rows, prefill) if case.op in ops)
-    report = kernels.run(cases, device, dtype, on_time=_tell)
+    wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
+    cases = Cases(device, dtype)
+    every = (case for workloads in wanted for case in cases.every(workloads, rows, prefill) if case.op in ops)
+    report = kernels.run(every, device, dtype, on_time=_tell)
     print(kernels.table(report))
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
     return 0
 
 
-def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) -> int:
+def _providers() -> list[WorkloadProvider]:
+    return [cast("WorkloadProvider", family_module(name, "workload")) for name in family_names()]
+
+
+def _sizes(providers: list[WorkloadProvider]) -> list[str]:
+    return [size for provider in providers for size in provider.SIZES]
+
+
+def _tune(
+    providers: list[WorkloadProvider], device: torch.device, ops: list[str], seconds: int, out: Path | None
+) -> int:
     if device.type != "cuda":  # where triton need not be installed
         raise ConfigError(f"--tune needs a GPU, and {device} is none")
     import torch
@@ -94,7 +108,9 @@ def _tune(device: torch.device, ops: list[str], seconds: int, out: Path | None) 
 
     torch.cuda.set_device(device)
     gpu = torch.cuda.get_device_name(device)
-    every: list[Tunable] = [*product_cases(), *conv_cases()]
+    every: list[Tunable] = []
+    for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
+        every += [*product_cases(workloads.stacks), *conv_cases(workloads.codec)]
     cases = [case for case in every if case.op in ops]
     if not cases:
         raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")

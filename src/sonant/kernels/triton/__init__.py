@@ -1,1 +1,1 @@
-"""Fused versions of the ops for NVIDIA GPUs. Each file holds one op; reference.py says what it must compute."""
+"""Fused versions of the ops for NVIDIA GPUs. Each file holds one op; the reference says what it must compute."""

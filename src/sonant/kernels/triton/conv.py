@@ -18,10 +18,10 @@ from torch import Tensor
 from sonant.kernels import reference
 from sonant.kernels.reference import Snake
 from sonant.kernels.triton.conv_tile import tile_for
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.snake import snake as snake_of
 from sonant.kernels.triton.snake import snake_beta, snake_factors
-from sonant.kernels.triton.split_k import arrivals, arrive_last, room, sum_of_parts
+from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
 
@@ -70,24 +70,47 @@ def _values(fresh_start, past_start, fresh, k, inside, PAST: tl.constexpr, EVEN:
 
 @triton.jit
 def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Which rows' tile and which columns': GROUP tiles of rows share the weights they read before the next columns'
-    turn comes."""
+    """Which rows' tile and which columns': GROUP tiles of rows share the weights they read before the next columns
+    are begun."""
     group = tile // (GROUP * tiles_n)
     height = tl.minimum(tiles_m - group * GROUP, GROUP)
     within = tile % (GROUP * tiles_n)
     return group * GROUP + within % height, within // height
 
 
+@triton.jit
+def _reduce(
+    total, more, partials, arrivals, tile, split, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    half: tl.constexpr = BLOCK_N // 2
+    width: tl.constexpr = BLOCK_N + half if WIDE else BLOCK_N
+    cells: tl.constexpr = BLOCK_M * width
+    line = tl.arange(0, BLOCK_M)[:, None] * width
+    slot = partials + tile.to(tl.int64) * SPLITS * cells
+    cell, next_cell = line + tl.arange(0, BLOCK_N)[None], line + BLOCK_N + tl.arange(0, half)[None]
+    tl.store(slot + split * cells + cell, total)
+    if WIDE:
+        tl.store(slot + split * cells + next_cell, more)
+    last = arrived_last(arrivals + tile, SPLITS)
+    if last:
+        total = sum_partials(slot, cell, SPLITS, cells)
+        if WIDE:
+            more = sum_partials(slot, next_cell, SPLITS, cells)
+    return total, more, last
+
+
 @triton.jit(do_not_specialize=["rows", "steps", "channels", "history", "dilation", "tiles_m", "tiles_n"])
 def _conv(
-    x, past, weight, bias, residual, alpha, beta, raw, active, partial, arrived,
+    x, past, weight, bias, residual, alpha, beta, raw, active, partials, arrivals,
     rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride, tiles_m, tiles_n,
     PAST: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr, TAPS: tl.constexpr,
-    SAMPLED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
+    SAMPLED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
-    tile, part = tl.program_id(0), tl.program_id(1)
+    launch_dependents(PDL)
+    tile, split = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP)
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     half: tl.constexpr = BLOCK_N // 2
@@ -99,16 +122,13 @@ def _conv(
     batch, step = (there // steps).to(tl.int64), there % steps
     fresh_from = x + batch * batch_stride + (step - history) * step_stride
     past_from = past + batch * past_stride + step * inputs
-    lane = tl.arange(0, BLOCK_K)
-    chunks = tl.cdiv(inputs, BLOCK_K)
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    more = tl.zeros([BLOCK_M, half], tl.float32)
-    wait(EARLY)
-    for turn in range(part * TAPS * chunks // PARTS, (part + 1) * TAPS * chunks // PARTS):
-        tap = turn % TAPS  # taps of one depth follow each other: they read nearly the same rows
-        k = (turn // TAPS) * BLOCK_K + lane
-        shift = tap * dilation
-        inside = k < inputs
+    lane, chunks = tl.arange(0, BLOCK_K), tl.cdiv(inputs, BLOCK_K)
+    total, more = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, half], tl.float32)
+    wait_prior(PDL)
+    for k_tile in range(split * TAPS * chunks // SPLITS, (split + 1) * TAPS * chunks // SPLITS):
+        tap = k_tile % TAPS  # taps of one depth follow each other: they read nearly the same rows
+        k = (k_tile // TAPS) * BLOCK_K + lane
+        shift, inside = tap * dilation, k < inputs
         value = _values(
             fresh_from + shift * step_stride, past_from + shift * inputs, step + shift >= history, k, inside, PAST, EVEN
         )
@@ -120,19 +140,8 @@ def _conv(
             more = tl.dot(value, own, more, input_precision=PRECISION)
 
     last = True
-    if PARTS > 1:
-        cells: tl.constexpr = BLOCK_M * width
-        line = tl.arange(0, BLOCK_M)[:, None] * width
-        slot = partial + tile.to(tl.int64) * PARTS * cells
-        cell, next_cell = line + tl.arange(0, BLOCK_N)[None], line + BLOCK_N + tl.arange(0, half)[None]
-        tl.store(slot + part * cells + cell, total)
-        if WIDE:
-            tl.store(slot + part * cells + next_cell, more)
-        last = arrive_last(arrived + tile, PARTS)
-        if last:
-            total = sum_of_parts(slot, cell, PARTS, cells)
-            if WIDE:
-                more = sum_of_parts(slot, next_cell, PARTS, cells)
+    if SPLITS > 1:
+        total, more, last = _reduce(total, more, partials, arrivals, tile, split, WIDE, BLOCK_M, BLOCK_N, SPLITS)
     if last:
         _finish(
             total, row, column, bias, residual, alpha, beta, raw, active, rows, columns, channels,
@@ -174,14 +183,14 @@ def causal_conv(
     _conv[(tiles, tile.splits)](
         x, x if past is None else past, flat, bias, x if residual is None else residual.contiguous(),
         *(snake or (bias, bias)), raw, active,
-        room(x, tiles, tile.splits, tile.m * tile.width), arrivals(x.device, weight.data_ptr(), tiles, tile.splits),
+        workspace(x, tiles, tile.splits, tile.m * tile.width), counters(weight, tiles, tile.splits),
         batch * steps, steps, inputs, columns, len(bias),
         (taps - 1) * dilation, dilation, x.stride(0), x.stride(1), 0 if past is None else past.stride(0),
         tiles_m, tiles_n,
         PAST=past is not None, ADD=residual is not None, KEEP=raw.numel() > 0, SNAKE=snake is not None, TAPS=taps,
         SAMPLED=columns > len(bias), PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
         EVEN=inputs % tile.k == 0, WIDE=tile.wide,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group, PARTS=tile.splits,
-        num_warps=tile.warps, num_stages=tile.stages, **options(x),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group, SPLITS=tile.splits,
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
     return raw, active

@@ -12,7 +12,7 @@ from sonant.kernels.tuning import Tile, find
 
 _PROCESSORS = 132  # of an H100 or H200
 _MOST_SPLITS = 16
-_MOST_SPLIT_SUMS = 64  # in a thread's registers: adding up parts needs as many again
+_MOST_SPLIT_SUMS = 64  # in a thread's registers: adding up partial sums needs as many again
 _SHARED_BYTES = 227 << 10
 
 
@@ -77,10 +77,10 @@ def _sensible(tile: Tile, rows: int, columns: int, item_bytes: int) -> bool:
     return columns < 64 or -(-columns // tile.width) * tile.width <= 4 * columns / 3
 
 
-def _splits(tile: Tile, rows: int, columns: int, turns: int) -> list[int]:
+def _splits(tile: Tile, rows: int, columns: int, k_tiles: int) -> list[int]:
     """1, and while that leaves processors idle also what fills the GPU once or twice."""
     programs = _programs(tile, rows, columns)
-    most = min(_MOST_SPLITS, turns // 4, 2 * _PROCESSORS // programs)
+    most = min(_MOST_SPLITS, k_tiles // 4, 2 * _PROCESSORS // programs)
     if programs >= _PROCESSORS or tile.m * tile.width > _MOST_SPLIT_SUMS * 32 * tile.warps or most < 2:
         return [1]
     largest = 1 << (most.bit_length() - 1)  # powers of two only: each count is another kernel to compile

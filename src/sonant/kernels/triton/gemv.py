@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.triton import norm, small_m_gemm
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
 
@@ -24,12 +24,12 @@ _VECTORS = 64  # elements of the weights in each thread's hands
 
 
 @triton.jit
-def _skinny(
+def _gemv(
     x, weight, gain, residual, out, columns, depth, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    launch_dependents(PDL)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = column < columns
     k = tl.arange(0, BLOCK_K)
@@ -42,7 +42,7 @@ def _skinny(
         up = tl.load(weight + columns.to(tl.int64) * depth + at, mask=mask, other=0.0)
     if NORM:
         scale_of = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
-    wait(EARLY)
+    wait_prior(PDL)
     value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         # each result is rounded where the reference rounds it; the arithmetic between is float32
@@ -73,7 +73,7 @@ def _product(
     flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
     residual = None if residual is None else residual.contiguous()
     if rows == 1 and depth <= _DEEPEST:
-        _one_row(flat, weight, wanted, gain, eps, gated, residual)
+        _launch_gemv(flat, weight, wanted, gain, eps, gated, residual)
         return out
     if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
         flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
@@ -82,17 +82,17 @@ def _product(
     return None
 
 
-def _one_row(
+def _launch_gemv(
     x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None
 ) -> None:
     depth, columns = x.shape[1], out.shape[1]
     block_k = triton.next_power_of_2(depth)
     warps = 8 if block_k > 4096 else 4
     block_n = max(1, _VECTORS * 32 * warps // block_k // (2 if gated else 1))
-    _skinny[(triton.cdiv(columns, block_n),)](
+    _gemv[(triton.cdiv(columns, block_n),)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **options(x),
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **launch_options(x),
     )  # fmt: skip
 
 

@@ -7,19 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
 @triton.jit
-def _rms_norm(x, weight, out, dim, eps, EARLY: tl.constexpr, BLOCK: tl.constexpr):
-    begin(EARLY)
+def _rms_norm(x, weight, out, dim, eps, PDL: tl.constexpr, BLOCK: tl.constexpr):
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < dim
     at = row * dim + column
     dtype = out.dtype.element_ty
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    wait(EARLY)
+    wait_prior(PDL)
     wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)
     # each result is rounded where the reference rounds it; the arithmetic between is float32
@@ -32,5 +32,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     block = triton.next_power_of_2(dim)
     warps = max(1, min(8, block // 256))
-    _rms_norm[(x.numel() // dim,)](x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **options(x))
+    _rms_norm[(x.numel() // dim,)](x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **launch_options(x))
     return out

@@ -28,7 +28,7 @@ def _rounded(value, dtype: tl.constexpr):
 
 
 @triton.jit
-def turned(
+def norm_rope(
     value, partner, gain, partner_gain, cos, sin, eps, DIM: tl.constexpr, NORM: tl.constexpr, dtype: tl.constexpr
 ):
     """Heads [DIM] or [N, DIM] and the same at their partners' columns → normed and rotated, in `dtype`.
@@ -40,5 +40,5 @@ def turned(
         scale = tl.rsqrt(tl.sum(value * value, axis=-1, keep_dims=True) / DIM + eps)
         value = _rounded(gain.to(tl.float32) * _rounded(value * scale, dtype), dtype)
         partner = _rounded(partner_gain.to(tl.float32) * _rounded(partner * scale, dtype), dtype)
-    turn = tl.where(tl.arange(0, DIM) < DIM // 2, -sin.to(tl.float32), sin.to(tl.float32))
-    return (_rounded(value * cos.to(tl.float32), dtype) + _rounded(partner * turn, dtype)).to(dtype)
+    signed_sin = tl.where(tl.arange(0, DIM) < DIM // 2, -sin.to(tl.float32), sin.to(tl.float32))
+    return (_rounded(value * cos.to(tl.float32), dtype) + _rounded(partner * signed_sin, dtype)).to(dtype)

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
-from sonant.kernels.triton.norm_rope import gains, partner_of, turned
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
 @triton.jit
@@ -50,16 +50,16 @@ def _over_cache(
 def _attention(
     q, cache, tables, positions, out, plane, table_stride, scale, length,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    launch_dependents(PDL)
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     member = tl.arange(0, GROUP)
     share: tl.constexpr = HEADS // KV_HEADS
     real = (member < share)[:, None]
     at = (query * HEADS + kv_head * share + member[:, None]) * DIM + tl.arange(0, DIM)[None, :]
-    wait(EARLY)
+    wait_prior(PDL)
     tile_q = tl.load(q + at, mask=real, other=0.0)
     best = tl.full([GROUP], float("-inf"), tl.float32)
     weight = tl.zeros([GROUP], tl.float32)
@@ -74,11 +74,11 @@ def _attention(
 @triton.jit
 def _step_attention(
     qkv, q_weight, k_weight, cos, sin, cache, tables, positions, out,
-    plane, table_stride, position_stride, turn_stride, eps, scale,
+    plane, table_stride, position_stride, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
@@ -93,12 +93,14 @@ def _step_attention(
     source = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
     own = source + head[:, None] * DIM
     fresh = source + (HEADS + kv_head) * DIM
-    wait(EARLY)
+    wait_prior(PDL)
     last = tl.load(positions + row * position_stride)
-    c, s = tl.load(cos + row * turn_stride + column), tl.load(sin + row * turn_stride + column)
-    key = turned(tl.load(fresh + column), tl.load(fresh + partner), k_gain, k_partner_gain, c, s, eps, DIM, NORM, dtype)
+    c, s = tl.load(cos + row * rope_stride + column), tl.load(sin + row * rope_stride + column)
+    key = norm_rope(
+        tl.load(fresh + column), tl.load(fresh + partner), k_gain, k_partner_gain, c, s, eps, DIM, NORM, dtype
+    )
     value = tl.load(fresh + KV_HEADS * DIM + column)
-    tile_q = turned(
+    tile_q = norm_rope(
         tl.load(own + column[None], mask=real, other=0.0), tl.load(own + partner[None], mask=real, other=0.0),
         q_gain[None], q_partner_gain[None], c[None], s[None], eps, DIM, NORM, dtype,
     )  # fmt: skip
@@ -138,7 +140,7 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     _attention[(batch * length, cache.shape[3])](
         q, cache, tables, positions.contiguous(), out,
         cache.stride(0), tables.stride(0), dim**-0.5, length,
-        **_constants(heads, cache), **options(q),
+        **_constants(heads, cache), **launch_options(q),
     )  # fmt: skip
     return out
 
@@ -153,6 +155,6 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
         cache, tables, positions, out,
         cache.stride(0), tables.stride(0), positions.stride(0), 0 if len(cos) == 1 else dim, heads.eps, dim**-0.5,
-        NORM=norm, **_constants(heads.heads, cache), **options(qkv),
+        NORM=norm, **_constants(heads.heads, cache), **launch_options(qkv),
     )  # fmt: skip
     return out

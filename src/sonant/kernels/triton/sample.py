@@ -1,4 +1,4 @@
-"""One kernel from logits to a drawn id: bans, penalty, temperature, top-k, top-p, the draw, and what the id stands for.
+"""One kernel from logits to a drawn id: penalty, mask, temperature, top-k, top-p, the draw, and what the id stands for.
 
 Thresholds are found digit by digit over the order-preserving integer form of the scores, several candidates in one
 pass, half as many passes where scores have sixteen bits: sums over a row that stays in registers cost far less than
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.reference import Bans, Lookup
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.reference import LogitMask, Lookup, SamplingParams
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _DIGITS: tl.constexpr = tl.constexpr(8)
 
@@ -33,11 +33,11 @@ def _threshold(order, weight, least, BITS: tl.constexpr):
     found = tl.zeros([], tl.uint32)
     passes: tl.constexpr = (BITS + 2) // 3
     first: tl.constexpr = 1 << (BITS - 3 * (passes - 1))  # digits that the topmost bits make
-    for turn in tl.static_range(passes):
-        candidate = found + (digit.to(tl.uint32) << (3 * (passes - 1 - turn)))
+    for level in tl.static_range(passes):
+        candidate = found + (digit.to(tl.uint32) << (3 * (passes - 1 - level)))
         above = tl.sum(tl.where(order[None] >= candidate[:, None], weight[None], 0.0), axis=1)
-        enough = (above >= least) & (digit < (first if turn == 0 else _DIGITS)) & (digit > 0)
-        found += tl.sum(enough.to(tl.int32), axis=0).to(tl.uint32) << (3 * (passes - 1 - turn))
+        enough = (above >= least) & (digit < (first if level == 0 else _DIGITS)) & (digit > 0)
+        found += tl.sum(enough.to(tl.int32), axis=0).to(tl.uint32) << (3 * (passes - 1 - level))
     return found
 
 
@@ -46,8 +46,8 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
     """The largest integer that at least `wanted` scores reach. The counts of three candidates, of sixteen bits each,
     are one sum: what a pass costs is that all warps wait for each other."""
     found = tl.zeros([], tl.uint32)
-    for turn in tl.static_range(BITS // 2):
-        shift = BITS - 2 - 2 * turn
+    for level in tl.static_range(BITS // 2):
+        shift = BITS - 2 - 2 * level
         reached = tl.zeros(order.shape, tl.int64)
         for digit in tl.static_range(1, 4):
             reached += (inside & (order >= found + (digit << shift))).to(tl.int64) << (16 * digit - 16)
@@ -61,35 +61,35 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 
 @triton.jit
 def _sample(
-    logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, banned, stop_id, ban_stop, rows, vocab,
-    table, fetched, uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
-    PENALIZE: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, suppressed, stop_id, suppress_stop,
+    seen_rows, vocab, table, fetched,
+    uniform_stride, greedy_stride, temperature_stride, top_k_stride, top_p_stride, penalty_stride,
+    MASKED: tl.constexpr, INDEXED: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
+    PDL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < vocab
-    wait(EARLY)
+    wait_prior(PDL)
     score = tl.load(logits + row * vocab + column, mask=inside, other=float("-inf")).to(tl.float32)
-    if PENALIZE:
+    if MASKED:
         factor = tl.load(penalty + row * penalty_stride)
         line = row
         if INDEXED:
-            line = tl.load(rows + row)
+            line = tl.load(seen_rows + row)
         was_drawn = tl.load(seen + line * vocab + column, mask=inside, other=0) != 0
         score = tl.where(was_drawn, tl.where(score > 0, score / factor, score * factor), score)
-        never = tl.load(banned + column, mask=inside, other=1) != 0
-        early = (tl.load(ban_stop + row) != 0) & (column == stop_id)
-        score = tl.where(never | early, float("-inf"), score)
+        never = tl.load(suppressed + column, mask=inside, other=1) != 0
+        too_early = (tl.load(suppress_stop + row) != 0) & (column == stop_id)
+        score = tl.where(never | too_early, float("-inf"), score)
     highest, best = tl.max(score, axis=0, return_indices=True)
     order = _ordered(score, BITS)  # which no temperature changes
     heat = tl.load(temperature + row * temperature_stride)
     weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
 
     wanted = tl.load(top_k + row * top_k_stride)
-    wanted = tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted)
-    lowest = _kth(order, inside, wanted, BITS)
+    lowest = _kth(order, inside, tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted), BITS)
     weight = tl.where(order >= lowest, weight, 0.0)
 
     share = tl.load(top_p + row * top_p_stride)
@@ -113,28 +113,20 @@ def _sample(
 
 
 def sample(
-    logits: Tensor,
-    uniform: Tensor,
-    *,
-    greedy: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    bans: Bans | None = None,
-    lookup: Lookup | None = None,
+    logits: Tensor, uniform: Tensor, params: SamplingParams, mask: LogitMask | None = None, lookup: Lookup | None = None
 ) -> Tensor:
     batch, vocab = logits.shape
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(vocab)
-    seen, penalty, banned, stop_id, ban_stop, rows = bans or (logits, uniform, logits, -1, logits, None)
+    values = (params.greedy, params.temperature, params.top_k, params.top_p)
+    seen, penalty, suppressed, stop_id, suppress_stop, rows = mask or (logits, uniform, logits, -1, logits, None)
     table, fetched = (logits, logits) if lookup is None else (lookup.table.contiguous(), lookup.out)
     width = 0 if lookup is None else table.shape[1]
     _sample[(batch,)](
-        logits.contiguous(), uniform, greedy, temperature, top_k, top_p, out,
-        seen, penalty, banned, stop_id, ban_stop, logits if rows is None else rows, vocab, table, fetched,
-        *(t.stride(0) for t in (uniform, greedy, temperature, top_k, top_p, penalty)),
-        PENALIZE=bans is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
-        BITS=16 if logits.dtype is torch.bfloat16 and bans is None else 32,
-        BLOCK=block, num_warps=max(1, min(16, block // 512)), **options(logits),
+        logits.contiguous(), uniform, *values, out, seen, penalty, suppressed, stop_id, suppress_stop,
+        logits if rows is None else rows, vocab, table, fetched, *(t.stride(0) for t in (uniform, *values, penalty)),
+        MASKED=mask is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
+        BITS=16 if logits.dtype is torch.bfloat16 and mask is None else 32,
+        BLOCK=block, num_warps=max(1, min(16, block // 512)), **launch_options(logits),
     )  # fmt: skip
     return out

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
-from sonant.kernels.triton.norm_rope import gains, partner_of, turned
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
 @triton.jit
@@ -25,11 +25,11 @@ def _line(tile, number: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first"])
 def _short_attention(
-    qkv, q_weight, k_weight, cos, sin, cache, out, plane, turn_stride, first, eps, scale,
+    qkv, q_weight, k_weight, cos, sin, cache, out, plane, rope_stride, first, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, POSITIONS: tl.constexpr,
-    TILE: tl.constexpr, LINES: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, LINES: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    launch_dependents(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
     dtype: tl.constexpr = out.dtype.element_ty
@@ -40,18 +40,18 @@ def _short_attention(
     real, is_query = (line < 3 * STEPS)[:, None], (part == 0)[:, None]
     place = tl.where(part == 0, head, HEADS + kv_head + (part - 1) * KV_HEADS)
     source = qkv + (((row * STEPS + step) * (HEADS + 2 * KV_HEADS) + place) * DIM)[:, None]
-    turn = (row * turn_stride + step * DIM)[:, None] + column[None]
+    angle = (row * rope_stride + step * DIM)[:, None] + column[None]
     at = (((row * POSITIONS + position) * KV_HEADS + kv_head) * DIM)[:, None] + column[None]
     written = (position < first)[:, None]
-    wait(EARLY)
+    wait_prior(PDL)
     plain = tl.load(source + column[None], mask=real, other=0.0)
     partner = tl.load(source + partner_of(column, DIM)[None], mask=real, other=0.0)
-    c, s = tl.load(cos + turn, mask=real, other=0.0), tl.load(sin + turn, mask=real, other=0.0)
+    c, s = tl.load(cos + angle, mask=real, other=0.0), tl.load(sin + angle, mask=real, other=0.0)
     keys = tl.load(cache + at, mask=written, other=0.0)
     values = tl.load(cache + plane + at, mask=written, other=0.0)
     gain = tl.where(is_query, q_gain[None], k_gain[None])
     partner_gain = tl.where(is_query, q_partner_gain[None], k_partner_gain[None])
-    ready = turned(plain, partner, gain, partner_gain, c, s, eps, DIM, NORM, dtype)
+    ready = norm_rope(plain, partner, gain, partner_gain, c, s, eps, DIM, NORM, dtype)
     ready = tl.where((part == 2)[:, None], plain, ready)
 
     for fresh in tl.static_range(STEPS):
@@ -103,6 +103,6 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
         LINES=triton.next_power_of_2(3 * steps),
         NORM=norm,
         num_warps=1,
-        **options(qkv),
+        **launch_options(qkv),
     )
     return out

@@ -2,7 +2,7 @@
 
 A program takes one strip of columns over all or a part of the depth. Its first tile of the weights is on its way
 before it waits for its input; the others follow through shared memory. Programs of one strip that split the depth add
-up as parts.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
+up as split_k.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
 of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
 own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
 """
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
-from sonant.kernels.triton.split_k import arrivals, arrive_last, room, sum_of_parts
+from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
 
@@ -67,18 +67,44 @@ def _finish(
     tl.store(out + at, total.to(dtype), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "turns"])
-def _few(
-    x, weight, gain, residual, out, partial, squares, arrived, rows, columns, depth, turns, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+@triton.jit
+def _reduce(
+    total, other, square, partials, squares, arrivals, strip, split,
+    NORM: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
-    strip, part = tl.program_id(0), tl.program_id(1)
+    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    planes: tl.constexpr = 2 if GATED else 1
+    cells: tl.constexpr = planes * BLOCK_M * BLOCK_N
+    row = tl.arange(0, BLOCK_M)
+    cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + row[None]
+    slot, norms = partials + strip * SPLITS * cells, squares + strip * SPLITS * BLOCK_M
+    tl.store(slot + split * cells + cell, total)
+    if GATED:
+        tl.store(slot + split * cells + BLOCK_M * BLOCK_N + cell, other)
+    if NORM:
+        tl.store(norms + split * BLOCK_M + row, square)
+    last = arrived_last(arrivals + strip, SPLITS)
+    if last:
+        total = sum_partials(slot, cell, SPLITS, cells)
+        if GATED:
+            other = sum_partials(slot + BLOCK_M * BLOCK_N, cell, SPLITS, cells)
+        if NORM:
+            square = sum_partials(norms, row, SPLITS, BLOCK_M)
+    return total, other, square, last
+
+
+@triton.jit(do_not_specialize=["rows", "k_tiles"])
+def _small_m_gemm(
+    x, weight, gain, residual, out, partials, squares, arrivals, rows, columns, depth, k_tiles, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    LOOP: tl.constexpr, FOLD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    launch_dependents(PDL)
+    strip, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = part * turns * BLOCK_K + tl.arange(0, BLOCK_K)
+    k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
     # rows and columns past the end are the last ones again: what comes of them is not stored
     there = tl.minimum(row, rows - 1)
     start = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
@@ -87,13 +113,13 @@ def _few(
     up = own
     if GATED:
         up = tl.load(up_start + k[None])
-    wait(EARLY)
+    wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
     other = total
     if LOOP:
-        for turn in range(1, turns):
-            at = k + turn * BLOCK_K
+        for k_tile in range(1, k_tiles):
+            at = k + k_tile * BLOCK_K
             next_value, next_square = _values(x, gain, there, at, depth, NORM)
             square += next_square
             total = _plus_product(total, tl.load(start + at[None]), next_value, FOLD, PRECISION)
@@ -107,23 +133,10 @@ def _few(
         total, other = tl.sum(total, axis=0), tl.sum(other, axis=0)
 
     last = True
-    if PARTS > 1:
-        planes: tl.constexpr = 2 if GATED else 1
-        cells: tl.constexpr = planes * BLOCK_M * BLOCK_N
-        cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + row[None]
-        slot, norms = partial + strip * PARTS * cells, squares + strip * PARTS * BLOCK_M
-        tl.store(slot + part * cells + cell, total)
-        if GATED:
-            tl.store(slot + part * cells + BLOCK_M * BLOCK_N + cell, other)
-        if NORM:
-            tl.store(norms + part * BLOCK_M + row, square)
-        last = arrive_last(arrived + strip, PARTS)
-        if last:
-            total = sum_of_parts(slot, cell, PARTS, cells)
-            if GATED:
-                other = sum_of_parts(slot + BLOCK_M * BLOCK_N, cell, PARTS, cells)
-            if NORM:
-                square = sum_of_parts(norms, row, PARTS, BLOCK_M)
+    if SPLITS > 1:
+        total, other, square, last = _reduce(
+            total, other, square, partials, squares, arrivals, strip, split, NORM, GATED, BLOCK_M, BLOCK_N, SPLITS
+        )
     if last:
         _finish(total, other, square, residual, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
 
@@ -147,18 +160,18 @@ def product(
         return False
     block_m = max(16, triton.next_power_of_2(rows))
     strips = triton.cdiv(columns, tile.n)
-    turns = depth // (tile.k * tile.splits)
-    if turns * tile.k * tile.splits != depth:
+    k_tiles = depth // (tile.k * tile.splits)
+    if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")
     squares = strips * tile.splits * block_m
-    partial = room(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
-    _few[(strips, tile.splits)](
+    partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
+    _small_m_gemm[(strips, tile.splits)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out,
-        partial, partial[max(0, partial.numel() - squares) :],
-        arrivals(x.device, weight.data_ptr(), strips, tile.splits), rows, columns, depth, turns, eps,
+        partials, partials[max(0, partials.numel() - squares) :], counters(weight, strips, tile.splits),
+        rows, columns, depth, k_tiles, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
-        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=turns > 1, FOLD=tile.fold,
-        BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, PARTS=tile.splits,
-        num_warps=tile.warps, num_stages=tile.stages, **options(x),
+        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
+        BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
     return True

@@ -32,7 +32,7 @@ def shape_key(depth: int, columns: int, gated: bool, norm: bool, item_bytes: int
 def tile_for(x: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
     rows, depth = x.shape
     item = x.dtype.itemsize
-    found = find("few", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
+    found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
     return found or rule(rows, depth, columns, gated, item)
 
 
@@ -42,7 +42,7 @@ def block_depth(depth: int, most: int = _DEPTH) -> int:
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:
-    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: as few parts as
+    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: as few splits as
     fill the GPU. Four bytes have no tensor cores, and a deep tile of them would be thousands of instructions."""
     if rows <= 16 and item_bytes < 4:
         k = block_depth(depth)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.pdl import begin, options, wait
+from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def snake(x, half_waves, factor):
     was two thirds of a convolution's instructions. Angles above 10⁷ have no fraction in float32: sin² is some value
     up to 1 there.
     """
-    turns = x * half_waves
-    part = turns - ((turns + 12582912.0) - 12582912.0)
+    phase = x * half_waves
+    part = phase - ((phase + 12582912.0) - 12582912.0)
     square = part * part
     wave = 0.0776552808 * square - 0.598294351
     wave = wave * square + 2.55007915
@@ -37,9 +37,9 @@ def snake(x, half_waves, factor):
 
 @triton.jit
 def _snake_beta(
-    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, EARLY: tl.constexpr, BLOCK: tl.constexpr
+    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, PDL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    begin(EARLY)
+    launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     channel, row = at % channels, at // channels
@@ -47,7 +47,7 @@ def _snake_beta(
     half_waves, factor = snake_factors(
         tl.load(alpha + channel, mask=inside, other=0.0), tl.load(beta + channel, mask=inside, other=0.0)
     )
-    wait(EARLY)
+    wait_prior(PDL)
     value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, snake(value, half_waves, factor).to(out.dtype.element_ty), mask=inside)
 
@@ -60,6 +60,6 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     block = 1024
     _snake_beta[(triton.cdiv(out.numel(), block),)](
         x, alpha, beta, out, out.numel(), steps, channels, x.stride(0), x.stride(1),
-        BLOCK=block, num_warps=4, **options(x),
+        BLOCK=block, num_warps=4, **launch_options(x),
     )  # fmt: skip
     return out

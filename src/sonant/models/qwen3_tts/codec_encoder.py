@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonant.kernels.exact_conv import exact_conv
 from sonant.kernels.reference import convolve
 from sonant.models.qwen3_tts.config import MIMI_DOWNSAMPLE, CodecEncoderConfig
 
@@ -214,7 +215,7 @@ class ResidualQuantizer(nn.Module):
 
     def encode(self, latents: Tensor, codebooks: int) -> Tensor:
         """[B, hidden_size, frames] → [B, frames, codebooks]."""
-        residual = self.input_proj(latents).mT
+        residual = exact_conv(latents, self.input_proj.weight, stride=(1,), dilation=(1,)).mT
         chosen = []
         for layer in self.layers[:codebooks]:
             codes, vectors = layer(residual)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans
+from sonant.kernels.reference import LogitMask
 from sonant.models.base import FramePart, FrameStep, InnerPart, Status
 from sonant.models.memory import Memory, RowValues
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
@@ -87,8 +87,8 @@ class FrameDecoder:
         own, seen = step.own, self.memory.rows["seen"]
         frame = own["frame"]
         step.uniforms = ops.uniforms(own["seed"], frame, self.groups)
-        bans = Bans(seen, own["repetition_penalty"], self.banned, self.stop_id, frame < _MIN_FRAMES, step.rows)
-        first = Draw(**draw_values(own.numbers)).pick(step.logits, step.uniforms[:, 0], bans)
+        mask = LogitMask(seen, own["repetition_penalty"], self.banned, self.stop_id, frame < _MIN_FRAMES, step.rows)
+        first = Draw(**draw_values(own.numbers)).pick(step.logits, step.uniforms[:, 0], mask)
         stops = first == self.stop_id
         running, stopped, capped = (self.statuses[s] for s in (Status.RUNNING, Status.STOPPED, Status.CAPPED))
         ended = torch.where(stops, stopped, torch.where(frame >= own["frame_limit"], capped, running))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Bans, Lookup
+from sonant.kernels.reference import LogitMask, Lookup, SamplingParams
 from sonant.layers.attention import FullContext, ShortContext
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig
@@ -20,27 +20,13 @@ from sonant.models.qwen3_tts.stack import stack_shape
 
 
 @dataclass(frozen=True)
-class Draw:
-    """How each row draws its codes, as ops.sample takes it; every tensor [B]."""
-
-    greedy: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
+class Draw(SamplingParams):
+    """How each row draws its codes. Who measures or tests a step without its sampling puts another in its place."""
 
     def pick(
-        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+        self, logits: Tensor, uniform: Tensor, mask: LogitMask | None = None, lookup: Lookup | None = None
     ) -> Tensor:
-        return ops.sample(
-            logits,
-            uniform,
-            greedy=self.greedy,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            bans=bans,
-            lookup=lookup,
-        )
+        return ops.sample(logits, uniform, self, mask, lookup)
 
 
 @dataclass(frozen=True)
@@ -50,7 +36,7 @@ class NoDraw:
     code: Tensor
 
     def pick(
-        self, logits: Tensor, uniform: Tensor, bans: Bans | None = None, lookup: Lookup | None = None
+        self, logits: Tensor, uniform: Tensor, mask: LogitMask | None = None, lookup: Lookup | None = None
     ) -> Tensor:
         if lookup is not None:
             lookup.fetch(self.code)

@@ -7,22 +7,33 @@ names are the published tensor names.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.audio.features import MelSpec, log_mel
+from sonant.kernels.exact_conv import exact_conv
 from sonant.models.qwen3_tts.config import SpeakerConfig
 
 _VARIANCE_FLOOR = 1e-12
 
 
-def _conv(channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    return nn.Conv1d(channels_in, channels_out, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+class SameConv(nn.Conv1d):
+    """As many frames out as in: the clip is reflected at its ends."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__(channels_in, channels_out, kernel, dilation=dilation)
+        reach = (kernel - 1) * dilation
+        self.ends = (reach // 2, reach - reach // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, self.ends, mode="reflect")
+        return exact_conv(padded, self.weight, self.bias, stride=(1,), dilation=self.dilation)
 
 
 class TimeDelay(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = _conv(channels_in, channels_out, kernel, dilation)
+        self.conv = SameConv(channels_in, channels_out, kernel, dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x).relu()
@@ -49,8 +60,8 @@ class Res2Net(nn.Module):
 class SqueezeExcitation(nn.Module):
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        self.conv1 = _conv(channels, squeezed)
-        self.conv2 = _conv(squeezed, channels)
+        self.conv1 = SameConv(channels, squeezed)
+        self.conv2 = SameConv(squeezed, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.conv2(self.conv1(x.mean(dim=2, keepdim=True)).relu()).sigmoid()
@@ -74,7 +85,7 @@ class StatisticsPooling(nn.Module):
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
         self.tdnn = TimeDelay(3 * channels, attention_channels)
-        self.conv = _conv(attention_channels, channels)
+        self.conv = SameConv(attention_channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         even = x.new_full((1, 1, x.shape[2]), 1 / x.shape[2])
@@ -103,7 +114,7 @@ class SpeakerEncoder(nn.Module):
             )
         self.mfa = TimeDelay(sum(channels[1:]), pooled, last_kernel, last_dilation)
         self.asp = StatisticsPooling(pooled, config.enc_attention_channels)
-        self.fc = _conv(2 * pooled, config.enc_dim)
+        self.fc = SameConv(2 * pooled, config.enc_dim)
 
     def forward(self, mel: Tensor) -> Tensor:
         """[B, frames, mel_dim] → [B, enc_dim]. Clips of a batch share one length: padding is not masked."""

@@ -1,0 +1,68 @@
+"""Convolutions over [B, T, C], channels last, and the activation that goes with them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sonant.kernels.exact_conv import exact_conv
+
+
+class Snake(NamedTuple):
+    """SnakeBeta's parameters, by channel."""
+
+    alpha: Tensor
+    beta: Tensor
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    past: Tensor | None,
+    dilation: int = 1,
+    *,
+    residual: Tensor | None = None,
+    snake: Snake | None = None,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """x [B, T, I] with weight [N, I, K] → the sum with bias and residual, and the same after SnakeBeta.
+
+    `past` [B, (K - 1) · dilation, I] came before x; None: silence did. Where bias and snake have fewer channels than
+    the weight has columns, columns are samples of channels, all channels of the first sample first. `keep=False`:
+    only the second result is wanted. Without `snake` both are the same.
+    """
+    history = (weight.shape[2] - 1) * dilation
+    if history:
+        x = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
+    y = convolve(x, weight, dilation=dilation)
+    shape = y.shape
+    y = (y.reshape(len(y), -1, len(bias)) + bias).view(shape) if len(bias) < shape[2] else y + bias
+    if residual is not None:
+        y = y + residual
+    if snake is None:
+        return y, y
+    return y, snake_beta(y.reshape(len(y), -1, len(snake.alpha)), *snake).view(shape)
+
+
+def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -> Tensor:
+    """[B, T, C] → [B, T', C'] with no padding: as a flat image, since only images can have their channels last."""
+    if weight.shape[2] == 1 and stride == 1:
+        return F.linear(x, weight[:, :, 0])
+    y = exact_conv(x.mT.unsqueeze(2), weight.unsqueeze(2), stride=(1, stride), dilation=(1, dilation))
+    return y.squeeze(2).mT
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
+    """Each channel of x [B, T, C] by itself with its weight [C, 1, K], unpadded → [B, T - (K - 1) · dilation, C]."""
+    flat = x.mT.unsqueeze(2)
+    y = exact_conv(flat, weight.unsqueeze(2), bias, stride=(1, 1), dilation=(1, dilation), groups=x.shape[-1])
+    return y.squeeze(2).mT
+
+
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, T, C]."""
+    return x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)

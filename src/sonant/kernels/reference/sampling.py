@@ -1,0 +1,107 @@
+"""How an id is drawn: stateless random numbers, what keeps ids from being drawn, and the draw itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How each row draws, every tensor [B]. Rows with `greedy` not 0 take the largest logit; top_k 0 is no limit."""
+
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+
+class LogitMask(NamedTuple):
+    """What keeps ids from being drawn."""
+
+    seen: Tensor  # [N, V] bool: ids that were drawn before, to which `repetition_penalty` applies
+    repetition_penalty: Tensor  # [B]
+    suppressed: Tensor  # [V] bool: ids that are never drawn
+    stop_id: int
+    suppress_stop: Tensor  # [B] bool: rows that may not stop yet
+    seen_rows: Tensor | None = None  # [B]: which line of `seen` is each row's; None: line b is row b's
+
+
+class Lookup(NamedTuple):
+    """What a drawn id stands for, fetched by who draws it."""
+
+    table: Tensor  # [V, D]
+    out: Tensor  # [B, D], written: the line of each row's id
+
+    def fetch(self, ids: Tensor) -> None:
+        torch.index_select(self.table, 0, ids, out=self.out)
+
+
+def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
+    """`count` numbers in [0, 1) for each row, from Philox-4×32-10 at (seed, frame, index): no state, no order.
+
+    seed [B, 2] int32 (low and high word), frame [B]. → [B, count] float32
+    """
+    device = seed.device
+    index = torch.arange(count, device=device, dtype=torch.int64).expand(seed.shape[0], count)
+    c0, c1 = index, frame.long()[:, None].expand_as(index)
+    c2 = c3 = torch.zeros_like(index)
+    k0, k1 = (seed.long()[:, i, None] & _LOW32 for i in (0, 1))
+    for _ in range(10):
+        p0, p1 = c0 * _PHILOX_MULTIPLIERS[0], c2 * _PHILOX_MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _LOW32) ^ c1 ^ k0,
+            p1 & _LOW32,
+            ((p0 >> 32) & _LOW32) ^ c3 ^ k1,
+            p0 & _LOW32,
+        )
+        k0, k1 = (k0 + _PHILOX_WEYL[0]) & _LOW32, (k1 + _PHILOX_WEYL[1]) & _LOW32
+    # 23 bits: u · total then stays strictly below total in float32
+    return (c0 >> 9).float() * 2.0**-23
+
+
+def penalize(logits: Tensor, mask: LogitMask) -> Tensor:
+    """Repetition penalty over ids already drawn, then -inf for ids that are suppressed and for stopping too early."""
+    factor = mask.repetition_penalty[:, None]
+    seen = mask.seen if mask.seen_rows is None else mask.seen[mask.seen_rows]
+    logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    stop = torch.arange(logits.shape[-1], device=logits.device) == mask.stop_id
+    return logits.masked_fill(mask.suppressed | (stop & mask.suppress_stop[:, None]), float("-inf"))
+
+
+def sample(
+    logits: Tensor, uniform: Tensor, params: SamplingParams, mask: LogitMask | None = None, lookup: Lookup | None = None
+) -> Tensor:
+    """Draw one id for each row: penalty and mask if given, temperature, top-k, top-p, then one uniform number.
+
+    logits [B, V]; uniform [B]. Greedy rows take the largest logit after penalty and mask. The draw inverts the
+    distribution in id order, so a row's result needs nothing of its neighbours.
+    """
+    logits = logits.float()
+    if mask is not None:
+        logits = penalize(logits, mask)
+    best = logits.argmax(-1)
+    scores = logits / params.temperature[:, None]
+    ranked = scores.sort(-1, descending=True).values
+    vocab = scores.shape[-1]
+    limit = torch.where(params.top_k > 0, params.top_k, vocab).clamp(max=vocab).long()
+    rank = torch.arange(vocab, device=logits.device)
+    kth = ranked.gather(-1, limit[:, None] - 1)
+    ranked_probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(-1)
+    before = ranked_probs.cumsum(-1) - ranked_probs
+    kept = ((before < params.top_p[:, None]) | (rank == 0)) & (ranked >= kth)
+    lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
+    running = weights.cumsum(-1)
+    drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
+    ids = torch.where(params.greedy != 0, best, drawn)
+    if lookup is not None:
+        lookup.fetch(ids)
+    return ids

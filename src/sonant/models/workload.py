@@ -1,0 +1,62 @@
+"""What a family asks of the kernels, as plain numbers: the shapes that benchmarks measure and tune.
+
+A family has a module `workload` that gives them for its published sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class StackWorkload:
+    """A stack of transformer layers."""
+
+    name: str  # as tables show it: "talker 1.7b"
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int  # positions that attention looks at
+    per_frame: bool  # starts afresh with every frame: no prefill, no paged cache, nothing masked when it draws
+
+    @property
+    def qkv(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True)
+class CodecWorkload:
+    """A decoder from frames to samples: attention over a window, then convolutions between upsamplings."""
+
+    name: str
+    heads: int
+    head_dim: int
+    window: int  # positions before a chunk that its attention still sees
+    latent: int  # channels before the convolutions
+    channels: int  # of the first convolution; each upsampling halves them
+    steps_per_frame: int  # before the first upsampling
+    upsample_rates: tuple[int, ...]
+    samples_per_frame: int
+
+
+@dataclass(frozen=True)
+class Workloads:
+    stacks: tuple[StackWorkload, ...]
+    codec: CodecWorkload
+    codebooks: int  # codes of a frame
+
+
+class WorkloadProvider(Protocol):
+    """A family's `workload` module."""
+
+    SIZES: tuple[str, ...]  # that are published
+    TUNED_SIZE: str  # whose shapes are worth a measurement of every tile
+
+    def workloads(self, sizes: Sequence[str]) -> Workloads:
+        """What the sizes share is there once."""
+        ...
