@@ -33,7 +33,7 @@ for part in $parts; do
     case $part in
     tests)
         step kernels 150 python3 -m pytest tests/kernels/test_triton*.py -n 12 -q
-        step engine 200 python3 -m pytest tests/parity tests/engine tests/budget tests/test_voice.py -m gpu -n 8 -q
+        step engine 200 python3 -m pytest tests/parity tests/engine tests/test_voice.py -m gpu -n 8 -q
         ;;
     tune) cli tune 200 bench kernels --tune --tune-seconds 120 --out "$out/tiles.json" ;;
     offline)

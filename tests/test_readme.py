@@ -41,7 +41,7 @@ def test_python_runs_as_printed(newcomer: Path, block: str) -> None:
 
 def test_commands_run_as_printed(newcomer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     briefly = partial(write_checkpoint, eos_gain=EOS_GAIN)
-    monkeypatch.setattr("sonant.cli.random_model.write_checkpoint", briefly)
+    monkeypatch.setattr("sonant.models.qwen3_tts.synthetic.write_checkpoint", briefly)
     commands = [line for line in SHELL if "sonant" in line]
     assert len(commands) >= 10
     for line in commands:

@@ -52,7 +52,7 @@ def test_two_threads_may_capture_at_once() -> None:
     for each in captured:
         each.graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(each.out, each.rows * 2)
+        assert torch.equal(each.out, each.given * 2)
 
 
 def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:

@@ -64,6 +64,12 @@ class GraphPool:
                 graph.capture_end()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for all work of a CUDA device. While any thread captures that is an error, so captures are waited for too."""
+    with _CAPTURING:
+        torch.cuda.synchronize(device)
+
+
 def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> CapturedGraph:
     start = time.perf_counter()
     graph = torch.cuda.CUDAGraph()

@@ -22,6 +22,8 @@ from sonant.engine.blocks import Allocation
 from sonant.models.base import Prompt, Status
 from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
 
+RUNNING = int(Status.RUNNING)  # what nearly every record says, so that it is worth a name that is found quickly
+
 
 class State(Enum):
     WAITING = auto()
@@ -55,6 +57,7 @@ class Request:
     prefilled: int = 0
     preroll: int = 0  # next reference frame for the codec; -1: it has heard them all
     launched: int = 0
+    frames_launched: int = 0
     vocoded: int = 0
     collected: int = 0
     emitted: int = 0
@@ -63,6 +66,11 @@ class Request:
     frames: list[Frames] = field(default_factory=list)  # collected but not yet emitted with their sound
     steps_in_flight: int = 0
     abort_requested: bool = False
+    step_limit: int = field(init=False)  # decode steps that may be launched
+
+    def __post_init__(self) -> None:
+        # the step after the last frame tells a stop from a cut
+        self.step_limit = self.prompt.max_frames + self.delay_steps + 1
 
     # What follows from it
 
@@ -71,23 +79,9 @@ class Request:
         return self.prompt.length - 1
 
     @property
-    def step_limit(self) -> int:
-        """Decode steps that may be launched: the one after the last frame tells a stop from a cut."""
-        return self.prompt.max_frames + self.delay_steps + 1
-
-    @property
     def positions(self) -> int:
         """The most positions it can come to hold in the cache."""
         return self.prefill_length + self.step_limit
-
-    @property
-    def frames_launched(self) -> int:
-        return max(0, self.launched - self.delay_steps)
-
-    @property
-    def frames_waiting(self) -> int:
-        """Frames on the device that the codec has not been given."""
-        return self.frames_launched - self.vocoded
 
     @property
     def has_steps_left(self) -> bool:
@@ -126,6 +120,8 @@ class Request:
 
     def plan_step(self) -> None:
         self.launched += 1
+        if self.launched > self.delay_steps:
+            self.frames_launched += 1
 
     def plan_codec(self, frames: int) -> None:
         self.vocoded += frames
@@ -138,12 +134,12 @@ class Request:
 
     def book(self, status: int, frame: Frames) -> None:
         """What a decode step came to."""
-        if self.total is not None or status == Status.PRIMING:
-            return  # it was launched before the stop was known, or completes no frame
-        if status in (Status.RUNNING, Status.LAST):
+        if self.total is not None:
+            return  # it was launched before the stop was known
+        if status == RUNNING or status == Status.LAST:
             self.frames.append(frame.copy())
             self.collected += 1
-        if status != Status.RUNNING:
+        if status != RUNNING and status != Status.PRIMING:
             self.total = self.collected
             self.reason = FinishReason.LENGTH if status == Status.CAPPED else FinishReason.STOP
             if self.state is State.DECODING:

@@ -16,7 +16,7 @@ import torch
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
-from sonant.engine.graphs import GraphedStep, GraphPool, buckets_up_to
+from sonant.engine.graphs import GraphedStep, GraphPool, buckets_up_to, synchronize
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot
 from sonant.engine.plan import Plan
@@ -97,11 +97,11 @@ class Runner:
     def _capture_first(self) -> None:
         """What must be there before the engine answers."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the weights came on another stream
+            synchronize(self.device)  # the weights came on another stream
             self.prefill.compile()
         self.warmup.capture_up_to(self.config.warm_rows)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
 
     @torch.inference_mode()
     def capture_next(self) -> None:

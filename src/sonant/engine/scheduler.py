@@ -99,12 +99,15 @@ class Scheduler:
         return self.config.prefill_tokens * (BURST if rich else 1)
 
     def _plan_decode(self, plan: Plan, now_s: float) -> None:
-        able = [r for r in self.running if r.has_steps_left and r.frames_waiting < self.sizes.ring - 1]
+        room = self.sizes.ring - 1
+        able = [r for r in self.running if r.has_steps_left and r.frames_launched - r.vocoded < room]
         if len(able) > (self.config.max_batch or 1):
             able.sort(key=lambda r: (-r.speech.priority, self.slack_s(r, now_s)))
+        groups: defaultdict[int, list[Request]] = defaultdict(list)
         for request in able[: self.config.max_batch]:
             request.plan_step()
-            plan.decode.setdefault(request.prompt.variant, []).append(request)
+            groups[request.prompt.variant].append(request)
+        plan.decode = dict(groups)
 
     def _plan_codec(self, plan: Plan, now_s: float) -> None:
         due = [(r, frames) for r in self.running if (frames := self._chunk_due(r, now_s))]
@@ -135,4 +138,5 @@ class Scheduler:
         if request.speech.live:
             ahead_frames = self.slack_s(request, now_s) / self.spec.frame_s
             want = max(s for s in sizes if s == 1 or s <= ahead_frames / 2)
-        return want if request.frames_waiting >= want + self.spec.codec_lookahead else 0
+        waiting = request.frames_launched - request.vocoded
+        return want if waiting >= want + self.spec.codec_lookahead else 0

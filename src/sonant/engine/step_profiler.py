@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sonant.engine.engine import Engine
+from sonant.engine.graphs import synchronize
 from sonant.engine.plan import Plan
 from sonant.errors import ConfigError, EngineClosed, EngineError, Overloaded
 
@@ -116,7 +116,7 @@ class _Session:
     def _stop(self) -> None:
         if self.running:
             if self.runner.device.type == "cuda":
-                torch.cuda.synchronize(self.runner.device)  # what was launched is part of it
+                synchronize(self.runner.device)  # what was launched is part of it
             self.profiler.stop()
         self._leave()
         self.done.set()
