@@ -57,7 +57,7 @@ def speaking(scheduler: Scheduler, first_audio_s: float, vocoded: int, **options
     request = ask(scheduler, **options)
     scheduler.plan(0)
     request.state, request.first_audio_s = State.DECODING, first_audio_s
-    request.launched = request.vocoded = vocoded
+    request.launched = request.frames_launched = request.vocoded = vocoded
     return request
 
 

@@ -65,7 +65,7 @@ class GraphPool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work of a CUDA device. While any thread captures that is an error, so captures are waited for too."""
+    """Wait for all work of a CUDA device. While any thread captures that is an error, so captures are awaited too."""
     with _CAPTURING:
         torch.cuda.synchronize(device)
 
