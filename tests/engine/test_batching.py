@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from clips import reference_clip
 from engine.conftest import MakeEngine
-from engine.families import Family, same, same_frames
+from engine.families import QWEN3_TTS, TOY, Family, same, same_frames
 from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
 from sonant.errors import Aborted
 
@@ -99,7 +100,20 @@ def _solo(family: Family, checkpoint: Path, n: int) -> Speech:
         return engine.speak(**family.request(n))
 
 
-@given(
+@dataclass(frozen=True)
+class Traffic:
+    """Some requests (which, how long after the one before, aborted at once), and the engine that they meet."""
+
+    plan: list[tuple[int, int, bool]]
+    rows: int
+    batch: int
+    prefill: int
+    steps_ahead: int
+    kv_tokens: int
+
+
+traffic = st.builds(
+    Traffic,
     plan=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 3), st.booleans()), min_size=2, max_size=9),
     rows=st.integers(1, 4),
     batch=st.integers(1, 4),
@@ -107,29 +121,35 @@ def _solo(family: Family, checkpoint: Path, n: int) -> Speech:
     steps_ahead=st.integers(0, 1),
     kv_tokens=st.sampled_from([160, 320, 4096]),
 )
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_random_arrivals_lengths_and_aborts(
-    family: Family,
-    tiny_checkpoints: Mapping[str, Path],
-    plan: list[tuple[int, int, bool]],
-    rows: int,
-    batch: int,
-    prefill: int,
-    steps_ahead: int,
-    kv_tokens: int,
+
+
+@given(traffic)
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_arrivals_lengths_and_aborts(tiny_checkpoints: Mapping[str, Path], met: Traffic) -> None:
+    speak_through(QWEN3_TTS, tiny_checkpoints, met)
+
+
+@given(traffic)
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_many_more_of_them_on_the_family_that_costs_little(
+    tiny_checkpoints: Mapping[str, Path], met: Traffic
 ) -> None:
+    speak_through(TOY, tiny_checkpoints, met)
+
+
+def speak_through(family: Family, tiny_checkpoints: Mapping[str, Path], met: Traffic) -> None:
     folder = tiny_checkpoints["custom"]
     config = EngineConfig(
-        max_rows=rows,
-        max_batch=batch,
-        prefill_tokens=prefill,
-        steps_ahead=steps_ahead,
-        kv_tokens=kv_tokens,
+        max_rows=met.rows,
+        max_batch=met.batch,
+        prefill_tokens=met.prefill,
+        steps_ahead=met.steps_ahead,
+        kv_tokens=met.kv_tokens,
         block_tokens=8,
     )
     with family.open(tiny_checkpoints, config) as engine:
         streams = []
-        for n, pause, aborted in plan:
+        for n, pause, aborted in met.plan:
             streams.append((n, aborted, engine.stream(**family.request(n))))
             time.sleep(0.004 * pause)
             if aborted:

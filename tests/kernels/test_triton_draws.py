@@ -29,8 +29,7 @@ def column_of_a_table(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", [40, 2048, 3072])
-@pytest.mark.parametrize("penalized", [False, True])
+@pytest.mark.parametrize(("vocab", "penalized"), [(40, False), (40, True), (2048, False), (3072, True)])
 def test_sample(vocab: int, penalized: bool, dtype: torch.dtype) -> None:
     rows, indexed = 24, dtype is torch.float32
     g = torch.Generator().manual_seed(vocab)
