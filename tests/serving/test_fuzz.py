@@ -31,7 +31,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 # short and few, whatever is asked for
-ENGINE = {"max_positions": 256, "budget_frames": 2, "budget_frames_per_token": 0.1, "max_text_chars": 500}
+ENGINE = {"max_positions": 256, "budget_s": 0.16, "budget_s_per_token": 0.008, "max_text_chars": 500}
 
 
 @pytest.fixture(scope="module", params=["custom", "base"])

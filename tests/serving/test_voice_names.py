@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> VoiceStore:
 
 @pytest.fixture
 def anna(store: VoiceStore) -> VoiceRecord:
-    return store.add(Voice(np.ones(8, np.float32)), "Anna", model="base-8", consent_statement="she agreed")
+    return store.add(Voice({"embedding": np.ones(8, np.float32)}), "Anna", model="base-8", consent_statement="she agreed")
 
 
 @pytest.mark.parametrize("name", ["uncle_fu", "Uncle_Fu", "UNCLE_FU"])
@@ -79,7 +79,7 @@ def test_an_upload_is_found_by_id_and_name(store: VoiceStore, anna: VoiceRecord)
     names = VoiceNames(store, model="base-8")
     for given in (anna.id, {"id": anna.id}, "anna", {"id": "Anna"}):
         voice = names.resolve(given, BASE)
-        assert isinstance(voice, Voice) and voice.embedding.tolist() == [1.0] * 8
+        assert isinstance(voice, Voice) and voice.tensors["embedding"].tolist() == [1.0] * 8
 
 
 def test_openai_names_on_a_base_checkpoint_speak_only_if_configured(store: VoiceStore, anna: VoiceRecord) -> None:
@@ -126,7 +126,7 @@ def test_a_voice_of_the_wrong_shape_is_refused(voice: Any) -> None:
 
 
 def test_the_list_holds_what_can_be_spoken_and_all_of_it_resolves(store: VoiceStore, anna: VoiceRecord) -> None:
-    store.add(Voice(np.ones(9, np.float32)), "Other", model="base-9", consent_statement="he agreed")
+    store.add(Voice({"embedding": np.ones(9, np.float32)}), "Other", model="base-9", consent_statement="he agreed")
     names = VoiceNames(store, aliases={"narrator": "anna"}, model="base-8")
     both = engine(OWN, clones=True)
     lines = names.listing(both)
@@ -143,7 +143,7 @@ def test_uploads_cannot_take_a_name_that_means_something(tmp_path: Path) -> None
     store = VoiceStore(tmp_path, StoreOptions(consent="asserted", reserved_names=reserved))
     for name in ("Ryan", "uncle_fu", "alloy", "Narrator"):
         with pytest.raises(VoiceExists):
-            store.add(Voice(np.ones(8, np.float32)), name, model="m", consent_statement="yes")
+            store.add(Voice({"embedding": np.ones(8, np.float32)}), name, model="m", consent_statement="yes")
     assert reserved_names(()) == frozenset()
 
 

@@ -12,7 +12,7 @@ import pytest
 from serving.voice_stores import store_in
 from sonant.errors import BadRequest, ConfigError, UnknownConsent, UnknownVoice, VoiceExists
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 HOSTILE = [
     "",
@@ -48,7 +48,7 @@ HOSTILE = [
 def voice(seed: int = 0) -> Voice:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 99, (20, 16), dtype=np.int32)
-    return Voice(rng.standard_normal(64, dtype=np.float32), codes, f"text {seed}")
+    return Voice({"embedding": rng.standard_normal(64, dtype=np.float32), "codes": codes}, f"text {seed}")
 
 
 def put(store: VoiceStore, name: str = "Anna", seed: int = 0, **fields: Any) -> VoiceRecord:

@@ -20,7 +20,7 @@ import numpy as np
 
 from sonant.errors import SonantError, StoreError, UnknownVoice, VoiceExists
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 
 def say(*words: object) -> None:
@@ -29,7 +29,8 @@ def say(*words: object) -> None:
 
 def make_voice(seed: int) -> Voice:
     rng = np.random.default_rng(seed)
-    return Voice(rng.standard_normal(64, dtype=np.float32), rng.integers(0, 99, (200, 16), dtype=np.int32), "text")
+    codes = rng.integers(0, 99, (200, 16), dtype=np.int32)
+    return Voice({"embedding": rng.standard_normal(64, dtype=np.float32), "codes": codes}, "text")
 
 
 def open_store(folder: str) -> VoiceStore:

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadAudio, BadRequest, Overloaded, Unsupported
-from sonant.models.base import ModelSpec
+from sonant.models.spec import ModelSpec
 from sonant.serving.api.error_responses import Refused
 from sonant.serving.api.schemas import SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import SoundPath

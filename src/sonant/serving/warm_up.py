@@ -14,7 +14,8 @@ from sonant.audio.resample import StreamResampler
 from sonant.audio.speed import SpeedChanger
 from sonant.engine.engine import Engine
 from sonant.serving.encode import FORMATS, open_encoder
-from sonant.types import Samples, Voice
+from sonant.types import Samples
+from sonant.voice import Voice
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-from sonant.types import Voice
+from sonant.voice import Voice
 
 
 class VoiceCache:

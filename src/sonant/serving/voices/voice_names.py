@@ -15,7 +15,7 @@ from sonant.engine.engine import Engine
 from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported
 from sonant.serving.voices.labels import label_key
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 OPENAI_VOICES = (
     "alloy",
