@@ -12,22 +12,26 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 import uvicorn
 
 import sonant
-from sonant import EngineConfig
+from sonant import Engine, EngineConfig
+from sonant.models.description import Description
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe
 from sonant.serving.app import create_app
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.options import ServeOptions
 from sonant.serving.server import server_for
+from sonant.serving.warm_up import warm_up
+from toy_family.model import ToyModel
 
 
 @dataclass(frozen=True)
 class Served:
     url: str
-    host: EngineHost
+    supervisor: EngineSupervisor
     server: uvicorn.Server
 
     @property
@@ -54,21 +58,23 @@ def checkpoints(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
 def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(checkpoint: str = "custom", engine: dict[str, Any] | None = None, **options: Any) -> Served:
+    def start(
+        checkpoint: str = "custom", engine: dict[str, Any] | None = None, warm: bool = False, **options: Any
+    ) -> Served:
         config = EngineConfig(**(engine or {}))
-        host = EngineHost(lambda: sonant.load(checkpoints[checkpoint], device="cpu", config=config))
-        described = describe(checkpoints[checkpoint])
+        load, described = _checkpoint(checkpoint, checkpoints, config)
+        supervisor = EngineSupervisor(load, warm_up if warm else lambda _: None)
         serve_options = ServeOptions(port=0, log_level="warning", **options)
-        server = server_for(create_app(host, serve_options, described, "tiny"), serve_options)
+        server = server_for(create_app(supervisor, serve_options, described, "tiny"), serve_options)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         running.append((server, thread))
         deadline = time.monotonic() + 30
-        while not (server.started and host.ready):
+        while not (server.started and supervisor.ready):
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        return Served(f"http://127.0.0.1:{port}", host, server)
+        return Served(f"http://127.0.0.1:{port}", supervisor, server)
 
     yield start
     for server, thread in running:
@@ -76,9 +82,32 @@ def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
         thread.join(20)
 
 
+def _checkpoint(
+    name: str, checkpoints: Mapping[str, Path], config: EngineConfig
+) -> tuple[Callable[[], Engine], Description]:
+    if name == "toy":
+        device = torch.device("cpu")
+        shape = {"voices": (), "languages": (), "clones": True, "designs": False}
+        described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
+        return lambda: Engine(ToyModel(config, device), config, device), described
+    return lambda: sonant.load(checkpoints[name], device="cpu", config=config), describe(checkpoints[name])
+
+
+def break_engine(engine: Engine) -> None:
+    """Its next step fails, as when a device falls off."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device fell off")
+
+    engine.model.begin_frame = broken  # type: ignore[assignment, method-assign]
+
+
 @pytest.fixture
 def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
-    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test."""
+    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test.
+
+    "toy" is the family made for tests. Only a `warm` server has done all that is slow the first time.
+    """
     with servers(checkpoints) as start:
         yield start
 

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.conftest import Serve, Served, wait_for
+from serving.conftest import Serve, Served, break_engine, wait_for
 from serving.test_speech import seconds
 
 SHARED = {"voice": "alloy", "seed": 5, "max_frames": 6}
@@ -59,7 +59,7 @@ def test_items_are_spoken_at_once_and_sound_as_alone(serve: Serve) -> None:
     def watch() -> None:
         nonlocal most
         while not done.is_set():
-            most = max(most, served.host.engine.stats().running)
+            most = max(most, served.supervisor.engine.stats().running)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -98,21 +98,18 @@ def test_hanging_up_stops_every_item(serve: Serve) -> None:
     head = "POST /v1/audio/speech/batch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_for(lambda: served.host.engine.stats().running == 3)
-    wait_for(lambda: served.host.engine.stats().running + served.host.engine.stats().waiting == 0, 2.0)
+        wait_for(lambda: served.supervisor.engine.stats().running == 3)
+    wait_for(lambda: served.supervisor.engine.stats().running + served.supervisor.engine.stats().waiting == 0, 2.0)
 
 
 def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
     served = serve("endless")
-    first = served.host.engine
+    first = served.supervisor.engine
 
-    def broken(*_: object) -> None:
-        raise RuntimeError("the device fell off")
-
-    first.loop.runner.frame.run = broken  # type: ignore[assignment]
+    break_engine(first)
     answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-    wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
+    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
     assert post(served, [{"input": "hello"}], **SHARED).json()["succeeded"] == 1
 
 

@@ -185,11 +185,11 @@ def test_who_never_reads_is_cut_off_and_leaves_nothing(served: Served) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(served.address)
             sock.sendall(long)
-        wait_for(lambda: served.server.service.work.running == 3)
-        wait_for(lambda: served.server.service.work.running == 0, 30)
+        wait_for(lambda: served.server.service.in_flight.running == 3)
+        wait_for(lambda: served.server.service.in_flight.running == 0, 30)
         wait_for(lambda: not served.server.server_state.connections)
         assert not served.server.service.admission.active
-        wait_for(lambda: served.host.engine.stats().running == 0)  # an abort takes a step
+        wait_for(lambda: served.supervisor.engine.stats().running == 0)  # an abort takes a step
 
 
 @linux
@@ -204,11 +204,11 @@ def test_a_session_that_never_reads_is_cut_off_and_leaves_nothing(served: Served
         session.send(json.dumps(config))
         session.send(json.dumps({"type": "input.text", "text": "Hello the world. And again it is spoken. "}))
         session.send(json.dumps({"type": "input.done"}))
-        wait_for(lambda: served.server.service.work.running == 1)
-        wait_for(lambda: served.server.service.work.running == 0, 30)
+        wait_for(lambda: served.server.service.in_flight.running == 1)
+        wait_for(lambda: served.server.service.in_flight.running == 0, 30)
         wait_for(lambda: not served.server.server_state.connections)
     assert served.server.service.admission.sessions == 0
-    wait_for(lambda: served.host.engine.stats().running == 0)
+    wait_for(lambda: served.supervisor.engine.stats().running == 0)
 
 
 def test_pipelined_requests_are_answered_in_turn(served: Served) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +12,10 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.conftest import Serve, wait_for
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.gpu import GpuCollector
 from sonant.serving.observability.metrics import Metrics
-from sonant.serving.observability.recent_stats import WINDOW_S, RecentFigures
+from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReader, quantile
 
 BODY = {"input": "hello the world", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
@@ -51,16 +53,16 @@ def test_figures_follow_the_requests(serve: Serve) -> None:
 
 def test_an_engine_that_is_not_there_is_said_to_be_so(serve: Serve) -> None:
     served = serve()
-    served.host.trouble = "loading"
+    served.supervisor.trouble = "loading"
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["ready"] is False and answer["trouble"] == "loading"
     assert httpx.get(f"{served.url}/v1/engine").status_code == 503
-    served.host.trouble = None
+    served.supervisor.trouble = None
 
 
 def test_before_the_first_engine_there_are_no_steps() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0).at(1.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0).at(1.0)
     assert recent.step_s is None and recent.batch_rows is None and recent.step_phases_s == {}
     assert recent.audio_s_per_s == recent.steps_per_s == 0
 
@@ -76,8 +78,8 @@ def test_a_gpus_figures_are_told_as_metrics_has_them(serve: Serve, monkeypatch: 
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
     metrics.ttfp.observe(0.1)
     metrics.rejected.labels("overloaded").inc()
     for second in range(1, 31):
@@ -92,16 +94,30 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_many_who_ask_do_not_make_it_grow() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
     for tick in range(4_000):
         recent.at(tick * 0.05)
     assert len(recent._readings) <= WINDOW_S / 0.5 + 2
 
 
-def unloaded() -> tuple[Metrics, EngineHost]:
+def test_a_quantile_lies_in_the_bucket_of_the_true_one() -> None:
+    bounds = (0.01, 0.05, 0.1, 0.5, 1.0, math.inf)
+    for seed in range(50):
+        values = sorted(random.Random(seed).expovariate(5) for _ in range(1 + seed * 3))
+        buckets = {bound: float(sum(v <= bound for v in values)) for bound in bounds}
+        for share in (0.5, 0.99):
+            true = values[max(0, math.ceil(share * len(values)) - 1)]
+            found = quantile(buckets, share)
+            low = max((b for b in bounds if b < true), default=0.0)
+            high = min(b for b in bounds if b >= true)
+            assert found is not None and low <= found <= min(high, 1.0), f"seed {seed}"
+    assert quantile({}, 0.5) is None and quantile({1.0: 0.0, math.inf: 0.0}, 0.5) is None
+
+
+def unloaded() -> tuple[Metrics, EngineSupervisor]:
     def load():  # type: ignore[no-untyped-def]
         raise AssertionError("never started")
 
-    host = EngineHost(load)
-    return Metrics(host), host
+    supervisor = EngineSupervisor(load)
+    return Metrics(supervisor), supervisor

@@ -41,7 +41,7 @@ def pcm(served: Served) -> np.ndarray:
 @pytest.fixture(scope="module")
 def streams(served: Served) -> Iterator[list[SpeechStream]]:
     """Every stream that the engine has handed out."""
-    engine, handed = served.host.engine, []
+    engine, handed = served.supervisor.engine, []
     submit = engine.submit
     engine.submit = lambda request: handed.append(submit(request)) or handed[-1]  # type: ignore[method-assign, func-returns-value]
     yield handed

@@ -32,7 +32,7 @@ def still_serves(served: Served) -> object:
         client.say("input.text", text="Hello.")
         client.say("input.done")
         assert sound(client.until("session.done"))
-    wait_for(lambda: served.host.engine.stats().running == 0)
+    wait_for(lambda: served.supervisor.engine.stats().running == 0)
 
 
 def frame(opcode: int, data: bytes = b"", *, masked: bool = True, length: int | None = None) -> bytes:
@@ -201,4 +201,4 @@ def test_hanging_up_at_any_moment_frees_everything(served: Served) -> None:
             sock.sendall(frame(FIN | TEXT, json.dumps(config).encode()))
             sock.sendall(frame(FIN | TEXT, json.dumps({"type": "input.text", "text": "Hello the world. "}).encode()))
             time.sleep(0.01 * n)
-    wait_for(lambda: served.host.engine.stats().running + served.host.engine.stats().waiting == 0)
+    wait_for(lambda: served.supervisor.engine.stats().running + served.supervisor.engine.stats().waiting == 0)

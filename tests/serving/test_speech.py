@@ -17,7 +17,7 @@ import pytest
 import soundfile
 
 from clips import reference_clip
-from serving.conftest import Serve, Served, wait_for
+from serving.conftest import Serve, Served, break_engine, wait_for
 
 BODY = {"model": "tts-1", "input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12}
 
@@ -157,8 +157,8 @@ def test_hanging_up_frees_the_row(serve: Serve) -> None:
     with httpx.stream("POST", f"{served.url}/v1/audio/speech", json={**BODY, "max_frames": 900}) as response:
         chunks = response.iter_raw()  # dropped, it would hang up
         next(chunks)
-        assert served.host.engine.stats().running == 1
-    wait_for(lambda: served.host.engine.stats().running == 0, 2.0)
+        assert served.supervisor.engine.stats().running == 1
+    wait_for(lambda: served.supervisor.engine.stats().running == 0, 2.0)
 
 
 def test_hanging_up_before_the_first_sound_frees_the_place(serve: Serve) -> None:
@@ -169,7 +169,7 @@ def test_hanging_up_before_the_first_sound_frees_the_place(serve: Serve) -> None
         next(chunks)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/v1/audio/speech", json=long, timeout=0.3)
-        wait_for(lambda: served.host.engine.stats().waiting == 0, 2.0)
+        wait_for(lambda: served.supervisor.engine.stats().waiting == 0, 2.0)
 
 
 def test_over_the_limits_is_429_with_a_time_to_come_back(serve: Serve) -> None:
@@ -188,7 +188,7 @@ def test_over_the_limits_is_429_with_a_time_to_come_back(serve: Serve) -> None:
     for thread in threads:
         thread.start()
         time.sleep(0.2)
-    wait_for(lambda: served.host.engine.stats().waiting == 1)
+    wait_for(lambda: served.supervisor.engine.stats().waiting == 1)
     answers.append(served.post(**BODY))
     done.set()
     for thread in threads:
@@ -200,10 +200,7 @@ def test_over_the_limits_is_429_with_a_time_to_come_back(serve: Serve) -> None:
 
 def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> None:
     served = serve("endless")
-    first = served.host.engine
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("the device fell off")
+    first = served.supervisor.engine
 
     with (
         pytest.raises(httpx.RemoteProtocolError),
@@ -211,9 +208,9 @@ def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> Non
     ):
         pieces = response.iter_raw()
         next(pieces)
-        first.loop.runner.frame.run = broken  # type: ignore[assignment]
+        break_engine(first)
         list(pieces)
-    wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
+    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
     assert served.post(**BODY).status_code == 200
     assert "sonant_engine_restarts_total 1.0" in httpx.get(f"{served.url}/metrics").text
 

@@ -6,6 +6,8 @@ writes at once, unbuffered, and only then goes on.
     churn FOLDER SEED OPS   add and delete voices of its own
     clash FOLDER SEED OPS   add and delete voices whose names others use too
     readonly FOLDER         as someone who may read the folder but not write it
+    open FOLDER             open it, and say how many voices there are
+    die FOLDER STATEMENT    open it, and die before that statement of the transaction that writes its schema
     wait                    for all children; answers "done" after whatever they said
 """
 
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -90,8 +94,35 @@ def readonly(folder: str) -> None:
     say("still", len(store.list()))
 
 
+def open_and_count(folder: str) -> None:
+    say("opened", len(open_store(folder).list()))
+
+
+def die(folder: str, last: int) -> None:
+    statements = 0
+
+    class Dying(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:
+            nonlocal statements
+            statements += 1 if statements or sql == "BEGIN IMMEDIATE" else 0
+            if statements > last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().execute(sql, *args)  # type: ignore[arg-type]
+
+    connect = sqlite3.connect
+
+    def fragile(*args: object, **options: object) -> sqlite3.Connection:
+        db: sqlite3.Connection = connect(*args, **options, factory=Dying)  # type: ignore[call-overload]
+        db.execute("PRAGMA cache_size = 1")  # so that pages are written before the transaction is complete
+        return db
+
+    sqlite3.connect = fragile  # type: ignore[assignment]
+    open_store(folder)
+    say("survived", statements)
+
+
 def main() -> None:
-    commands = {"churn": churn, "clash": clash, "readonly": readonly}
+    commands = {"churn": churn, "clash": clash, "readonly": readonly, "open": open_and_count, "die": die}
     children = []
     say("ready")
     while line := sys.stdin.readline():

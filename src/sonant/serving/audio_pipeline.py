@@ -25,7 +25,7 @@ def check_complete(stream: SpeechStream) -> None:
         raise EngineClosed("the speech was cut off before its end; the server is shutting down")
 
 
-class SoundPath:
+class AudioPipeline:
     """One client's way. Compression runs on the executor, so that many listeners share the machine's cores."""
 
     def __init__(

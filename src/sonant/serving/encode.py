@@ -121,6 +121,12 @@ def open_encoder(format: str, sample_rate: int, *, streaming: bool = True) -> En
     return LibavEncoder(format, sample_rate, streaming)
 
 
+def carried_rate_hz(format: str, sample_rate: int) -> int:
+    """`sample_rate` where the format can carry it, else the next higher rate that it can, or its highest."""
+    rates_hz = CODECS[format].rates_hz if format in CODECS else ()
+    return min((hz for hz in rates_hz if hz >= sample_rate), default=max(rates_hz, default=sample_rate))
+
+
 class Encoder(ABC):
     """One stream of sound. Calls may come from any thread, one at a time."""
 
@@ -169,19 +175,19 @@ class WavEncoder(Encoder):
     def __init__(self, format: str, sample_rate: int, streaming: bool) -> None:
         super().__init__(format, sample_rate)
         self.streaming = streaming
-        self.held = bytearray(growing_wav_header(sample_rate) if streaming else b"")
+        self.pending = bytearray(growing_wav_header(sample_rate) if streaming else b"")
 
     def _push(self, samples: Samples) -> bytes:
-        self.held += pcm16(samples).tobytes()
+        self.pending += pcm16(samples).tobytes()
         return self._take() if self.streaming else b""
 
     def _finish(self) -> bytes:
-        head = b"" if self.streaming else wav_header(self.sample_rate, len(self.held) // 2)
+        head = b"" if self.streaming else wav_header(self.sample_rate, len(self.pending) // 2)
         return head + self._take()
 
     def _take(self) -> bytes:
-        taken = bytes(self.held)
-        self.held.clear()
+        taken = bytes(self.pending)
+        self.pending.clear()
         return taken
 
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
-class EngineHost:
+class EngineSupervisor:
     def __init__(self, load: Callable[[], Engine], warm: Callable[[Engine], None] = warm_up) -> None:
         """`warm` is run on each new engine before it is shown to anybody."""
         self._load, self._warm = load, warm
@@ -24,7 +24,7 @@ class EngineHost:
         self._closing = threading.Event()
         self.restarts = 0
         self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
-        self._thread = threading.Thread(target=self._keep, name="sonant-host", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="sonant-supervisor", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -40,16 +40,16 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        self.idle_memory.look(self.service.work.running, time.monotonic())
+        self.idle_memory.look(self.service.in_flight.running, time.monotonic())
         if self.told_s is not None:
             self._drain(self.told_s)
         return await super().on_tick(counter)
 
     def _drain(self, told_s: float) -> None:
-        work, drain_s = self.service.work, self.service.options.drain_s
+        work, drain_s = self.service.in_flight, self.service.options.drain_s
         if not work.draining.is_set():
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
-            self.service.host.drain()
+            self.service.supervisor.drain()
             work.draining.set()
         elif not work.running:
             self.should_exit = True

@@ -19,14 +19,14 @@ from starlette.types import Receive, Scope, Send
 from sonant.engine.stream import SpeechStream
 from sonant.errors import EngineError
 from sonant.serving.api.disconnect import until_gone
-from sonant.serving.api.error_responses import answer
-from sonant.serving.audio_pipeline import SoundPath, check_complete
+from sonant.serving.api.error_responses import response_for
+from sonant.serving.audio_pipeline import AudioPipeline, check_complete
 from sonant.serving.observability.metrics import Metrics
 
-Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, SoundPath]]]
+Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, AudioPipeline]]]
 
 
-class SoundResponse(Response):
+class SpeechResponse(Response):
     """`open_stream` starts the work; what it enters on the stack is left when the response is over."""
 
     def __init__(self, open_stream: Open, metrics: Metrics, *, sse: bool, whole: bool) -> None:
@@ -43,54 +43,54 @@ class SoundResponse(Response):
             raise
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as held:
+        with ExitStack() as resources:
             try:
-                stream, path = await self.open_stream(held)
-                pieces = self._pieces(stream, path)
-                first = b"".join([piece async for piece in pieces]) if self.whole else await anext(pieces, b"")
+                stream, pipeline = await self.open_stream(resources)
+                encoded = self._encoded(stream, pipeline)
+                first = b"".join([data async for data in encoded]) if self.whole else await anext(encoded, b"")
                 if not first:
                     raise EngineError("the model made no sound of this text; try other words or another seed")
             except Exception as e:
                 self.metrics.requests.labels("speech", "error").inc()
-                await answer(e)(scope, receive, send)
+                await response_for(e)(scope, receive, send)
                 return
             try:
                 if self.whole:
-                    await Response(first, 200, path.headers(stream))(scope, receive, send)
+                    await Response(first, 200, pipeline.headers(stream))(scope, receive, send)
                 else:
-                    await self._send(send, path, stream, first, pieces)
+                    await self._send(send, pipeline, stream, first, encoded)
             except Exception:
                 self.metrics.requests.labels("speech", "error").inc()
                 self.metrics.aborted.labels("failed").inc()
                 raise  # breaks the connection off
-            self.metrics.count("speech", stream, path, self.started_s)
+            self.metrics.count("speech", stream, pipeline, self.started_s)
 
     async def _send(
-        self, send: Send, path: SoundPath, stream: SpeechStream, first: bytes, pieces: AsyncIterator[bytes]
+        self, send: Send, pipeline: AudioPipeline, stream: SpeechStream, first: bytes, rest: AsyncIterator[bytes]
     ) -> None:
-        headers = path.headers(stream)
+        headers = pipeline.headers(stream)
         if self.sse:
             headers["content-type"] = "text/event-stream; charset=utf-8"
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         self.metrics.ttfp.observe(time.monotonic() - self.started_s)
-        async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async for data in rest:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _pieces(self, stream: SpeechStream, path: SoundPath) -> AsyncIterator[bytes]:
-        """Encoded sound, never empty pieces; with SSE, wrapped in events."""
+    async def _encoded(self, stream: SpeechStream, pipeline: AudioPipeline) -> AsyncIterator[bytes]:
+        """The sound as it is encoded, never empty; with SSE, wrapped in events."""
         async for chunk in stream:
-            data = await path.push(chunk)
+            data = await pipeline.push(chunk)
             if data:
                 yield _delta(data) if self.sse else data
         check_complete(stream)
-        tail = await path.finish()
+        tail = await pipeline.finish()
         if tail:
             yield _delta(tail) if self.sse else tail
         if self.sse:
-            yield _event({"type": "speech.audio.done", "usage": path.usage(stream)})
+            yield _event({"type": "speech.audio.done", "usage": pipeline.usage(stream)})
 
 
 def _delta(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sonant.serving.api.error_responses import problem
+from sonant.serving.api.error_responses import error_response
 from sonant.serving.limits.middleware import new_request_id
 from sonant.serving.options import ServeOptions
 
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
 def refusal(status: int, message: str, code: str) -> bytes:
     """A whole answer, for whom the app never gets to see."""
     headers = {"x-request-id": new_request_id(), "connection": "close"}
-    response = problem(status, message, code, headers=headers)
+    response = error_response(status, message, code, headers=headers)
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + lines + b"\r\n" + bytes(response.body)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Work:
+class InFlight:
     """Used on the event loop only."""
 
     def __init__(self) -> None:

@@ -10,22 +10,22 @@ from prometheus_client.registry import Collector
 
 from sonant.engine.engine import EngineStats
 from sonant.engine.telemetry import Tally, Telemetry
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.voices.voice_cache import VoiceCache
 
 
 class EngineCollector(Collector):
-    def __init__(self, host: EngineHost, voices: VoiceCache | None) -> None:
-        self.host, self.voices = host, voices
+    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None) -> None:
+        self.supervisor, self.voices = supervisor, voices
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.host.ready))
+        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.supervisor.ready))
         yield CounterMetricFamily(
-            "sonant_engine_restarts", "times a failed engine was loaded again", self.host.restarts
+            "sonant_engine_restarts", "times a failed engine was loaded again", self.supervisor.restarts
         )
         if self.voices is not None:
             yield from _voices(self.voices)
-        engine = self.host.loaded
+        engine = self.supervisor.loaded
         if engine is not None:
             yield from _state(engine.stats())
             yield from _steps(engine.telemetry)

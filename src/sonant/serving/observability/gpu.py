@@ -17,7 +17,7 @@ import torch
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ _HELP = {
 
 
 class GpuCollector(Collector):
-    def __init__(self, host: EngineHost) -> None:
-        self.host = host
+    def __init__(self, supervisor: EngineSupervisor) -> None:
+        self.supervisor = supervisor
         self._lock = Lock()
         self._kept: tuple[float, GpuFigures | None] = (-_KEPT_S, None)
         self._nvml: Any = None
@@ -57,7 +57,7 @@ class GpuCollector(Collector):
                 yield GaugeMetricFamily(f"sonant_gpu_{name}", text, getattr(figures, name))
 
     def _figures(self) -> GpuFigures | None:
-        engine = self.host.loaded
+        engine = self.supervisor.loaded
         if engine is None or engine.device.type != "cuda" or self._absent:
             return None
         with self._lock:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 
 from sonant.engine.telemetry import STEP_PHASES
-from sonant.histogram import Buckets, quantile
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.metrics import Metrics
 
 WINDOW_S = 60.0
 STEPS_WINDOW_S = 5.0
 _LEAST_APART_S = 0.5  # of two readings that are kept, however many ask
 
+Buckets = Mapping[float, float]  # upper bound → how many observations lay at or below it
+
 
 @dataclass(frozen=True)
-class StepTotals:
+class Steps:
     """Sums since the engine was loaded: they start again when it is loaded again."""
 
     count: int = 0
@@ -41,11 +43,11 @@ class Reading:
     ttfp: Buckets
     rtf: Buckets
     rejected: float
-    steps: StepTotals
+    steps: Steps
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentStats:
     window_s: float  # how far back the figures of requests reach
     requests: int  # that got their first sound
     ttfp_p50_s: float | None
@@ -60,14 +62,14 @@ class Recent:
     audio_s_per_s: float  # made, for all listeners
 
 
-class RecentFigures:
+class RecentStatsReader:
     """Call from one thread. The first answer reaches back to the start; later ones to the oldest fresh reading."""
 
-    def __init__(self, metrics: Metrics, host: EngineHost, now_s: float) -> None:
-        self.metrics, self.host = metrics, host
+    def __init__(self, metrics: Metrics, supervisor: EngineSupervisor, now_s: float) -> None:
+        self.metrics, self.supervisor = metrics, supervisor
         self._readings = deque([self._read(now_s)])
 
-    def at(self, now_s: float) -> Recent:
+    def at(self, now_s: float) -> RecentStats:
         new, readings = self._read(now_s), self._readings
         while len(readings) > 1 and readings[0].at_s < now_s - WINDOW_S:
             readings.popleft()
@@ -75,18 +77,18 @@ class RecentFigures:
         near = next((r for r in readings if r.at_s >= now_s - STEPS_WINDOW_S), readings[-1])
         if now_s - readings[-1].at_s >= _LEAST_APART_S:
             readings.append(new)
-        return Recent(**_requests(old, new), **_steps(near, new))
+        return RecentStats(**_requests(old, new), **_steps(near, new))
 
     def _read(self, now_s: float) -> Reading:
         m = self.metrics
         return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
 
-    def _read_steps(self) -> StepTotals:
-        engine = self.host.loaded
+    def _read_steps(self) -> Steps:
+        engine = self.supervisor.loaded
         if engine is None:
-            return StepTotals()
+            return Steps()
         telemetry = engine.telemetry
-        return StepTotals(
+        return Steps(
             count=engine.stats().steps,
             phase_s=tuple(telemetry.phase_s[phase].total for phase in STEP_PHASES),
             frame_steps=sum(telemetry.rows.counts),
@@ -109,7 +111,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # another engine: it began at nothing
+    before = old.steps if new.steps.count >= old.steps.count else Steps()  # another engine: it began at nothing
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {
@@ -120,6 +122,22 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
         "batch_rows": (new.steps.frames - before.frames) / frame_steps if frame_steps else None,
         "audio_s_per_s": (new.steps.audio_s - before.audio_s) / window_s,
     }
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """The value that `share` of the observations do not exceed, taken as evenly spread within a bucket."""
+    bounds = sorted(buckets)
+    total = buckets[bounds[-1]] if bounds else 0.0
+    if total <= 0:
+        return None
+    rank, below_bound, below = share * total, 0.0, 0.0
+    for bound in bounds:
+        if buckets[bound] >= rank and buckets[bound] > below:
+            if math.isinf(bound):
+                return below_bound  # all that is known: more than the largest bound
+            return below_bound + (bound - below_bound) * (rank - below) / (buckets[bound] - below)
+        below_bound, below = bound, buckets[bound]
+    return below_bound
 
 
 def _buckets(histogram: Histogram) -> dict[float, float]:
