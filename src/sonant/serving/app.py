@@ -1,15 +1,14 @@
-"""The routes: OpenAI's speech API, its voices and models, health, readiness and metrics."""
+"""The app: OpenAI's speech API with all its routes, listings of voices and models, health, readiness and metrics."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
@@ -20,11 +19,9 @@ from sonant.serving.api.debug_routes import debug_routes
 from sonant.serving.api.engine_routes import engine_routes
 from sonant.serving.api.error_responses import DOCUMENTED, add_handlers, error_response
 from sonant.serving.api.json_body import JsonRoute
-from sonant.serving.api.schemas import SpeechBody
-from sonant.serving.api.speech_response import SpeechResponse
+from sonant.serving.api.speech_response import speech_routes
 from sonant.serving.api.speech_session import session_routes
 from sonant.serving.api.voice_routes import voice_routes
-from sonant.serving.encode import CONTENT_TYPES
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.middleware import RequestMiddleware
 from sonant.serving.observability.metrics import CONTENT_TYPE
@@ -64,7 +61,7 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
     app.router.route_class = JsonRoute
     app.state.service = service
     add_handlers(app)
-    _add_speech(app, service)
+    app.include_router(speech_routes(service))
     _add_listings(app, service, model_name)
     _add_health(app, service)
     app.include_router(batch_routes(service))
@@ -85,17 +82,6 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
             expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],
         )
     return app
-
-
-def _add_speech(app: FastAPI, service: SpeechService) -> None:
-    kinds = (*CONTENT_TYPES.values(), "text/event-stream")
-    sound: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in kinds}, "description": "Sound"}}
-
-    @app.post("/v1/audio/speech", response_class=Response, responses=sound)
-    async def speech(body: SpeechBody, request: Request) -> Response:
-        whole = not body.stream and body.stream_format == "audio"
-        opener = partial(service.open, body, request.state.client, whole)
-        return SpeechResponse(opener, service.metrics, sse=body.stream_format == "sse", whole=whole)
 
 
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:

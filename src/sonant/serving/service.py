@@ -24,8 +24,7 @@ from sonant.serving.api.schemas import SpeechBody, SpeechFields, TaskType, Voice
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.limits.admission import Admission
-from sonant.serving.limits.in_flight import InFlight
+from sonant.serving.limits.admission import Admission, InFlight
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address

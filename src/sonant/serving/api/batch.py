@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
-from sonant.serving.api.disconnect import until_gone
 from sonant.serving.api.error_responses import client_error, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
+from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
 from sonant.serving.service import SpeechService
 

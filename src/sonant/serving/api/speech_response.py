@@ -1,4 +1,4 @@
-"""One utterance as an HTTP response: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
+"""`POST /v1/audio/speech`: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
 
 Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
 a body that ends cleanly would pass for a complete utterance. Whoever hangs up frees their row at once.
@@ -10,20 +10,62 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
 from sonant.errors import EngineError
-from sonant.serving.api.disconnect import until_gone
 from sonant.serving.api.error_responses import response_for
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import SpeechBody
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.encode import CONTENT_TYPES
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.service import SpeechService
 
 Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, AudioPipeline]]]
+
+
+def speech_routes(service: SpeechService) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+    kinds = (*CONTENT_TYPES.values(), "text/event-stream")
+    sound: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in kinds}, "description": "Sound"}}
+
+    @router.post("/v1/audio/speech", response_class=Response, responses=sound)
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        whole = not body.stream and body.stream_format == "audio"
+        open_stream = partial(service.open, body, request.state.client, whole)
+        return SpeechResponse(open_stream, service.metrics, sse=body.stream_format == "sse", whole=whole)
+
+    return router
+
+
+async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> bool:
+    """Run `work` to its end, or cancel it when the client of an HTTP request is gone; then False."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finished = task.done()
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()  # raises what the work raised
+        return finished
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class SpeechResponse(Response):

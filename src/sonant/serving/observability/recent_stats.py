@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 
 from sonant.engine.telemetry import STEP_PHASES
+from sonant.histogram import Buckets, quantile
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.metrics import Metrics
 
@@ -23,11 +23,9 @@ WINDOW_S = 60.0
 STEPS_WINDOW_S = 5.0
 _LEAST_APART_S = 0.5  # of two readings that are kept, however many ask
 
-Buckets = Mapping[float, float]  # upper bound → how many observations lay at or below it
-
 
 @dataclass(frozen=True)
-class Steps:
+class StepTotals:
     """Sums since the engine was loaded: they start again when it is loaded again."""
 
     count: int = 0
@@ -43,7 +41,7 @@ class Reading:
     ttfp: Buckets
     rtf: Buckets
     rejected: float
-    steps: Steps
+    steps: StepTotals
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,12 @@ class RecentStatsReader:
         m = self.metrics
         return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
 
-    def _read_steps(self) -> Steps:
+    def _read_steps(self) -> StepTotals:
         engine = self.supervisor.loaded
         if engine is None:
-            return Steps()
+            return StepTotals()
         telemetry = engine.telemetry
-        return Steps(
+        return StepTotals(
             count=engine.stats().steps,
             phase_s=tuple(telemetry.phase_s[phase].total for phase in STEP_PHASES),
             frame_steps=sum(telemetry.rows.counts),
@@ -111,7 +109,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else Steps()  # another engine: it began at nothing
+    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # another engine: it began at nothing
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {
@@ -122,22 +120,6 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
         "batch_rows": (new.steps.frames - before.frames) / frame_steps if frame_steps else None,
         "audio_s_per_s": (new.steps.audio_s - before.audio_s) / window_s,
     }
-
-
-def quantile(buckets: Buckets, share: float) -> float | None:
-    """The value that `share` of the observations do not exceed, taken as evenly spread within a bucket."""
-    bounds = sorted(buckets)
-    total = buckets[bounds[-1]] if bounds else 0.0
-    if total <= 0:
-        return None
-    rank, below_bound, below = share * total, 0.0, 0.0
-    for bound in bounds:
-        if buckets[bound] >= rank and buckets[bound] > below:
-            if math.isinf(bound):
-                return below_bound  # all that is known: more than the largest bound
-            return below_bound + (bound - below_bound) * (rank - below) / (buckets[bound] - below)
-        below_bound, below = bound, buckets[bound]
-    return below_bound
 
 
 def _buckets(histogram: Histogram) -> dict[float, float]:
