@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from serving.conftest import Serve, wait_for
+from serving.conftest import Serve, Served, wait_for
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.gpu import GpuCollector
 from sonant.serving.observability.metrics import Metrics
@@ -18,8 +18,13 @@ from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReade
 BODY = {"input": "hello the world", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
 
-def test_what_is_loaded(serve: Serve, tmp_path: Path) -> None:
-    custom = httpx.get(f"{serve('custom', voices_folder=tmp_path).url}/v1/engine").json()
+@pytest.fixture(scope="module")
+def served(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_once("custom", voices_folder=tmp_path_factory.mktemp("voices"))
+
+
+def test_what_is_loaded(served: Served, serve: Serve, tmp_path: Path) -> None:
+    custom = httpx.get(f"{served.url}/v1/engine").json()
     assert custom["model"] == "tiny" and custom["device"] == "cpu" and "english" in custom["languages"]
     assert custom["uploads"] is None  # it has voices of its own and cannot clone
     base = httpx.get(f"{serve('base', voices_folder=tmp_path, consent='asserted').url}/v1/engine").json()
@@ -49,8 +54,7 @@ def test_figures_follow_the_requests(serve: Serve) -> None:
     wait_for(lambda: httpx.get(address).json()["running"] == 0)
 
 
-def test_an_engine_that_is_not_there_is_said_to_be_so(serve: Serve) -> None:
-    served = serve()
+def test_an_engine_that_is_not_there_is_said_to_be_so(served: Served) -> None:
     served.supervisor.trouble = "loading"
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["ready"] is False and answer["trouble"] == "loading"
@@ -65,13 +69,13 @@ def test_before_the_first_engine_there_are_no_steps() -> None:
     assert recent.audio_s_per_s == recent.steps_per_s == 0
 
 
-def test_a_gpus_figures_are_told_as_metrics_has_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_figures_are_told_as_metrics_has_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(_: GpuCollector) -> Iterator[Metric]:
         yield GaugeMetricFamily("sonant_gpu_memory_used_bytes", "", 5e9)
         yield GaugeMetricFamily("sonant_gpu_utilisation_ratio", "", 0.5)
 
     monkeypatch.setattr(GpuCollector, "collect", collect)
-    answer = httpx.get(f"{serve().url}/v1/engine/stats").json()
+    answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["gpu"] == {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
 
 

@@ -167,7 +167,7 @@ def test_all_of_it_again_and_again_keeps_no_memory(client: httpx.Client, served:
 
     once()
     before_mib = resident_mib()
-    for _ in range(4):
+    for _ in range(3):
         once()
     assert resident_mib() - before_mib < 60
     wait_for(lambda: served.server.service.in_flight.running == 0)

@@ -23,6 +23,16 @@ ROOT = Path(__file__).parents[2]
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
 
+@pytest.fixture(scope="module")
+def served(serve_once: Serve) -> Served:
+    return serve_once()
+
+
+@pytest.fixture(scope="module")
+def cloning(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_once("base", voices_folder=tmp_path_factory.mktemp("voices"))
+
+
 def scrape(served: Served) -> dict[str, Metric]:
     text = httpx.get(f"{served.url}/metrics").text
     return {f.name: f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")}
@@ -71,8 +81,7 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
     assert value(after, "sonant_rtf_ratio_bucket", le="0.01") >= 0
 
 
-def test_names_and_buckets_follow_the_conventions(serve: Serve) -> None:
-    served = serve()
+def test_names_and_buckets_follow_the_conventions(served: Served) -> None:
     served.post(**BODY)
     for name, family in scrape(served).items():
         assert name.startswith("sonant_") and family.documentation, name
@@ -86,10 +95,9 @@ def test_names_and_buckets_follow_the_conventions(serve: Serve) -> None:
         assert {k for s in family.samples for k in s.labels} <= {"le", "route", "outcome", "reason", "phase"}, name
 
 
-def test_labels_do_not_grow_with_what_clients_send(serve: Serve) -> None:
-    served = serve()
+def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
     before = sum(len(f.samples) for f in scrape(served).values())
-    for n in range(20):
+    for n in range(5):
         served.post(input="hello", voice=f"nobody-{n}", model=f"model-{n}", max_frames=1)
         httpx.get(f"{served.url}/nope/{n}")
     assert sum(len(f.samples) for f in scrape(served).values()) == before
@@ -101,11 +109,10 @@ def families_ever(served: Served, on_gpu: EngineSupervisor) -> set[str]:
     return names | {f.name for f in gpu.GpuCollector(on_gpu).collect()}
 
 
-def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path, on_gpu: EngineSupervisor) -> None:
-    served = serve("base", voices_folder=tmp_path)
-    served.post(**{**BODY, "voice": "nobody"})
+def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: EngineSupervisor) -> None:
+    cloning.post(**{**BODY, "voice": "nobody"})
     with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
-    known = families_ever(served, on_gpu) | with_rejected
+    known = families_ever(cloning, on_gpu) | with_rejected
     board = json.loads(files("sonant.serving.observability").joinpath("dashboards/sonant.json").read_text("utf-8"))
     asked: set[str] = set()
     for panel in board["panels"]:
@@ -118,8 +125,8 @@ def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path,
     assert not unseen, f"the dashboard leaves out {sorted(unseen)}"
 
 
-def test_every_metric_is_described_in_the_docs(serve: Serve, tmp_path: Path, on_gpu: EngineSupervisor) -> None:
-    names = families_ever(serve("base", voices_folder=tmp_path), on_gpu) | {"sonant_rejected_total"}
+def test_every_metric_is_described_in_the_docs(cloning: Served, on_gpu: EngineSupervisor) -> None:
+    names = families_ever(cloning, on_gpu) | {"sonant_rejected_total"}
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(sonant_[a-z_]+)", page))
     wanted = {re.sub(r"_(bucket|sum|count)$", "", n) for n in names if not n.endswith("_created")}

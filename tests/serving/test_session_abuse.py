@@ -20,7 +20,7 @@ TEXT, BINARY, CLOSE, PING, CONTINUED, FIN = 0x1, 0x2, 0x8, 0x9, 0x0, 0x80
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless", ws_idle_s=3.0, ws_max_message_bytes=200_000)
+    return serve_once("endless toy", ws_idle_s=3.0, ws_max_message_bytes=200_000)
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:
 
 
 def test_handshakes_that_are_refused_say_why_in_json(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    served = serve(api_keys=("right",))
+    served = serve("endless toy", api_keys=("right",))
     url = served.url.replace("http", "ws")
     for path, headers, expected in (
         ("/v1/audio/speech/stream", {}, (401, "invalid_api_key")),
