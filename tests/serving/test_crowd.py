@@ -23,7 +23,7 @@ from serving.test_speech import seconds
 from sonant.bundled import bundled_voice
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
-FRAMES, SEEDS = 12, 4
+FRAMES, SEEDS = 8, 4
 ROWS, WAITING, ROUNDS = 8, 40, 5
 MOST_HEALTH_S = {0.5: 0.02, 0.99: 0.05, 1.0: 0.5}  # by share of the probes; one in hundreds may wait for a core
 IDLE_S = 4.5  # the server gives memory back when it has been left alone for three seconds

@@ -30,7 +30,7 @@ LEAST_SNR_DB = {"mp3": 19, "opus": 3, "aac": 21}
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless")
+    return serve_once("endless", warm=True)
 
 
 @pytest.fixture(scope="module")

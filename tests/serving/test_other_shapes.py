@@ -5,17 +5,23 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import soundfile
+import torch
 
 from serving.conftest import Serve, Served
 from serving.session_client import events, session, sound
 from serving.test_speech import seconds
 from serving.test_voice_routes import upload, wav
+from sonant import Engine, EngineConfig
+from sonant.serving.encode import carried_rate_hz
+from sonant.serving.warm_up import warm_up
+from toy_family.model import ToyModel
 
 RATE, FRAME_SAMPLES, FRAMES = 48_000, 1920, 6
 BODY = {"input": "hello the world", "seed": 5, "max_frames": FRAMES, "extra_params": {"stop_chance": 0}}
@@ -38,6 +44,16 @@ def test_sound_comes_at_the_models_own_rate_unless_another_is_asked_for(served: 
     assert (
         soundfile.info(io.BytesIO(served.post(**BODY, response_format="wav", stream=False).content)).samplerate == RATE
     )
+
+
+def test_a_rate_that_a_format_cannot_carry_is_raised_to_one_that_it_can() -> None:
+    wanted = {("pcm", 44_100): 44_100, ("opus", 44_100): 48_000, ("mp3", 44_100): 44_100, ("mp3", 96_000): 48_000}
+    assert {(form, hz): carried_rate_hz(form, hz) for form, hz in wanted} == wanted
+    device, config = torch.device("cpu"), EngineConfig()
+    model = ToyModel(config, device)
+    model.spec = replace(model.spec, sample_rate=44_100)
+    with Engine(model, config, device) as engine:
+        warm_up(engine)
 
 
 @pytest.mark.parametrize(("asked", "rate"), [(None, RATE), (16_000, 16_000)])

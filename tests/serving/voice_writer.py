@@ -18,6 +18,7 @@ import random
 import signal
 import sqlite3
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,8 @@ def die(folder: str, last: int) -> None:
 def main() -> None:
     commands = {"churn": churn, "clash": clash, "readonly": readonly, "open": open_and_count, "die": die}
     children = []
+    with tempfile.TemporaryDirectory() as folder:  # Whatever is imported late is imported here, and not by each child.
+        open_store(folder).add(make_voice(0), "first", model="m", consent_statement="yes")
     say("ready")
     while line := sys.stdin.readline():
         name, *args = line.split()

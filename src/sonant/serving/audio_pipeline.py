@@ -51,7 +51,7 @@ class AudioPipeline:
         return {
             "content-type": self.encoder.content_type,
             "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # proxies must not collect sound
+            "x-accel-buffering": "no",  # Proxies must not collect sound.
             "x-seed": str(stream.seed),
             **self.encoder.headers,
         }

@@ -1,4 +1,4 @@
-"""Sound into the bytes that a client asked for, piece by piece as it is made.
+"""Sound into the bytes that a client asked for, as it is made.
 
 Whatever `push` and `finish` return, joined, is a valid stream; nothing is ever written twice, so it can go straight
 to a socket. Each push gives all that the format can already say about the sound so far. What still waits is the
@@ -261,15 +261,15 @@ class Sink:
     """A file that can only be written, and is emptied as it grows."""
 
     def __init__(self) -> None:
-        self.pieces: list[bytes] = []
+        self.written: list[bytes] = []
 
     def write(self, data: bytes) -> int:
-        self.pieces.append(data)
+        self.written.append(data)
         return len(data)
 
     def take(self) -> bytes:
-        taken = b"".join(self.pieces)
-        self.pieces.clear()
+        taken = b"".join(self.written)
+        self.written.clear()
         return taken
 
 

@@ -72,7 +72,7 @@ class EngineSupervisor:
                 return engine.close()
             pause_s = _FIRST_PAUSE_S
             self._engine, self.trouble = engine, None
-            if self._closing.is_set():  # since the last look: it saw no engine to close
+            if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
                 self.drain()
                 return engine.close()
             engine.join()
@@ -84,7 +84,7 @@ class EngineSupervisor:
 
     def _warmed(self) -> Engine:
         gc.unfreeze()
-        gc.collect()  # the memory of an engine that failed, before another takes as much
+        gc.collect()  # An engine that failed gives its memory back before another takes as much.
         engine = self._load()
         try:
             self._warm(engine)

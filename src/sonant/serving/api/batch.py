@@ -63,7 +63,7 @@ class BatchResponse(Response):
             results = await asyncio.gather(*tasks, return_exceptions=True)
             failures = [r for r in results if isinstance(r, Exception)]
             if len(failures) == len(results) and isinstance(failures[0], EngineError):
-                return await response_for(failures[0])(scope, receive, send)  # ours, not the items' doing
+                return await response_for(failures[0])(scope, receive, send)  # It is our doing and not the items'.
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 

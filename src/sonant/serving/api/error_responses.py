@@ -128,7 +128,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, Refused):  # raised while the body was read, which FastAPI wraps
+        if isinstance(error.__cause__, Refused):  # FastAPI wraps what is raised while the body is read.
             return response_for(error.__cause__)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_body")
         return error_response(error.status_code, str(error.detail), code, headers=error.headers)

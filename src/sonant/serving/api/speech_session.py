@@ -107,7 +107,7 @@ class SpeechSession:
             if self.queue:
                 self.service.metrics.aborted.labels("client_gone").inc()
             return None
-        with suppress(WebSocketDisconnect, RuntimeError):  # gone meanwhile
+        with suppress(WebSocketDisconnect, RuntimeError):  # The client may be gone meanwhile.
             if ending is None:
                 return await self.socket.close(CLOSED)
             end = ending if isinstance(ending, SessionEnd) else self._end_for(ending)
@@ -117,7 +117,7 @@ class SpeechSession:
         return None
 
     def _end_for(self, error: Exception) -> SessionEnd:
-        if isinstance(error, Refused) and self.speaker is None:  # else it was counted with the utterance
+        if isinstance(error, Refused) and self.speaker is None:  # Otherwise it was counted with the utterance.
             self.service.rejected(error)
         shown = client_error(error)
         if isinstance(error, Refused | Overloaded | EngineClosed):
@@ -136,7 +136,7 @@ class SpeechSession:
             try:
                 self._take(_parsed(await self._receive()), engine)
             except BadMessage as e:
-                if self.config is None:  # what begins wrong is not gone on with
+                if self.config is None:  # What begins wrong is not gone on with.
                     raise SessionEnd(POLICY, str(e), "invalid_message") from None
                 await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
 
@@ -239,7 +239,7 @@ class SpeechSession:
         if isinstance(message, bytes):
             await self.socket.send_bytes(message)
         else:
-            await self.socket.send_text(json.dumps(message))  # in ASCII: text that is not valid Unicode is told, too
+            await self.socket.send_text(json.dumps(message))  # ASCII can tell of text that is not valid Unicode.
         self.active_s = time.monotonic()
 
     async def _watch_for_shutdown(self) -> None:

@@ -52,7 +52,7 @@ class SendWithId:
         self.accepted = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "websocket.close" and not self.accepted:  # the router knows no such socket
+        if message["type"] == "websocket.close" and not self.accepted:  # The router knows no such socket.
             return await response_for(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
@@ -80,7 +80,7 @@ class RequestMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers, key: str) -> Refused | None:
         if self.options.api_keys and not _open(scope["path"]):
-            # every key is compared, so that time tells nothing of which one came near
+            # Every key is compared, so that time tells nothing of which one came near.
             known = [hmac.compare_digest(key.encode(), k.encode()) for k in self.options.api_keys]
             if not any(known):
                 return Refused(
@@ -109,7 +109,7 @@ class RequestMiddleware:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return _utf8(token.strip())
-        # browsers cannot set headers on a page or a WebSocket
+        # Browsers cannot set headers on a page or a WebSocket.
         return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("api_key", [""])[0]
 
     def _client(self, scope: Scope, key: str) -> str:

@@ -53,10 +53,10 @@ def _steps(telemetry: Telemetry) -> Iterator[Metric]:
     for phase, tally in telemetry.phase_s.items():
         phases.add_metric([phase], _buckets(tally), tally.total)
     yield phases
-    yield _histogram("sonant_step_rows", "rows that drew a frame in a step: how full batches are", telemetry.rows)
+    yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", telemetry.rows)
     yield _histogram(
         "sonant_frames_ahead",
-        "frames that a listener had in hand when the next chunk left the engine; 0 is a gap",
+        "frames that a listener had buffered when the next chunk left the engine; 0 is a gap",
         telemetry.frames_ahead,
     )
 

@@ -75,14 +75,14 @@ class GpuCollector(Collector):
                 pynvml.nvmlInit()
                 self._nvml = pynvml
             return _read(self._nvml, device)
-        except Exception as e:  # a driver without NVML, a container without the device: speech goes on
+        except Exception as e:  # Speech goes on without a driver that has NVML, or in a container without the device.
             self._absent = True
             logger.warning("no GPU figures in /metrics: %s: %s", type(e).__name__, e)
             return None
 
 
 def _read(nvml: Any, device: torch.device) -> GpuFigures:
-    # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML
+    # The device is asked for by its UUID, since CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML.
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return GpuFigures(

@@ -56,7 +56,7 @@ class RecentStats:
     steps_per_s: float
     step_s: float | None  # mean; None: no steps
     step_phases_s: dict[str, float]
-    batch_rows: float | None  # that drew a frame in a step, mean
+    batch_rows: float | None  # that decoded a frame in a step, mean
     audio_s_per_s: float  # made, for all listeners
 
 
@@ -109,7 +109,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # another engine: it began at nothing
+    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # Another engine began at nothing.
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {

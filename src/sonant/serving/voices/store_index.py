@@ -138,7 +138,7 @@ class StoreIndex:
     @contextmanager
     def _transaction(self, begin: str, mode: str) -> Iterator[sqlite3.Connection]:
         try:
-            # as_uri escapes what the URI form would read as options
+            # `as_uri` escapes what the URI form would read as options.
             uri = f"{self.path.as_uri()}?mode={mode}"
             with closing(sqlite3.connect(uri, self.busy_timeout_s, isolation_level=None, uri=True)) as db:
                 db.row_factory = sqlite3.Row

@@ -122,7 +122,7 @@ class VoiceStore:
             raise BadRequest(f"the clip is {len(clip):,} bytes; at most {self.options.max_clip_bytes:,} are kept")
         consent_statement = self._consent(consent_id, consent_statement)
         self.index.check_current()
-        with self.index.reading() as db:  # most refusals come here, before anything is written
+        with self.index.reading() as db:  # Most refusals come here, before anything is written.
             self._admit(db, name, consent_id)
         with self.files.staging(self.index) as staging:
             file, file_bytes = staging.add("safetensors", voice.save)
@@ -143,7 +143,7 @@ class VoiceStore:
                 clip_file=clip_file,
             )
             with self.index.writing() as db:
-                self._admit(db, name, consent_id)  # again: other processes did not wait
+                self._admit(db, name, consent_id)  # This is checked again, since other processes did not wait.
                 staging.publish()
                 db.execute(_INSERT, (label_key(name), *astuple(record)[:-1]))
         return record
@@ -155,7 +155,7 @@ class VoiceStore:
         else:
             try:
                 column, key = "name_key", label_key(checked_label(id_or_name, self.options.max_name_chars))
-            except BadRequest:  # what cannot be a name names nothing
+            except BadRequest:  # What cannot be a name names nothing.
                 raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}") from None
         with self.index.reading() as db:
             row = db.execute(f"{self._select} WHERE {column} = ?", (key,)).fetchone()
@@ -168,7 +168,7 @@ class VoiceStore:
         try:
             voice = self.cache.get(record.file, lambda: Voice.load(self.files.path(record.file)))
         except (StoreError, BadAudio) as e:
-            self.get(record.id)  # UnknownVoice if another process deleted it meanwhile, which is no damage
+            self.get(record.id)  # UnknownVoice: another process deleted it, which is no damage.
             self._damaged.add(record.file)
             raise StoreError(
                 f"the voice {record.name!r} ({record.id}) cannot be loaded: {e}; delete it and upload it again"
@@ -231,7 +231,7 @@ class VoiceStore:
         return record if intact else replace(record, broken=True)
 
     def _check_unused(self) -> None:
-        if self.files.any_named():  # the index comes before the first file, so it was lost: collecting would finish it
+        if self.files.any_named():  # The index is older than any file, so it was lost, and collecting would finish it.
             raise StoreError(
                 f"{self.files.folder} holds voices but their index is gone: restore index.sqlite from a backup, "
                 "or use another folder"
