@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from sonant.errors import BadSampling
 
 Value = bool | int | float
+_SHOWN_CHARS = 60  # of a value that a client made up
+_LARGEST = sys.float_info.max  # also of whole numbers, which Python would let grow past any float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +45,17 @@ class Knob:
         if self.kind is bool:
             fits = isinstance(value, bool)
         else:
-            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
             fits = fits and self.low <= value <= self.high and (self.kind is float or value == int(value))
         if not fits or (self.choices and value not in self.choices):
-            raise BadSampling(f"{self.name} must be {self.accepts}, not {value!r}")
+            raise BadSampling(f"{self.name} must be {self.accepts}, not {repr(value)[:_SHOWN_CHARS]}")
         return self.kind(value)
 
 
 class Sampling(Mapping[str, Any]):
     """What was set, by the name of a knob. What was not, or was set to None, is the checkpoint's own."""
 
-    def __init__(self, **values: Value | None) -> None:
+    def __init__(self, /, **values: Value | None) -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
 
     @classmethod

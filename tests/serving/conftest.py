@@ -6,28 +6,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 import uvicorn
 
 import sonant
-from sonant import EngineConfig
+from sonant import Engine, EngineConfig, Sampling
+from sonant.models.base import Prompt
+from sonant.models.description import Description
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe
 from sonant.serving.app import create_app
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.options import ServeOptions
 from sonant.serving.server import server_for
+from sonant.serving.warm_up import warm_up
+from sonant.types import SpeechRequest
+from toy_family.model import ToyModel
 
 
 @dataclass(frozen=True)
 class Served:
     url: str
-    host: EngineHost
+    supervisor: EngineSupervisor
     server: uvicorn.Server
 
     @property
@@ -54,21 +60,24 @@ def checkpoints(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
 def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(checkpoint: str = "custom", engine: dict[str, Any] | None = None, **options: Any) -> Served:
-        config = EngineConfig(**(engine or {}))
-        host = EngineHost(lambda: sonant.load(checkpoints[checkpoint], device="cpu", config=config))
-        described = describe(checkpoints[checkpoint])
+    def start(
+        checkpoint: str = "custom", engine: dict[str, Any] | None = None, warm: bool = False, **options: Any
+    ) -> Served:
+        roomy = {"kv_tokens": 8192} if checkpoint == "endless toy" else {}  # for thousands of frames in one row
+        config = EngineConfig(**{**roomy, **(engine or {})})
+        load, described = _checkpoint(checkpoint, checkpoints, config)
+        supervisor = EngineSupervisor(load, warm_up if warm else lambda _: None)
         serve_options = ServeOptions(port=0, log_level="warning", **options)
-        server = server_for(create_app(host, serve_options, described, "tiny"), serve_options)
+        server = server_for(create_app(supervisor, serve_options, described, "tiny"), serve_options)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         running.append((server, thread))
         deadline = time.monotonic() + 30
-        while not (server.started and host.ready):
+        while not (server.started and supervisor.ready):
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        return Served(f"http://127.0.0.1:{port}", host, server)
+        return Served(f"http://127.0.0.1:{port}", supervisor, server)
 
     yield start
     for server, thread in running:
@@ -76,9 +85,41 @@ def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
         thread.join(20)
 
 
+class EndlessToy(ToyModel):
+    """Speaks until its budget ends, at a tenth of what a frame of the tiny checkpoints costs."""
+
+    def prompt(self, request: SpeechRequest) -> Prompt:
+        return super().prompt(replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling})))
+
+
+def _checkpoint(
+    name: str, checkpoints: Mapping[str, Path], config: EngineConfig
+) -> tuple[Callable[[], Engine], Description]:
+    if name in ("toy", "endless toy"):
+        model = ToyModel if name == "toy" else EndlessToy
+        device = torch.device("cpu")
+        shape = {"voices": (), "languages": (), "clones": True, "designs": False}
+        described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
+        return lambda: Engine(model(config, device), config, device), described
+    return lambda: sonant.load(checkpoints[name], device="cpu", config=config), describe(checkpoints[name])
+
+
+def break_engine(engine: Engine) -> None:
+    """Its next step fails, as when a device falls off."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device fell off")
+
+    engine.model.begin_frame = broken  # type: ignore[assignment, method-assign]
+
+
 @pytest.fixture
 def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
-    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test."""
+    """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test.
+
+    "toy" is the family made for tests, and "endless toy" the cheapest that speaks on and on: 25 frames of 1920 samples
+    a second. Only a `warm` server has done all that is slow the first time.
+    """
     with servers(checkpoints) as start:
         yield start
 

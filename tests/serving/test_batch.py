@@ -12,18 +12,22 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.conftest import Serve, Served, wait_for
+from serving.conftest import Serve, Served, break_engine, wait_for
 from serving.test_speech import seconds
 
 SHARED = {"voice": "alloy", "seed": 5, "max_frames": 6}
+
+
+@pytest.fixture(scope="module")
+def served(serve_once: Serve) -> Served:
+    return serve_once("endless", engine={"max_rows": 3})
 
 
 def post(served: Served, items: list[dict[str, Any]], **shared: Any) -> httpx.Response:
     return httpx.post(f"{served.url}/v1/audio/speech/batch", json={"items": items, **shared}, timeout=60)
 
 
-def test_items_in_order_with_their_own_settings_before_the_shared_ones(serve: Serve) -> None:
-    served = serve("endless")
+def test_items_in_order_with_their_own_settings_before_the_shared_ones(served: Served) -> None:
     items = [
         {"input": "hello the world"},
         {"input": "hello again", "response_format": "mp3", "max_frames": 12},
@@ -41,8 +45,7 @@ def test_items_in_order_with_their_own_settings_before_the_shared_ones(serve: Se
     assert body["results"][1]["usage"]["output_tokens"] == 12
 
 
-def test_one_bad_item_spoils_nothing(serve: Serve) -> None:
-    served = serve("endless")
+def test_one_bad_item_spoils_nothing(served: Served) -> None:
     items = [{"input": "hello"}, {"input": "..."}, {"input": "hello", "voice": "nobody"}, {"input": "again"}]
     body = post(served, items, **SHARED).json()
     assert [r["status"] for r in body["results"]] == ["success", "error", "error", "success"]
@@ -50,23 +53,24 @@ def test_one_bad_item_spoils_nothing(serve: Serve) -> None:
     assert (body["succeeded"], body["failed"]) == (2, 2)
 
 
-def test_items_are_spoken_at_once_and_sound_as_alone(serve: Serve) -> None:
-    served = serve("endless", engine={"max_rows": 4})
-    items = [{"input": f"number {n}", "seed": n} for n in range(8)]
+def test_items_are_spoken_at_once_and_sound_as_alone(served: Served) -> None:
+    items = [{"input": f"number {n}", "seed": n} for n in range(5)]
     most = 0
     done = threading.Event()
 
     def watch() -> None:
         nonlocal most
-        while not done.is_set():
-            most = max(most, served.host.engine.stats().running)
+        while not done.wait(0.002):
+            most = max(most, served.supervisor.engine.stats().running)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    body = post(served, items, **SHARED, response_format="pcm").json()
-    done.set()
-    watcher.join()
-    assert most == 4
+    try:
+        body = post(served, items, **SHARED, response_format="pcm").json()
+    finally:
+        done.set()
+        watcher.join()
+    assert most == 3
     for n, result in enumerate(body["results"]):
         alone = served.post(**{**SHARED, **items[n]}, response_format="pcm").content
         a, b = (np.frombuffer(x, "<i2").astype(int) for x in (base64.b64decode(result["audio_data"]), alone))
@@ -86,39 +90,34 @@ def test_items_are_spoken_at_once_and_sound_as_alone(serve: Serve) -> None:
         {"items": [{"input": "hi"}], "response_format": "exe"},
     ],
 )
-def test_a_bad_batch_is_refused_whole(serve: Serve, body: dict[str, Any]) -> None:
-    answer = httpx.post(f"{serve().url}/v1/audio/speech/batch", json=body, timeout=20)
+def test_a_bad_batch_is_refused_whole(served: Served, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{served.url}/v1/audio/speech/batch", json=body, timeout=20)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
-def test_hanging_up_stops_every_item(serve: Serve) -> None:
-    served = serve("endless", engine={"max_rows": 3})
-    host, port = served.url.removeprefix("http://").split(":")
+def test_hanging_up_stops_every_item(served: Served) -> None:
     body = json.dumps({**SHARED, "max_frames": 900, "items": [{"input": "hello"}] * 6}).encode()
     head = "POST /v1/audio/speech/batch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, int(port))) as client:
+    with socket.create_connection(served.address) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_for(lambda: served.host.engine.stats().running == 3)
-    wait_for(lambda: served.host.engine.stats().running + served.host.engine.stats().waiting == 0, 2.0)
+        wait_for(lambda: served.supervisor.engine.stats().running == 3)
+    wait_for(lambda: served.supervisor.engine.stats().running + served.supervisor.engine.stats().waiting == 0, 2.0)
 
 
 def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
     served = serve("endless")
-    first = served.host.engine
+    first = served.supervisor.engine
 
-    def broken(*_: object) -> None:
-        raise RuntimeError("the device fell off")
-
-    first.loop.runner.frame.run = broken  # type: ignore[assignment]
+    break_engine(first)
     answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-    wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
+    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
     assert post(served, [{"input": "hello"}], **SHARED).json()["succeeded"] == 1
 
 
 def test_a_full_queue_is_told_item_by_item(serve: Serve) -> None:
     served = serve("endless", engine={"max_rows": 1, "max_waiting": 1})
-    body = post(served, [{"input": "hello"}] * 12, **{**SHARED, "max_frames": 100}).json()
+    body = post(served, [{"input": "hello"}] * 12, **{**SHARED, "max_frames": 40}).json()
     errors = [r["error"] for r in body["results"] if r["status"] == "error"]
     assert body["succeeded"] >= 1 and errors and all("waiting" in e for e in errors)
 

@@ -57,7 +57,7 @@ def run(python: str, script: str, url: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
     """Stock clients cannot say `max_frames`, and this model does not stop by itself: the budget is what they get."""
-    budget = {"budget_frames": FRAMES - 1, "budget_frames_per_token": 0.001}  # rounded up
+    budget = {"budget_s": 0.08 * (FRAMES - 1), "budget_s_per_token": 1e-4}  # rounded up to whole frames
     return serve_once("endless", engine=budget, api_keys=("the key",))
 
 

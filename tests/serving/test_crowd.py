@@ -23,10 +23,11 @@ from serving.test_speech import seconds
 from sonant.bundled import bundled_voice
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
-FRAMES, SEEDS = 12, 4
+FRAMES, SEEDS = 8, 4
 ROWS, WAITING, ROUNDS = 8, 40, 5
-HEALTH_S = 0.05
+MOST_HEALTH_S = {0.5: 0.02, 0.99: 0.05, 1.0: 0.5}  # by share of the probes; one in hundreds may wait for a core
 IDLE_S = 4.5  # the server gives memory back when it has been left alone for three seconds
+KEPT = 1.10  # of the memory that it had before, at most
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
 
@@ -91,6 +92,17 @@ def check(crowd: Crowd, clients: int, expected_s: list[float]) -> None:
         assert -1e-3 < added_s < 0.1, (seed, form)  # a coder may begin with a frame of silence
 
 
+def check_health(health: HealthWatch) -> None:
+    for share, most_s in MOST_HEALTH_S.items():
+        assert health.share_s(share) < most_s, f"{share:.0%} of /health: {health.shown()}"
+
+
+def idle_mib(process: subprocess.Popen[str]) -> float:
+    """What it has when it has been left alone."""
+    time.sleep(IDLE_S)
+    return resident_mib(process)
+
+
 def settled(url: str) -> None:
     """All of it is over, in the server's own eyes."""
     deadline = time.monotonic() + 10
@@ -103,14 +115,17 @@ def settled(url: str) -> None:
 def test_a_crowd_is_served_or_told_to_come_back(
     server: tuple[subprocess.Popen[str], str], expected_s: list[float]
 ) -> None:
-    _, url = server
+    process, url = server
+    before_mib = idle_mib(process)
     with HealthWatch(url) as health:
         crowd = asyncio.run(gather(url, 80))
     check(crowd, 80, expected_s)
     settled(url)
-    print(f"{crowd.refusals} refusals; /health {health.shown()}")
+    after_mib = idle_mib(process)
+    print(f"{crowd.refusals} refusals; /health {health.shown()}; {before_mib:.0f} MiB before, {after_mib:.0f} after")
     assert crowd.refusals >= 80 - ROWS - WAITING
-    assert health.share_s(0.99) < HEALTH_S
+    check_health(health)
+    assert after_mib < KEPT * before_mib
 
 
 @pytest.mark.long
@@ -118,8 +133,8 @@ def test_two_hundred_at_once_again_and_again_leave_nothing_behind(
     server: tuple[subprocess.Popen[str], str], expected_s: list[float]
 ) -> None:
     process, url = server
-    start_mib, files = resident_mib(process), open_files(process)
-    idle_mib: list[float] = []
+    start_mib, files = idle_mib(process), open_files(process)
+    left_mib: list[float] = []
     for _ in range(ROUNDS):
         began = time.monotonic()
         with HealthWatch(url) as health:
@@ -127,11 +142,10 @@ def test_two_hundred_at_once_again_and_again_leave_nothing_behind(
         took_s, busy_mib = time.monotonic() - began, resident_mib(process)
         check(crowd, 200, expected_s)
         settled(url)
-        time.sleep(IDLE_S)
-        idle_mib.append(resident_mib(process))
+        left_mib.append(idle_mib(process))
         print(f"{took_s:.1f} s, {crowd.refusals} refusals; /health {health.shown()}")
-        print(f"memory: {start_mib:.0f} MiB at the start, {busy_mib:.0f} at the end, {idle_mib[-1]:.0f} when idle")
-        assert health.share_s(0.99) < HEALTH_S
-    assert max(idle_mib[2:]) < 1.05 * idle_mib[1], idle_mib
-    assert idle_mib[-1] < 1.10 * start_mib
+        print(f"memory: {start_mib:.0f} MiB at the start, {busy_mib:.0f} at the end, {left_mib[-1]:.0f} when idle")
+        check_health(health)
+    assert max(left_mib[2:]) < 1.05 * left_mib[1], left_mib
+    assert max(left_mib) < KEPT * start_mib
     assert open_files(process) <= files + 2

@@ -9,17 +9,22 @@ import httpx
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from serving.conftest import Serve, wait_for
-from sonant.serving.engine_supervisor import EngineHost
+from serving.conftest import Serve, Served, wait_for
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.gpu import GpuCollector
 from sonant.serving.observability.metrics import Metrics
-from sonant.serving.observability.recent_stats import WINDOW_S, RecentFigures
+from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReader
 
 BODY = {"input": "hello the world", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
 
-def test_what_is_loaded(serve: Serve, tmp_path: Path) -> None:
-    custom = httpx.get(f"{serve('custom', voices_folder=tmp_path).url}/v1/engine").json()
+@pytest.fixture(scope="module")
+def served(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_once("custom", voices_folder=tmp_path_factory.mktemp("voices"))
+
+
+def test_what_is_loaded(served: Served, serve: Serve, tmp_path: Path) -> None:
+    custom = httpx.get(f"{served.url}/v1/engine").json()
     assert custom["model"] == "tiny" and custom["device"] == "cpu" and "english" in custom["languages"]
     assert custom["uploads"] is None  # it has voices of its own and cannot clone
     base = httpx.get(f"{serve('base', voices_folder=tmp_path, consent='asserted').url}/v1/engine").json()
@@ -49,35 +54,34 @@ def test_figures_follow_the_requests(serve: Serve) -> None:
     wait_for(lambda: httpx.get(address).json()["running"] == 0)
 
 
-def test_an_engine_that_is_not_there_is_said_to_be_so(serve: Serve) -> None:
-    served = serve()
-    served.host.trouble = "loading"
+def test_an_engine_that_is_not_there_is_said_to_be_so(served: Served) -> None:
+    served.supervisor.trouble = "loading"
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["ready"] is False and answer["trouble"] == "loading"
     assert httpx.get(f"{served.url}/v1/engine").status_code == 503
-    served.host.trouble = None
+    served.supervisor.trouble = None
 
 
 def test_before_the_first_engine_there_are_no_steps() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0).at(1.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0).at(1.0)
     assert recent.step_s is None and recent.batch_rows is None and recent.step_phases_s == {}
     assert recent.audio_s_per_s == recent.steps_per_s == 0
 
 
-def test_a_gpus_figures_are_told_as_metrics_has_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_figures_are_told_as_metrics_has_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(_: GpuCollector) -> Iterator[Metric]:
         yield GaugeMetricFamily("sonant_gpu_memory_used_bytes", "", 5e9)
         yield GaugeMetricFamily("sonant_gpu_utilisation_ratio", "", 0.5)
 
     monkeypatch.setattr(GpuCollector, "collect", collect)
-    answer = httpx.get(f"{serve().url}/v1/engine/stats").json()
+    answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["gpu"] == {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
     metrics.ttfp.observe(0.1)
     metrics.rejected.labels("overloaded").inc()
     for second in range(1, 31):
@@ -92,16 +96,16 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_many_who_ask_do_not_make_it_grow() -> None:
-    metrics, host = unloaded()
-    recent = RecentFigures(metrics, host, now_s=0.0)
+    metrics, supervisor = unloaded()
+    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
     for tick in range(4_000):
         recent.at(tick * 0.05)
     assert len(recent._readings) <= WINDOW_S / 0.5 + 2
 
 
-def unloaded() -> tuple[Metrics, EngineHost]:
+def unloaded() -> tuple[Metrics, EngineSupervisor]:
     def load():  # type: ignore[no-untyped-def]
         raise AssertionError("never started")
 
-    host = EngineHost(load)
-    return Metrics(host), host
+    supervisor = EngineSupervisor(load)
+    return Metrics(supervisor), supervisor

@@ -31,7 +31,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 # short and few, whatever is asked for
-ENGINE = {"max_positions": 256, "budget_frames": 2, "budget_frames_per_token": 0.1, "max_text_chars": 500}
+ENGINE = {"max_positions": 256, "budget_s": 0.16, "budget_s_per_token": 0.008, "max_text_chars": 500}
 
 
 @pytest.fixture(scope="module", params=["custom", "base"])
@@ -81,5 +81,9 @@ def test_nothing_that_is_made_up_at_length_breaks_a_promise(served: Served, mode
 
 def left_as_found(served: Served) -> None:
     service = served.server.service
-    wait_for(lambda: service.work.running == 0, 30)
-    assert not service.admission.active and served.host.engine.stats().running == 0 and not served.host.restarts
+    wait_for(lambda: service.in_flight.running == 0, 30)
+    assert (
+        not service.admission.active
+        and served.supervisor.engine.stats().running == 0
+        and not served.supervisor.restarts
+    )

@@ -120,13 +120,13 @@ def test_a_bad_form(client: httpx.Client, name: str) -> None:
 
 
 def test_thirty_two_bad_items_are_thirty_two_answers_and_no_work(client: httpx.Client, served: Served) -> None:
-    steps = served.host.engine.stats().steps
+    steps = served.supervisor.engine.stats().steps
     for item in ({"input": "hi", "voice": "nobody"}, {"input": "..."}, {"input": "hi", "ref_audio": b64(bytes(999))}):
         answer = client.post(BATCH, json={"items": [item] * 32})
         body = answer.json()
         assert (answer.status_code, body["failed"], len(body["results"])) == (200, 32, 32)
         assert all(result["error"] for result in body["results"])
-    assert served.host.engine.stats().steps == steps and not served.server.service.work.running
+    assert served.supervisor.engine.stats().steps == steps and not served.server.service.in_flight.running
 
 
 def test_methods_and_paths_that_are_not_there_answer_in_our_shape(client: httpx.Client) -> None:
@@ -167,8 +167,8 @@ def test_all_of_it_again_and_again_keeps_no_memory(client: httpx.Client, served:
 
     once()
     before_mib = resident_mib()
-    for _ in range(4):
+    for _ in range(3):
         once()
     assert resident_mib() - before_mib < 60
-    wait_for(lambda: served.server.service.work.running == 0)
+    wait_for(lambda: served.server.service.in_flight.running == 0)
     assert httpx.get(f"{served.url}/health").status_code == 200

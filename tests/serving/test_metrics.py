@@ -16,11 +16,21 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import Serve, Served
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability import gpu
 
 ROOT = Path(__file__).parents[2]
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
+
+
+@pytest.fixture(scope="module")
+def served(serve_once: Serve) -> Served:
+    return serve_once()
+
+
+@pytest.fixture(scope="module")
+def cloning(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_once("base", voices_folder=tmp_path_factory.mktemp("voices"))
 
 
 def scrape(served: Served) -> dict[str, Metric]:
@@ -35,8 +45,8 @@ def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def gpu_host(monkeypatch: pytest.MonkeyPatch) -> EngineHost:
-    """A host whose engine is on a GPU, with NVML's answers made up."""
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> EngineSupervisor:
+    """A supervisor whose engine is on a GPU, with NVML's answers made up."""
     nvml = types.SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
         nvmlInit=lambda: None,
@@ -71,8 +81,7 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
     assert value(after, "sonant_rtf_ratio_bucket", le="0.01") >= 0
 
 
-def test_names_and_buckets_follow_the_conventions(serve: Serve) -> None:
-    served = serve()
+def test_names_and_buckets_follow_the_conventions(served: Served) -> None:
     served.post(**BODY)
     for name, family in scrape(served).items():
         assert name.startswith("sonant_") and family.documentation, name
@@ -86,26 +95,24 @@ def test_names_and_buckets_follow_the_conventions(serve: Serve) -> None:
         assert {k for s in family.samples for k in s.labels} <= {"le", "route", "outcome", "reason", "phase"}, name
 
 
-def test_labels_do_not_grow_with_what_clients_send(serve: Serve) -> None:
-    served = serve()
+def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
     before = sum(len(f.samples) for f in scrape(served).values())
-    for n in range(20):
+    for n in range(5):
         served.post(input="hello", voice=f"nobody-{n}", model=f"model-{n}", max_frames=1)
         httpx.get(f"{served.url}/nope/{n}")
     assert sum(len(f.samples) for f in scrape(served).values()) == before
 
 
-def families_ever(served: Served, gpu_host: EngineHost) -> set[str]:
+def families_ever(served: Served, on_gpu: EngineSupervisor) -> set[str]:
     """All families, with those that only show on a GPU; by the names that samples have."""
     names = {s.name for f in scrape(served).values() for s in f.samples}
-    return names | {f.name for f in gpu.GpuCollector(gpu_host).collect()}
+    return names | {f.name for f in gpu.GpuCollector(on_gpu).collect()}
 
 
-def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path, gpu_host: EngineHost) -> None:
-    served = serve("base", voices_folder=tmp_path)
-    served.post(**{**BODY, "voice": "nobody"})
+def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: EngineSupervisor) -> None:
+    cloning.post(**{**BODY, "voice": "nobody"})
     with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
-    known = families_ever(served, gpu_host) | with_rejected
+    known = families_ever(cloning, on_gpu) | with_rejected
     board = json.loads(files("sonant.serving.observability").joinpath("dashboards/sonant.json").read_text("utf-8"))
     asked: set[str] = set()
     for panel in board["panels"]:
@@ -118,36 +125,36 @@ def test_the_dashboard_asks_only_for_what_there_is(serve: Serve, tmp_path: Path,
     assert not unseen, f"the dashboard leaves out {sorted(unseen)}"
 
 
-def test_every_metric_is_described_in_the_docs(serve: Serve, tmp_path: Path, gpu_host: EngineHost) -> None:
-    names = families_ever(serve("base", voices_folder=tmp_path), gpu_host) | {"sonant_rejected_total"}
+def test_every_metric_is_described_in_the_docs(cloning: Served, on_gpu: EngineSupervisor) -> None:
+    names = families_ever(cloning, on_gpu) | {"sonant_rejected_total"}
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(sonant_[a-z_]+)", page))
     wanted = {re.sub(r"_(bucket|sum|count)$", "", n) for n in names if not n.endswith("_created")}
     assert wanted == told, (wanted - told, told - wanted)
 
 
-def test_gpu_figures_are_read_once_a_second_at_most(gpu_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_are_read_once_a_second_at_most(on_gpu: EngineSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     readings: list[Any] = []
-    real = gpu_host.nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]
+    real = on_gpu.nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]
 
     def counted(handle: object) -> object:
         readings.append(handle)
         return real(handle)
 
-    gpu_host.nvml.nvmlDeviceGetMemoryInfo = counted  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(gpu_host)
+    on_gpu.nvml.nvmlDeviceGetMemoryInfo = counted  # type: ignore[attr-defined]
+    collector = gpu.GpuCollector(on_gpu)
     seen = {f.name: f.samples[0].value for _ in range(5) for f in collector.collect()}
     assert readings == ["GPU-1234"]
     assert seen["sonant_gpu_memory_used_bytes"] == 3 << 30 and seen["sonant_gpu_utilisation_ratio"] == 0.4
     assert seen["sonant_gpu_power_watts"] == 123.0 and seen["sonant_gpu_temperature_celsius"] == 51
 
 
-def test_without_nvml_there_are_no_gpu_figures_and_no_harm(gpu_host: EngineHost) -> None:
+def test_without_nvml_there_are_no_gpu_figures_and_no_harm(on_gpu: EngineSupervisor) -> None:
     def absent() -> None:
         raise OSError("no driver")
 
-    gpu_host.nvml.nvmlInit = absent  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(gpu_host)
+    on_gpu.nvml.nvmlInit = absent  # type: ignore[attr-defined]
+    collector = gpu.GpuCollector(on_gpu)
     assert list(collector.collect()) == [] and list(collector.collect()) == []
 
 

@@ -30,7 +30,7 @@ LEAST_SNR_DB = {"mp3": 19, "opus": 3, "aac": 21}
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless")
+    return serve_once("endless", warm=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def pcm(served: Served) -> np.ndarray:
 @pytest.fixture(scope="module")
 def streams(served: Served) -> Iterator[list[SpeechStream]]:
     """Every stream that the engine has handed out."""
-    engine, handed = served.host.engine, []
+    engine, handed = served.supervisor.engine, []
     submit = engine.submit
     engine.submit = lambda request: handed.append(submit(request)) or handed[-1]  # type: ignore[method-assign, func-returns-value]
     yield handed

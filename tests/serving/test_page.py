@@ -72,15 +72,15 @@ def test_stopping_with_the_keyboard_frees_the_row(serve: Serve, browser: Browser
     with visit(browser, served.url) as visitor:
         visitor.say("hello the world " * 15)
         visitor.wait(lambda: int(visitor.player("played")) > 4800)
-        assert served.host.engine.stats().running == 1
+        assert served.supervisor.engine.stats().running == 1
         visitor.wait(lambda: visitor.text("#tiles dd.large").strip() == "1")  # the panel saw it too
         visitor.page.keyboard.press("Escape")
-        wait_for(lambda: served.host.engine.stats().running == 0)
+        wait_for(lambda: served.supervisor.engine.stats().running == 0)
         assert visitor.player("state") == "stopped" and "Stopped after" in visitor.text("#status")
         visitor.say("hello", seed="3")  # and nothing of it is left in the way
         visitor.wait(lambda: visitor.player("state") == "speaking")
         visitor.page.get_by_role("button", name="Stop").click()
-        wait_for(lambda: served.host.engine.stats().running == 0)
+        wait_for(lambda: served.supervisor.engine.stats().running == 0)
 
 
 def test_a_busy_server_is_explained_in_words(serve: Serve, browser: Browser) -> None:
@@ -121,11 +121,11 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(serve: Serve, browser: Br
 
 def test_a_server_that_is_loading_is_waited_for(serve: Serve, browser: Browser) -> None:
     served = serve()
-    served.host.trouble = "loading"
+    served.supervisor.trouble = "loading"
     with visit(browser, served.url, ready=False) as visitor:
         visitor.wait(lambda: "Not ready: loading" in visitor.text("#engine-trouble"))
         assert "cannot speak just now" in visitor.text("#problem")
-        served.host.trouble = None
+        served.supervisor.trouble = None
         visitor.wait(lambda: "on cpu" in visitor.text("#model") and visitor.text("#problem") == "")
 
 
@@ -176,7 +176,9 @@ def test_a_voice_is_recorded_with_consent_spoken_with_and_deleted(
         page.get_by_label("I am the speaker").check()
         page.get_by_role("button", name="Add", exact=True).click()
         visitor.wait(lambda: "which language" in visitor.text("#voice-problem"))
-        assert served.host.engine is not None and httpx.get(f"{served.url}/v1/audio/voices").json() == {"voices": []}
+        assert served.supervisor.engine is not None and httpx.get(f"{served.url}/v1/audio/voices").json() == {
+            "voices": []
+        }
         page.get_by_label("Language of the recording").fill("en")
         page.get_by_role("button", name="Add", exact=True).click()
         visitor.wait(lambda: page.locator("#voice option:checked").all_inner_texts() == ["Beeper"])

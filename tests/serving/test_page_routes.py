@@ -15,9 +15,14 @@ from sonant.serving.page.routes import FOLDER
 FILES = sorted(file.name for file in FOLDER.iterdir() if file.name != "index.html")
 
 
-@pytest.fixture
-def served(serve: Serve) -> Served:
-    return serve()
+@pytest.fixture(scope="module")
+def served(serve_once: Serve) -> Served:
+    return serve_once()
+
+
+@pytest.fixture(scope="module")
+def locked(serve_once: Serve) -> Served:
+    return serve_once(api_keys=("secret",))
 
 
 def raw_get(url: str, path: str) -> tuple[int, bytes]:
@@ -85,22 +90,20 @@ def test_no_path_reaches_another_file(served: Served, path: str) -> None:
     assert status == 307 or b'"code":"not_found"' in body
 
 
-def test_keys_guard_the_api_and_not_the_page(serve: Serve) -> None:
-    served = serve(api_keys=("secret",))
+def test_keys_guard_the_api_and_not_the_page(locked: Served) -> None:
     for path in ("/", *(f"/page/{name}" for name in FILES)):
-        assert httpx.get(served.url + path).status_code == 200
+        assert httpx.get(locked.url + path).status_code == 200
     for path in ("/v1/engine", "/v1/engine/stats", "/v1/audio/voices", "/v1/models", "/metrics", "/ready"):
-        assert httpx.get(served.url + path).status_code == 401
-        assert httpx.get(served.url + path, headers={"authorization": "Bearer secret"}).status_code == 200
-    assert served.post(input="hello").status_code == 401
+        assert httpx.get(locked.url + path).status_code == 401
+        assert httpx.get(locked.url + path, headers={"authorization": "Bearer secret"}).status_code == 200
+    assert locked.post(input="hello").status_code == 401
 
 
 @pytest.mark.parametrize(
     "path", ["/page/../v1/engine", "/page/%2e%2e/v1/engine", "/page/..%2fv1%2fengine", "//v1/engine"]
 )
-def test_no_path_through_the_page_goes_around_the_key(serve: Serve, path: str) -> None:
-    served = serve(api_keys=("secret",))
-    status, body = raw_get(served.url, path)
+def test_no_path_through_the_page_goes_around_the_key(locked: Served, path: str) -> None:
+    status, body = raw_get(locked.url, path)
     assert status in (401, 404) and b"max_text_chars" not in body
 
 

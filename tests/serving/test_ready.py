@@ -14,7 +14,7 @@ from sonant import Engine
 from sonant.errors import EngineClosed
 from sonant.serving import warm_up as warm_up_module
 from sonant.serving.encode import FORMATS, Encoder, open_encoder
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.warm_up import warm_up
 
 
@@ -44,15 +44,15 @@ def test_an_engine_is_shown_only_when_it_is_warm(tiny_checkpoints: Mapping[str, 
         warming.set()
         assert go_on.wait(20)
 
-    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), slowly)
-    host.start()
-    assert warming.wait(20) and not host.ready
+    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), slowly)
+    supervisor.start()
+    assert warming.wait(20) and not supervisor.ready
     with pytest.raises(EngineClosed, match="not ready"):
-        _ = host.engine
+        _ = supervisor.engine
     go_on.set()
-    wait_for(lambda: host.ready, 10)
-    host.close()
-    assert not host.ready
+    wait_for(lambda: supervisor.ready, 10)
+    supervisor.close()
+    assert not supervisor.ready
 
 
 def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -63,22 +63,22 @@ def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoi
         if len(tried) == 1:
             raise RuntimeError("cold")
 
-    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), at_first_not)
-    host.start()
-    wait_for(lambda: host.ready, 20)
+    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), at_first_not)
+    supervisor.start()
+    wait_for(lambda: supervisor.ready, 20)
     assert len(tried) == 2
     with pytest.raises(EngineClosed):
         tried[0].stream("hello")
-    host.close()
+    supervisor.close()
 
 
 def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[str, Path]) -> None:
-    host = EngineHost(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"))
-    host.start()
-    wait_for(lambda: host.ready, 20)
-    stream = host.engine.stream("hello the world", seed=1, max_frames=30)
-    host.drain()
+    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"))
+    supervisor.start()
+    wait_for(lambda: supervisor.ready, 20)
+    stream = supervisor.engine.stream("hello the world", seed=1, max_frames=30)
+    supervisor.drain()
     with pytest.raises(EngineClosed, match="shutting down"):
-        _ = host.engine
+        _ = supervisor.engine
     assert len(stream.result().frames) > 0
-    host.close()
+    supervisor.close()

@@ -19,16 +19,16 @@ ASKED = 20
 @pytest.fixture
 def full(serve: Serve) -> Iterator[Served]:
     """One speaks, one waits, and there is no room for a third, who must not even be shown to the engine."""
-    served = serve("endless", engine={"max_rows": 1, "max_waiting": 1})
-    engine = served.host.engine
+    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1})
+    engine = served.supervisor.engine
 
     def not_asked(_: object) -> None:
         raise AssertionError("the engine was asked")
 
-    with ExitStack() as held:
-        held.enter_context(engine.stream("hello the world", seed=1, max_frames=900))
+    with ExitStack() as resources:
+        resources.enter_context(engine.stream("hello the world", seed=1, max_frames=3000))
         wait_for(lambda: engine.stats().running == 1)
-        held.enter_context(engine.stream("hello the world", seed=2, max_frames=900))
+        resources.enter_context(engine.stream("hello the world", seed=2, max_frames=3000))
         engine.submit = not_asked  # type: ignore[assignment, method-assign]
         yield served
 
@@ -56,4 +56,4 @@ def test_a_refusal_is_gone_when_it_is_answered(full: Served) -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert max(kinds[name] for name in ("NamedSend", "RequestResponseCycle", "Overloaded")) < ASKED / 2, kinds
+    assert max(kinds[name] for name in ("SendWithId", "RequestResponseCycle", "Overloaded")) < ASKED / 2, kinds

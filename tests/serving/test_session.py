@@ -17,7 +17,7 @@ from serving.test_speech import seconds
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless")
+    return serve_once("endless toy")
 
 
 def test_an_utterance_in_vllm_omnis_messages(served: Served) -> None:
@@ -31,7 +31,7 @@ def test_an_utterance_in_vllm_omnis_messages(served: Served) -> None:
     told = events(heard)
     assert told[0] == {
         "type": "audio.start", **place, "sentence_text": "Dr. Lee paid 3.50 for it.", "format": "pcm",
-        "sample_rate": 24000,
+        "sample_rate": 48000,
     }  # fmt: skip
     assert told[1] == {"type": "audio.done", **place, "total_bytes": 6 * 2 * 1920, "error": False}
     assert (told[2]["sentence_index"], told[2]["sentence_text"]) == (1, "And then he left")
@@ -86,7 +86,7 @@ def test_a_session_serves_utterance_after_utterance_and_another_config_between_t
 
 
 def test_pieces_are_the_same_sound_as_one_request_of_all_of_it(serve: Serve) -> None:
-    served = serve("endless", engine={"segment_chars": 40})
+    served = serve("endless toy", engine={"segment_chars": 40})
     sentences = [f"Sentence number {n} is about speech." for n in range(4)]
     body = {"input": " ".join(sentences), **CONFIG}
     whole = np.frombuffer(served.post(**body).content, "<i2").astype(int)
@@ -109,7 +109,7 @@ def test_each_piece_is_a_file_of_its_format(served: Served, form: str, streams: 
         heard = client.until("session.done")
     assert len(files(heard)) == 2
     for file in files(heard):
-        assert seconds(file, form) == pytest.approx(6 * 0.08, abs=0.1)
+        assert seconds(file, form) == pytest.approx(6 * 0.04, abs=0.1)
     if not streams:
         assert sum(isinstance(m, bytes) for m in heard) == 2
     if form == "wav" and not streams:
@@ -117,7 +117,7 @@ def test_each_piece_is_a_file_of_its_format(served: Served, form: str, streams: 
 
 
 def test_many_sessions_at_once_hear_their_own(serve: Serve) -> None:
-    served = serve(engine={"max_rows": 4})
+    served = serve("endless toy", engine={"max_rows": 4})
     heard: dict[int, bytes] = {}
 
     def talk(n: int) -> None:

@@ -20,7 +20,7 @@ TEXT, BINARY, CLOSE, PING, CONTINUED, FIN = 0x1, 0x2, 0x8, 0x9, 0x0, 0x80
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless", ws_idle_s=3.0, ws_max_message_bytes=200_000)
+    return serve_once("endless toy", ws_idle_s=3.0, ws_max_message_bytes=200_000)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def still_serves(served: Served) -> object:
         client.say("input.text", text="Hello.")
         client.say("input.done")
         assert sound(client.until("session.done"))
-    wait_for(lambda: served.host.engine.stats().running == 0)
+    wait_for(lambda: served.supervisor.engine.stats().running == 0)
 
 
 def frame(opcode: int, data: bytes = b"", *, masked: bool = True, length: int | None = None) -> bytes:
@@ -176,7 +176,7 @@ def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:
 
 
 def test_handshakes_that_are_refused_say_why_in_json(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    served = serve(api_keys=("right",))
+    served = serve("endless toy", api_keys=("right",))
     url = served.url.replace("http", "ws")
     for path, headers, expected in (
         ("/v1/audio/speech/stream", {}, (401, "invalid_api_key")),
@@ -201,4 +201,4 @@ def test_hanging_up_at_any_moment_frees_everything(served: Served) -> None:
             sock.sendall(frame(FIN | TEXT, json.dumps(config).encode()))
             sock.sendall(frame(FIN | TEXT, json.dumps({"type": "input.text", "text": "Hello the world. "}).encode()))
             time.sleep(0.01 * n)
-    wait_for(lambda: served.host.engine.stats().running + served.host.engine.stats().waiting == 0)
+    wait_for(lambda: served.supervisor.engine.stats().running + served.supervisor.engine.stats().waiting == 0)

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from serving.conftest import Serve, wait_for
+from serving.conftest import Serve, break_engine, wait_for
 from serving.session_client import CONFIG, events, session
 
 
 def test_silence_is_ended_but_not_while_there_is_speech(serve: Serve) -> None:
-    served = serve("endless", ws_idle_s=0.4)
+    served = serve("endless toy", ws_idle_s=0.4)
     with session(served) as client:
-        client.say("session.config", **{**CONFIG, "max_frames": 150})
+        client.say("session.config", **{**CONFIG, "max_frames": 600})
         client.say("input.text", text="Hello the world.")
         client.say("input.done")
         began = time.monotonic()
@@ -29,19 +29,19 @@ def test_silence_is_ended_but_not_while_there_is_speech(serve: Serve) -> None:
 
 
 def test_hanging_up_frees_the_rows(serve: Serve) -> None:
-    served = serve("endless")
+    served = serve("endless toy")
     with session(served) as client:
-        client.say("session.config", **{**CONFIG, "max_frames": 900})
+        client.say("session.config", **{**CONFIG, "max_frames": 3000})
         client.say("input.text", text="Hello the world. And again it is spoken. ")
-        wait_for(lambda: served.host.engine.stats().running == 2)
+        wait_for(lambda: served.supervisor.engine.stats().running == 2)
         client.hear()
         client.socket.close()
-        wait_for(lambda: served.host.engine.stats().running == 0, 2.0)
+        wait_for(lambda: served.supervisor.engine.stats().running == 0, 2.0)
     wait_for(lambda: 'sonant_aborted_total{reason="client_gone"} 1.0' in httpx.get(f"{served.url}/metrics").text)
 
 
 def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
-    served = serve("endless", engine={"max_rows": 4, "max_text_chars": 4000})
+    served = serve("endless toy", engine={"max_rows": 4, "max_text_chars": 4000})
     with session(served, max_queue=1, close_timeout=0.2) as stuck:
         stuck.say("session.config", **{**CONFIG, "max_frames": 400, "sample_rate": 48000}, split_granularity="sentence")
 
@@ -59,24 +59,24 @@ def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
             began = time.monotonic()
             assert served.post(input="hello", voice="alloy", max_frames=2).status_code == 200
             seen.append(time.monotonic() - began)
-            assert served.host.engine.stats().running <= 3  # two pieces of the stuck one, and ours
+            assert served.supervisor.engine.stats().running <= 3  # two pieces of the stuck one, and ours
             time.sleep(0.05)
         assert max(seen) < 5
     writer.join(10)
-    wait_for(lambda: served.host.engine.stats().running == 0, 2.0)
+    wait_for(lambda: served.supervisor.engine.stats().running == 0, 2.0)
 
 
 def test_over_the_limits_is_an_error_and_1013(serve: Serve) -> None:
-    served = serve("endless", engine={"max_rows": 1, "max_waiting": 1}, max_streams_per_client=2, ws_max_sessions=2)
+    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1}, max_streams_per_client=2, ws_max_sessions=2)
     with session(served) as one, session(served) as two:
         for client in (one, two):
-            client.say("session.config", **{**CONFIG, "max_frames": 900})
+            client.say("session.config", **{**CONFIG, "max_frames": 3000})
         with session(served) as third:
             told = third.hear()
             assert isinstance(told, dict) and told["code"] == "too_many_sessions"
             assert third.closed() == 1013
         one.say("input.text", text="Hello the world. And again it is spoken. ")  # one runs, one waits: full
-        wait_for(lambda: served.host.engine.stats().waiting == 1)
+        wait_for(lambda: served.supervisor.engine.stats().waiting == 1)
         two.say("input.text", text="Hello the world. ")
         told = two.hear()
         assert isinstance(told, dict) and told["code"] == "overloaded"
@@ -87,26 +87,23 @@ def test_over_the_limits_is_an_error_and_1013(serve: Serve) -> None:
 
 
 def test_a_failing_engine_is_told_and_ends_the_session(serve: Serve) -> None:
-    served = serve("endless")
-    first = served.host.engine
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("the device fell off")
+    served = serve("endless toy")
+    first = served.supervisor.engine
 
     with session(served) as client:
-        client.say("session.config", **{**CONFIG, "max_frames": 900})
+        client.say("session.config", **{**CONFIG, "max_frames": 3000})
         client.say("input.text", text="Hello the world. ")
         while not isinstance(client.hear(), bytes):
             pass
-        first.loop.runner.frame.run = broken  # type: ignore[assignment]
+        break_engine(first)
         told = events(client.until("audio.done"))
         assert told[-1]["error"] and told[-2]["action"] == "discard"
         assert client.closed() == 1011
-    wait_for(lambda: served.host.ready and served.host.engine is not first, 30.0)
+    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
 
 
 def test_keys_guard_sessions_too(serve: Serve) -> None:
-    served = serve(api_keys=("right",))
+    served = serve("endless toy", api_keys=("right",))
     for path, headers in (("", {}), ("?api_key=wrong", {}), ("", {"authorization": "Bearer wrong"})):
         with pytest.raises(InvalidStatus), session(served, path, additional_headers=headers):
             pass
@@ -118,7 +115,7 @@ def test_keys_guard_sessions_too(serve: Serve) -> None:
 
 
 def test_pages_of_other_origins_are_turned_away(serve: Serve) -> None:
-    served = serve(cors_origins=("https://friend.example",))
+    served = serve("endless toy", cors_origins=("https://friend.example",))
     for origin, welcome in (("https://evil.example", False), ("https://friend.example", True), (served.url, True)):
         with session(served, origin=origin) as client:
             if welcome:

@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from serving.process import Run, server_processes
 
-LONG = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 200, "response_format": "pcm"}
+LONG = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 80, "response_format": "pcm"}
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_a_drain_lets_speech_end_and_takes_no_more(start: Run) -> None:
             assert batch.status_code == 503 and httpx.get(f"{url}/health").status_code == 200
             assert heard_to_the_end(idle) == (0, 1012)
             talking.send(json.dumps({"type": "input.done"}))  # what has begun may be ended
-            assert heard_to_the_end(talking) == (200 * 2 * 1920, 1012)
+            assert heard_to_the_end(talking) == (80 * 2 * 1920, 1012)
             size += sum(map(len, pieces))
-    assert size == 200 * 2 * 1920  # to the last sample, and ended cleanly
+    assert size == 80 * 2 * 1920  # to the last sample, and ended cleanly
     assert process.wait(15) == 0
 
 

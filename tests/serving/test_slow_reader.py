@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from serving.conftest import Serve, Served, wait_for
 from serving.test_connection import request, to_the_end
 
-PARTS, FRAMES, MAX_UNREAD_S = 10, 25, 4.0
+PARTS, FRAMES, MAX_UNREAD_S = 10, 50, 4.0
 TEXT = " ".join(f"Sentence number {n:02} is about the world." for n in range(PARTS))
 BODY = {"input": TEXT, "voice": "alloy", "seed": 5, "max_frames": FRAMES, "response_format": "pcm"}
 SAMPLES = PARTS * FRAMES * 1920
 
 
 def start(serve: Serve) -> Served:
-    return serve("endless", engine={"segment_chars": 40}, max_unread_sound_s=MAX_UNREAD_S)
+    return serve("endless toy", engine={"segment_chars": 40}, max_unread_sound_s=MAX_UNREAD_S)
 
 
 @contextmanager
@@ -28,15 +28,15 @@ def stopped_reader(served: Served) -> Iterator[socket.socket]:
 
     def still() -> bool:
         nonlocal steps
-        before, steps = steps, served.host.engine.stats().steps
-        return before == steps > 2 * FRAMES and not served.host.engine.stats().running
+        before, steps = steps, served.supervisor.engine.stats().steps
+        return before == steps > 2 * FRAMES and not served.supervisor.engine.stats().running
 
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
         sock.connect(served.address)
-        sock.sendall(request({**BODY, "sample_rate": 48000}).replace(b"Host: x", b"Host: x\r\nConnection: close"))
-        wait_for(lambda: served.server.service.work.running == 1)
+        sock.sendall(request(BODY).replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        wait_for(lambda: served.server.service.in_flight.running == 1)
         wait_for(still, 20, every_s=0.1)
         assert steps < 0.8 * PARTS * FRAMES, "all of it was spoken"
         yield sock
@@ -59,8 +59,8 @@ def test_it_is_spoken_no_further_and_goes_on_when_it_is_read_even_in_a_drain(ser
     with stopped_reader(served) as sock:
         assert served.post(**{**BODY, "input": "hello"}).status_code == 200
         served.server.handle_exit(signal.SIGTERM, None)
-        wait_for(lambda: not served.host.ready)
-        assert samples_of(to_the_end(sock)) == 2 * SAMPLES
+        wait_for(lambda: not served.supervisor.ready)
+        assert samples_of(to_the_end(sock)) == SAMPLES
     wait_for(lambda: served.server.should_exit)
 
 
@@ -68,9 +68,9 @@ def test_hanging_up_while_held_back_leaves_nothing(serve: Serve) -> None:
     served = start(serve)
     with stopped_reader(served):
         pass
-    wait_for(lambda: served.server.service.work.running == 0, 2)
+    wait_for(lambda: served.server.service.in_flight.running == 0, 2)
     assert not served.server.service.admission.active
-    wait_for(lambda: served.host.engine.stats().running == 0, 2)  # an abort takes a step
-    steps = served.host.engine.stats().steps
+    wait_for(lambda: served.supervisor.engine.stats().running == 0, 2)  # an abort takes a step
+    steps = served.supervisor.engine.stats().steps
     time.sleep(0.2)
-    assert served.host.engine.stats().steps == steps
+    assert served.supervisor.engine.stats().steps == steps

@@ -12,18 +12,20 @@ import pytest
 
 import sonant
 from sonant import Engine, Voice
-from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported, VoiceExists
-from sonant.serving.voices.voice_names import OPENAI_VOICES, VoiceNames, default_aliases, reserved_names
+from sonant.errors import BadRequest, UnknownVoice, Unsupported, VoiceExists
+from sonant.serving.voices.voice_names import OPENAI_VOICES, VoiceNames, aliases, reserved_names
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 
 OWN = ("vivian", "Uncle_Fu", "ryan")
 
 
-def engine(own: tuple[str, ...] = OWN, clones: bool = False) -> Any:
-    return SimpleNamespace(voices=own, model=SimpleNamespace(spec=SimpleNamespace(clones=clones)))
+def engine(own: tuple[str, ...] = OWN, *, clones: bool = False, speaks_without_voice: bool = True) -> Any:
+    spec = SimpleNamespace(clones=clones, speaks_without_voice=speaks_without_voice)
+    return SimpleNamespace(voices=own, model=SimpleNamespace(spec=spec))
 
 
-CUSTOM, BASE, DESIGN = engine(), engine((), clones=True), engine(())
+CUSTOM, BASE, DESIGN = engine(), engine((), clones=True, speaks_without_voice=False), engine(())
+EITHER = engine((), clones=True)  # clones, and speaks without a voice too
 
 
 @pytest.fixture
@@ -33,7 +35,9 @@ def store(tmp_path: Path) -> VoiceStore:
 
 @pytest.fixture
 def anna(store: VoiceStore) -> VoiceRecord:
-    return store.add(Voice(np.ones(8, np.float32)), "Anna", model="base-8", consent_statement="she agreed")
+    return store.add(
+        Voice({"embedding": np.ones(8, np.float32)}), "Anna", model="base-8", consent_statement="she agreed"
+    )
 
 
 @pytest.mark.parametrize("name", ["uncle_fu", "Uncle_Fu", "UNCLE_FU"])
@@ -49,55 +53,46 @@ def test_no_voice_is_left_to_the_engine() -> None:
 @pytest.mark.parametrize("count", [1, 2, 9, 13, 40])
 def test_openai_names_are_spread_over_all_voices_the_first_on_the_first(count: int) -> None:
     own = tuple(f"v{i}" for i in range(count))
-    aliases = default_aliases(own)
-    assert tuple(aliases) == OPENAI_VOICES and aliases["alloy"] == "v0"
-    uses = [list(aliases.values()).count(name) for name in own]
+    targets = aliases(own)
+    assert tuple(targets) == OPENAI_VOICES and targets["alloy"] == "v0"
+    uses = [list(targets.values()).count(name) for name in own]
     assert max(uses) - min(uses) <= 1
-    assert {VoiceNames().resolve(name.upper(), engine(own)) for name in OPENAI_VOICES} == set(aliases.values())
+    assert {VoiceNames().resolve(name.upper(), engine(own)) for name in OPENAI_VOICES} == set(targets.values())
 
 
 def test_a_voice_of_the_checkpoint_goes_before_an_alias() -> None:
     assert VoiceNames().resolve("nova", engine(("ryan", "Nova"))) == "Nova"
-    with pytest.raises(ConfigError, match="'nova' is the name of a voice"):
-        VoiceNames(aliases={"Nova": "ryan"}).check(engine(("ryan", "Nova")))
-
-
-def test_an_operator_sets_aliases() -> None:
-    names = VoiceNames(aliases={"Alloy": "RYAN", "Narrator": "vivian"})
-    names.check(CUSTOM)
-    assert names.resolve("alloy", CUSTOM) == "ryan"
-    assert names.resolve("narrator", CUSTOM) == "vivian"
-    assert names.resolve("ash", CUSTOM) == default_aliases(OWN)["ash"]
-    with pytest.raises(ConfigError, match="stands for 'nobody'"):
-        VoiceNames(aliases={"alloy": "nobody"}).check(CUSTOM)
-    for broken in ({"": "ryan"}, {"alloy": ""}, {"alloy": 5}):
-        with pytest.raises(ConfigError, match="an alias is"):
-            VoiceNames(aliases=broken)  # type: ignore[arg-type]
 
 
 def test_an_upload_is_found_by_id_and_name(store: VoiceStore, anna: VoiceRecord) -> None:
     names = VoiceNames(store, model="base-8")
     for given in (anna.id, {"id": anna.id}, "anna", {"id": "Anna"}):
         voice = names.resolve(given, BASE)
-        assert isinstance(voice, Voice) and voice.embedding.tolist() == [1.0] * 8
+        assert isinstance(voice, Voice) and voice.tensors["embedding"].tolist() == [1.0] * 8
 
 
-def test_openai_names_on_a_base_checkpoint_speak_only_if_configured(store: VoiceStore, anna: VoiceRecord) -> None:
+def test_openai_names_on_a_checkpoint_that_only_clones_are_unknown(store: VoiceStore, anna: VoiceRecord) -> None:
     with pytest.raises(UnknownVoice, match="no voice 'alloy'; there is Anna"):
         VoiceNames(store).resolve("alloy", BASE)
-    for target in ("anna", anna.id):
-        names = VoiceNames(store, aliases={"alloy": target})
-        names.check(BASE)
-        assert isinstance(names.resolve("alloy", BASE), Voice)
-    store.delete(anna.id)
-    with pytest.raises(UnknownVoice, match=r"'alloy' stands for 'voice_.* no such voice"):
-        names.resolve("alloy", BASE)
+    with pytest.raises(UnknownVoice, match="upload a voice"):
+        VoiceNames().resolve("alloy", BASE)
 
 
-def test_a_checkpoint_that_designs_voices_takes_openai_names_for_none() -> None:
-    assert VoiceNames().resolve("alloy", DESIGN) is None
-    with pytest.raises(UnknownVoice, match="no voice 'anna'"):
-        VoiceNames().resolve("anna", DESIGN)
+@pytest.mark.parametrize("speaker", [DESIGN, EITHER], ids=["designs", "clones too"])
+def test_a_checkpoint_that_speaks_without_a_voice_takes_openai_names_for_none(store: VoiceStore, speaker: Any) -> None:
+    for names in (VoiceNames(), VoiceNames(store, model="base-8")):
+        assert {names.resolve(name, speaker) for name in (*OPENAI_VOICES, "Alloy", None)} == {None}
+        with pytest.raises(UnknownVoice, match="no voice 'anna'; this checkpoint has no voices, and speaks if none is"):
+            names.resolve("anna", speaker)
+        assert names.listing(speaker) == []
+
+
+def test_an_upload_named_as_openai_names_one_is_meant_where_it_can_be_spoken(store: VoiceStore) -> None:
+    store.add(Voice({"latents": np.ones(8, np.float32)}), "Alloy", model="one", consent_statement="she agreed")
+    assert isinstance(VoiceNames(store, model="one").resolve("alloy", EITHER), Voice)
+    assert isinstance(VoiceNames(store, model="one").resolve("alloy", BASE), Voice)
+    assert VoiceNames(store, model="another").resolve("alloy", EITHER) is None
+    assert VoiceNames(store, model="one").resolve("alloy", DESIGN) is None
 
 
 def test_an_upload_that_this_model_cannot_speak_is_told(store: VoiceStore, anna: VoiceRecord) -> None:
@@ -126,24 +121,23 @@ def test_a_voice_of_the_wrong_shape_is_refused(voice: Any) -> None:
 
 
 def test_the_list_holds_what_can_be_spoken_and_all_of_it_resolves(store: VoiceStore, anna: VoiceRecord) -> None:
-    store.add(Voice(np.ones(9, np.float32)), "Other", model="base-9", consent_statement="he agreed")
-    names = VoiceNames(store, aliases={"narrator": "anna"}, model="base-8")
+    store.add(Voice({"embedding": np.ones(9, np.float32)}), "Other", model="base-9", consent_statement="he agreed")
+    names = VoiceNames(store, model="base-8")
     both = engine(OWN, clones=True)
     lines = names.listing(both)
     assert [(line["name"], line["kind"]) for line in lines[:4]] == [*((n, "own") for n in OWN), ("Anna", "clone")]
     assert lines[3]["id"] == anna.id and lines[3]["broken"] is False
     assert lines[4] == {"id": "alloy", "name": "alloy", "kind": "alias", "alias_of": "vivian"}
-    assert [line["name"] for line in lines[4:]] == [*OPENAI_VOICES, "narrator"]
+    assert [line["name"] for line in lines[4:]] == list(OPENAI_VOICES)
     assert all(names.resolve(str(line["id"]), both) is not None for line in lines)
     assert [c.kind for c in names.choices(CUSTOM) if c.kind == "clone"] == []
 
 
 def test_uploads_cannot_take_a_name_that_means_something(tmp_path: Path) -> None:
-    reserved = reserved_names(OWN, {"narrator": "ryan"})
-    store = VoiceStore(tmp_path, StoreOptions(consent="asserted", reserved_names=reserved))
-    for name in ("Ryan", "uncle_fu", "alloy", "Narrator"):
+    store = VoiceStore(tmp_path, StoreOptions(consent="asserted", reserved_names=reserved_names(OWN)))
+    for name in ("Ryan", "uncle_fu", "alloy"):
         with pytest.raises(VoiceExists):
-            store.add(Voice(np.ones(8, np.float32)), name, model="m", consent_statement="yes")
+            store.add(Voice({"embedding": np.ones(8, np.float32)}), name, model="m", consent_statement="yes")
     assert reserved_names(()) == frozenset()
 
 

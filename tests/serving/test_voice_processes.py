@@ -17,7 +17,7 @@ import pytest
 
 from serving.voice_stores import files_of, put, store_in, wanted_of
 
-KILLING_S = 10.0
+KILLING_S = 5.0
 
 
 class Writers:

@@ -10,7 +10,12 @@ import pytest
 import soundfile
 
 from clips import reference_clip
-from serving.conftest import Serve
+from serving.conftest import Serve, Served
+
+
+@pytest.fixture(scope="module")
+def asserted(serve_once: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_once("base", voices_folder=tmp_path_factory.mktemp("asserted"), consent="asserted")
 
 
 def wav() -> bytes:
@@ -35,6 +40,7 @@ def test_a_voice_is_uploaded_with_consent_and_spoken_with_after_a_restart(serve:
     assert upload(served.url, wav(), name="ME", consent=consent["id"]).status_code == 409
     body = {"input": "hello", "seed": 1, "max_frames": 4, "response_format": "pcm"}
     heard = served.post(**body, voice={"id": voice["id"]}).content
+    served.server.should_exit = True
     again = serve("base", voices_folder=tmp_path)
     assert again.post(**body, voice="me").content == heard and len(heard) == 4 * 2 * 1920
     listed = httpx.get(f"{again.url}/v1/audio/voices").json()["voices"]
@@ -45,17 +51,17 @@ def test_a_voice_is_uploaded_with_consent_and_spoken_with_after_a_restart(serve:
     assert again.post(**body, voice="me").status_code == 400
 
 
-def test_a_statement_will_do_where_the_operator_says_so(serve: Serve, tmp_path: Path) -> None:
-    served = serve("base", voices_folder=tmp_path, consent="asserted")
-    assert upload(served.url, wav(), name="me", consent="I am the speaker and agree.").status_code == 200
-
-
 @pytest.mark.parametrize("clip", [b"", b"not sound", b"\0" * 5000])
-def test_a_bad_clip_is_refused_and_nothing_is_kept(serve: Serve, tmp_path: Path, clip: bytes) -> None:
-    served = serve("base", voices_folder=tmp_path, consent="asserted")
-    answer = upload(served.url, clip, name="me", consent="I agree.")
+def test_a_bad_clip_is_refused_and_nothing_is_kept(asserted: Served, clip: bytes) -> None:
+    answer = upload(asserted.url, clip, name="me", consent="I agree.")
     assert answer.status_code == 400 and answer.json()["error"]["message"]
-    assert httpx.get(f"{served.url}/v1/audio/voices").json()["voices"] == []
+    assert httpx.get(f"{asserted.url}/v1/audio/voices").json()["voices"] == []
+
+
+def test_a_statement_will_do_where_the_operator_says_so(asserted: Served) -> None:
+    made = upload(asserted.url, wav(), name="me", consent="I am the speaker and agree.")
+    assert made.status_code == 200
+    assert httpx.delete(f"{asserted.url}/v1/audio/voices/{made.json()['id']}").status_code == 200
 
 
 def test_a_model_with_fixed_voices_takes_no_uploads(serve: Serve, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from serving.voice_stores import store_in
 from sonant.errors import BadRequest, ConfigError, UnknownConsent, UnknownVoice, VoiceExists
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 HOSTILE = [
     "",
@@ -48,7 +48,7 @@ HOSTILE = [
 def voice(seed: int = 0) -> Voice:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 99, (20, 16), dtype=np.int32)
-    return Voice(rng.standard_normal(64, dtype=np.float32), codes, f"text {seed}")
+    return Voice({"embedding": rng.standard_normal(64, dtype=np.float32), "codes": codes}, f"text {seed}", family="f")
 
 
 def put(store: VoiceStore, name: str = "Anna", seed: int = 0, **fields: Any) -> VoiceRecord:
@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> VoiceStore:
 def test_a_voice_comes_back_as_it_was(store: VoiceStore) -> None:
     record = put(store, "Anna Müller", 3, language="de", clip=b"RIFF", clip_s=4.5)
     assert store.get(record.id) == record == store.get("anna MU\u0308LLER")
-    assert (record.kind, record.model, record.embedding_size, record.clip_s) == ("clone", "m", 64, 4.5)
+    assert (record.kind, record.model, record.family, record.clip_s) == ("clone", "m", "f", 4.5)
     assert record.consent_statement == "she agreed"
     again = store.load(record)
     assert (again.fingerprint, again.text) == (voice(3).fingerprint, "text 3")

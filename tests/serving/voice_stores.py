@@ -10,7 +10,7 @@ import numpy as np
 
 from sonant.serving.voices.store_index import wanted_files
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 
 def store_in(folder: Path, **options: Any) -> VoiceStore:
@@ -19,7 +19,7 @@ def store_in(folder: Path, **options: Any) -> VoiceStore:
 
 def put(store: VoiceStore, name: str = "Anna", **fields: Any) -> VoiceRecord:
     given = {"model": "m", "consent_statement": "she agreed", **fields}
-    return store.add(Voice(np.arange(64, dtype=np.float32), text=name), name, **given)
+    return store.add(Voice({"embedding": np.arange(64, dtype=np.float32)}, text=name), name, **given)
 
 
 def files_of(store: VoiceStore) -> set[str]:

@@ -6,6 +6,8 @@ writes at once, unbuffered, and only then goes on.
     churn FOLDER SEED OPS   add and delete voices of its own
     clash FOLDER SEED OPS   add and delete voices whose names others use too
     readonly FOLDER         as someone who may read the folder but not write it
+    open FOLDER             open it, and say how many voices there are
+    die FOLDER STATEMENT    open it, and die before that statement of the transaction that writes its schema
     wait                    for all children; answers "done" after whatever they said
 """
 
@@ -13,14 +15,17 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import sqlite3
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from sonant.errors import SonantError, StoreError, UnknownVoice, VoiceExists
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 
 def say(*words: object) -> None:
@@ -29,7 +34,8 @@ def say(*words: object) -> None:
 
 def make_voice(seed: int) -> Voice:
     rng = np.random.default_rng(seed)
-    return Voice(rng.standard_normal(64, dtype=np.float32), rng.integers(0, 99, (200, 16), dtype=np.int32), "text")
+    codes = rng.integers(0, 99, (200, 16), dtype=np.int32)
+    return Voice({"embedding": rng.standard_normal(64, dtype=np.float32), "codes": codes}, "text")
 
 
 def open_store(folder: str) -> VoiceStore:
@@ -89,9 +95,38 @@ def readonly(folder: str) -> None:
     say("still", len(store.list()))
 
 
+def open_and_count(folder: str) -> None:
+    say("opened", len(open_store(folder).list()))
+
+
+def die(folder: str, last: int) -> None:
+    statements = 0
+
+    class Dying(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:
+            nonlocal statements
+            statements += 1 if statements or sql == "BEGIN IMMEDIATE" else 0
+            if statements > last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().execute(sql, *args)  # type: ignore[arg-type]
+
+    connect = sqlite3.connect
+
+    def fragile(*args: object, **options: object) -> sqlite3.Connection:
+        db: sqlite3.Connection = connect(*args, **options, factory=Dying)  # type: ignore[call-overload]
+        db.execute("PRAGMA cache_size = 1")  # so that pages are written before the transaction is complete
+        return db
+
+    sqlite3.connect = fragile  # type: ignore[assignment]
+    open_store(folder)
+    say("survived", statements)
+
+
 def main() -> None:
-    commands = {"churn": churn, "clash": clash, "readonly": readonly}
+    commands = {"churn": churn, "clash": clash, "readonly": readonly, "open": open_and_count, "die": die}
     children = []
+    with tempfile.TemporaryDirectory() as folder:  # Whatever is imported late is imported here, and not by each child.
+        open_store(folder).add(make_voice(0), "first", model="m", consent_statement="yes")
     say("ready")
     while line := sys.stdin.readline():
         name, *args = line.split()

@@ -43,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         from sonant.serving.app import create_app
-        from sonant.serving.engine_supervisor import EngineHost
+        from sonant.serving.engine_supervisor import EngineSupervisor
         from sonant.serving.server import server_for
     except ModuleNotFoundError as e:
         raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     def load() -> sonant.Engine:
         return sonant.load(folder, device=model.device, dtype=model.dtype, codec_dtype=model.codec_dtype, config=config)
 
-    app = create_app(EngineHost(load), options, describe(folder), folder.name)
+    app = create_app(EngineSupervisor(load), options, describe(folder), folder.name)
     server = server_for(app, options)
     try:
         server.run()

@@ -1,32 +1,29 @@
-"""The routes: OpenAI's speech API, its voices and models, health, readiness and metrics."""
+"""The app: OpenAI's speech API with all its routes, listings of voices and models, health, readiness and metrics."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
 from sonant.models.description import Description
-from sonant.serving.api import error_responses as problems
 from sonant.serving.api.batch import batch_routes
 from sonant.serving.api.debug_routes import debug_routes
 from sonant.serving.api.engine_routes import engine_routes
+from sonant.serving.api.error_responses import DOCUMENTED, add_handlers, error_response
 from sonant.serving.api.json_body import JsonRoute
-from sonant.serving.api.schemas import SpeechBody
-from sonant.serving.api.speech_response import SoundResponse
+from sonant.serving.api.speech_response import speech_routes
 from sonant.serving.api.speech_session import session_routes
 from sonant.serving.api.voice_routes import voice_routes
-from sonant.serving.encode import CONTENT_TYPES
-from sonant.serving.engine_supervisor import EngineHost
-from sonant.serving.limits.middleware import Guard
+from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.limits.middleware import RequestMiddleware
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
@@ -37,18 +34,18 @@ from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
 
 
-def create_app(host: EngineHost, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
+def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
     """`model` is what the folder says of itself; `model_name` is what clients see."""
     store = None
     mark = f"{model.family}/{model.kind}/{model.size}"
     if options.voices_folder is not None:
         reserved = reserved_names(model.voices)
         store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
-    service = SpeechService(host, options, VoiceNames(store, model=mark))
+    service = SpeechService(supervisor, options, VoiceNames(store, model=mark))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(host.start)  # there, so that the pool is up before the first request needs it
+        await run_in_threadpool(supervisor.start)  # there, so that the pool is up before the first request needs it
         yield
         await run_in_threadpool(service.close)
 
@@ -58,13 +55,13 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        responses=problems.DOCUMENTED,
+        responses=DOCUMENTED,
         redirect_slashes=False,  # a redirect would name this server as a proxy's client never sees it
     )
     app.router.route_class = JsonRoute
     app.state.service = service
-    problems.install(app)
-    _add_speech(app, service)
+    add_handlers(app)
+    app.include_router(speech_routes(service))
     _add_listings(app, service, model_name)
     _add_health(app, service)
     app.include_router(batch_routes(service))
@@ -75,7 +72,7 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
     app.include_router(page_routes())
     if options.debug_profile == "on":
         app.include_router(debug_routes(service))
-    app.add_middleware(Guard, options=options)
+    app.add_middleware(RequestMiddleware, options=options)
     if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
         app.add_middleware(
             CORSMiddleware,
@@ -85,17 +82,6 @@ def create_app(host: EngineHost, options: ServeOptions, model: Description, mode
             expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],
         )
     return app
-
-
-def _add_speech(app: FastAPI, service: SpeechService) -> None:
-    kinds = (*CONTENT_TYPES.values(), "text/event-stream")
-    sound: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in kinds}, "description": "Sound"}}
-
-    @app.post("/v1/audio/speech", response_class=Response, responses=sound)
-    async def speech(body: SpeechBody, request: Request) -> Response:
-        whole = not body.stream and body.stream_format == "audio"
-        opener = partial(service.open, body, request.state.client, whole)
-        return SoundResponse(opener, service.metrics, sse=body.stream_format == "sse", whole=whole)
 
 
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
@@ -115,7 +101,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:
-        engine = service.host.engine
+        engine = service.supervisor.engine
         return {"voices": await run_in_threadpool(service.names.listing, engine)}
 
 
@@ -126,10 +112,10 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        host = service.host
-        if host.ready:
+        supervisor = service.supervisor
+        if supervisor.ready:
             return JSONResponse({"status": "ready"})
-        return problems.problem(503, f"not ready: {host.trouble}", "not_ready", headers={"retry-after": "1"})
+        return error_response(503, f"not ready: {supervisor.trouble}", "not_ready", headers={"retry-after": "1"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -25,7 +25,7 @@ def check_complete(stream: SpeechStream) -> None:
         raise EngineClosed("the speech was cut off before its end; the server is shutting down")
 
 
-class SoundPath:
+class AudioPipeline:
     """One client's way. Compression runs on the executor, so that many listeners share the machine's cores."""
 
     def __init__(
@@ -51,7 +51,7 @@ class SoundPath:
         return {
             "content-type": self.encoder.content_type,
             "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # proxies must not collect sound
+            "x-accel-buffering": "no",  # Proxies must not collect sound.
             "x-seed": str(stream.seed),
             **self.encoder.headers,
         }

@@ -1,4 +1,4 @@
-"""Sound into the bytes that a client asked for, piece by piece as it is made.
+"""Sound into the bytes that a client asked for, as it is made.
 
 Whatever `push` and `finish` return, joined, is a valid stream; nothing is ever written twice, so it can go straight
 to a socket. Each push gives all that the format can already say about the sound so far. What still waits is the
@@ -121,6 +121,12 @@ def open_encoder(format: str, sample_rate: int, *, streaming: bool = True) -> En
     return LibavEncoder(format, sample_rate, streaming)
 
 
+def carried_rate_hz(format: str, sample_rate: int) -> int:
+    """`sample_rate` where the format can carry it, else the next higher rate that it can, or its highest."""
+    rates_hz = CODECS[format].rates_hz if format in CODECS else ()
+    return min((hz for hz in rates_hz if hz >= sample_rate), default=max(rates_hz, default=sample_rate))
+
+
 class Encoder(ABC):
     """One stream of sound. Calls may come from any thread, one at a time."""
 
@@ -169,19 +175,19 @@ class WavEncoder(Encoder):
     def __init__(self, format: str, sample_rate: int, streaming: bool) -> None:
         super().__init__(format, sample_rate)
         self.streaming = streaming
-        self.held = bytearray(growing_wav_header(sample_rate) if streaming else b"")
+        self.pending = bytearray(growing_wav_header(sample_rate) if streaming else b"")
 
     def _push(self, samples: Samples) -> bytes:
-        self.held += pcm16(samples).tobytes()
+        self.pending += pcm16(samples).tobytes()
         return self._take() if self.streaming else b""
 
     def _finish(self) -> bytes:
-        head = b"" if self.streaming else wav_header(self.sample_rate, len(self.held) // 2)
+        head = b"" if self.streaming else wav_header(self.sample_rate, len(self.pending) // 2)
         return head + self._take()
 
     def _take(self) -> bytes:
-        taken = bytes(self.held)
-        self.held.clear()
+        taken = bytes(self.pending)
+        self.pending.clear()
         return taken
 
 
@@ -255,15 +261,15 @@ class Sink:
     """A file that can only be written, and is emptied as it grows."""
 
     def __init__(self) -> None:
-        self.pieces: list[bytes] = []
+        self.written: list[bytes] = []
 
     def write(self, data: bytes) -> int:
-        self.pieces.append(data)
+        self.written.append(data)
         return len(data)
 
     def take(self) -> bytes:
-        taken = b"".join(self.pieces)
-        self.pieces.clear()
+        taken = b"".join(self.written)
+        self.written.clear()
         return taken
 
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
-class EngineHost:
+class EngineSupervisor:
     def __init__(self, load: Callable[[], Engine], warm: Callable[[Engine], None] = warm_up) -> None:
         """`warm` is run on each new engine before it is shown to anybody."""
         self._load, self._warm = load, warm
@@ -24,7 +24,7 @@ class EngineHost:
         self._closing = threading.Event()
         self.restarts = 0
         self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
-        self._thread = threading.Thread(target=self._keep, name="sonant-host", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="sonant-supervisor", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -72,7 +72,7 @@ class EngineHost:
                 return engine.close()
             pause_s = _FIRST_PAUSE_S
             self._engine, self.trouble = engine, None
-            if self._closing.is_set():  # since the last look: it saw no engine to close
+            if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
                 self.drain()
                 return engine.close()
             engine.join()
@@ -84,7 +84,7 @@ class EngineHost:
 
     def _warmed(self) -> Engine:
         gc.unfreeze()
-        gc.collect()  # the memory of an engine that failed, before another takes as much
+        gc.collect()  # An engine that failed gives its memory back before another takes as much.
         engine = self._load()
         try:
             self._warm(engine)

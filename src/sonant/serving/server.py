@@ -29,31 +29,31 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: SpeechService) -> None:
         super().__init__(config)
         self.service = service
-        self.told_s: float | None = None  # when the first signal came
+        self.signalled_s: float | None = None  # when the first signal came
         self.idle_memory = IdleMemory()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not kept for raising again later, as uvicorn does: a drained server ends with 0.
-        if self.told_s is None:
-            self.told_s = time.monotonic()
+        if self.signalled_s is None:
+            self.signalled_s = time.monotonic()
         else:
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        self.idle_memory.look(self.service.work.running, time.monotonic())
-        if self.told_s is not None:
-            self._drain(self.told_s)
+        self.idle_memory.look(self.service.in_flight.running, time.monotonic())
+        if self.signalled_s is not None:
+            self._drain(self.signalled_s)
         return await super().on_tick(counter)
 
-    def _drain(self, told_s: float) -> None:
-        work, drain_s = self.service.work, self.service.options.drain_s
+    def _drain(self, signalled_s: float) -> None:
+        work, drain_s = self.service.in_flight, self.service.options.drain_s
         if not work.draining.is_set():
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
-            self.service.host.drain()
+            self.service.supervisor.drain()
             work.draining.set()
         elif not work.running:
             self.should_exit = True
-        elif time.monotonic() - told_s >= drain_s:
+        elif time.monotonic() - signalled_s >= drain_s:
             logger.warning("cutting off %d running after %g s", work.running, drain_s)
             self.service.metrics.aborted.labels("shutdown").inc(work.running)
             self.should_exit = self.force_exit = True

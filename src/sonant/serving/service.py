@@ -18,13 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadAudio, BadRequest, Overloaded, Unsupported
-from sonant.models.base import ModelSpec
+from sonant.models.spec import ModelSpec
 from sonant.serving.api.error_responses import Refused
 from sonant.serving.api.schemas import SpeechBody, SpeechFields, TaskType, VoiceId
-from sonant.serving.audio_pipeline import SoundPath
-from sonant.serving.engine_supervisor import EngineHost
-from sonant.serving.limits.admission import Admission
-from sonant.serving.limits.in_flight import Work
+from sonant.serving.audio_pipeline import AudioPipeline
+from sonant.serving.encode import carried_rate_hz
+from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.limits.admission import Admission, InFlight
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address
@@ -35,36 +35,35 @@ from sonant.voice import Voice
 _ENCODER_THREADS = 4
 _FETCHER_THREADS = 4
 _CACHED_CLIPS = 32
-DEFAULT_RATE_HZ = 24000
 
 
 class SpeechService:
-    def __init__(self, host: EngineHost, options: ServeOptions, names: VoiceNames) -> None:
-        self.host, self.options, self.names = host, options, names
-        self.metrics = Metrics(host, names.store.cache if names.store is not None else None)
+    def __init__(self, supervisor: EngineSupervisor, options: ServeOptions, names: VoiceNames) -> None:
+        self.supervisor, self.options, self.names = supervisor, options, names
+        self.metrics = Metrics(supervisor, names.store.cache if names.store is not None else None)
         self.admission = Admission(options)
-        self.work = Work()
+        self.in_flight = InFlight()
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self._fetcher = ClipFetcher(options.allow_url)
         self._fetchers = ThreadPoolExecutor(_FETCHER_THREADS, thread_name_prefix="sonant-fetch")
         self._clips: OrderedDict[str, Voice] = OrderedDict()  # voices sent along with a request, by their content
         self._clips_lock = Lock()
 
-    def admit(self, client: str, held: ExitStack, *, requests: int = 1, place: bool = True) -> Engine:
-        """The engine, for a client that may use it now; what it takes is given back with `held`.
+    def admit(self, client: str, resources: ExitStack, *, requests: int = 1, place: bool = True) -> Engine:
+        """The engine, for a client that may use it now; what it takes is given back with `resources`.
 
         Without `place` it has one already, a session's, and speaks as fast as its text comes: no measure for others.
         """
         try:
-            engine = self.host.engine
+            engine = self.supervisor.engine
             self.admission.check(client, engine.stats(), engine.config.max_waiting, requests)
             if place:
-                held.enter_context(self.admission.place(client))
-                held.callback(self._ended, time.monotonic())
+                resources.enter_context(self.admission.place(client))
+                resources.callback(self._ended, time.monotonic())
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
-        held.enter_context(self.work.one())
+        resources.enter_context(self.in_flight.one())
         return engine
 
     def count_request(self, client: str) -> None:
@@ -78,29 +77,35 @@ class SpeechService:
     def rejected(self, error: Refused | Overloaded) -> None:
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
 
-    async def open(self, body: SpeechBody, client: str, whole: bool, held: ExitStack) -> tuple[SpeechStream, SoundPath]:
-        """Start speaking. What must be given back at the end is entered on `held`."""
-        engine = self.admit(client, held)
-        return await self.speak(engine, body, whole, held)
+    async def open(
+        self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
+    ) -> tuple[SpeechStream, AudioPipeline]:
+        """Start speaking. What must be given back at the end is entered on `resources`."""
+        engine = self.admit(client, resources)
+        return await self.speak(engine, body, whole, resources)
 
     async def speak(
-        self, engine: Engine, body: SpeechBody, whole: bool, held: ExitStack
-    ) -> tuple[SpeechStream, SoundPath]:
+        self, engine: Engine, body: SpeechBody, whole: bool, resources: ExitStack
+    ) -> tuple[SpeechStream, AudioPipeline]:
         request = await self.request(engine, body, text=body.input, live=not whole)
         try:
             stream = await run_in_threadpool(engine.submit, request)
         except Overloaded as e:
             self.rejected(e)
-            raise e.with_traceback(None) from None  # it holds the thread's future, which holds it: garbage to collect
-        held.callback(stream.abort)
+            raise e.with_traceback(None) from None  # its traceback refers back to it through the future
+        resources.callback(stream.abort)
         stream.limit_unread(self.options.max_unread_sound_s)
-        # now, while the first frame is being made; and not at all for those who were turned away
-        return stream, await self.sound_path(engine, body, body.response_format, streaming=not whole)
+        # The encoder is opened while the first frame is being made, and not at all for those who were turned away.
+        return stream, await self.audio_pipeline(engine, body, body.response_format, streaming=not whole)
 
-    async def sound_path(self, engine: Engine, fields: SpeechFields, form: str, *, streaming: bool) -> SoundPath:
-        # off the event loop: opening an encoder takes milliseconds
-        rate_hz, speed = fields.sample_rate or DEFAULT_RATE_HZ, 1.0 if fields.speed is None else fields.speed
-        return await run_in_threadpool(SoundPath, form, engine.sample_rate, rate_hz, speed, streaming, self.executor)
+    async def audio_pipeline(
+        self, engine: Engine, fields: SpeechFields, form: str, *, streaming: bool
+    ) -> AudioPipeline:
+        """At the rate that the client asks for, else at the model's own."""
+        own_hz, speed = engine.sample_rate, 1.0 if fields.speed is None else fields.speed
+        rate_hz = fields.sample_rate or carried_rate_hz(form, own_hz)
+        # This is not done on the event loop, since opening an encoder takes milliseconds.
+        return await run_in_threadpool(AudioPipeline, form, own_hz, rate_hz, speed, streaming, self.executor)
 
     async def request(self, engine: Engine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
         spec = engine.model.spec
@@ -108,7 +113,7 @@ class SpeechService:
         clip = None
         if fields.ref_audio is not None:
             clip = await self._clip_bytes(fields.ref_audio)
-        voice = await run_in_threadpool(self._voice, engine, fields, clip)  # may encode a clip
+        voice = await run_in_threadpool(self._voice, engine, fields, clip)  # since it may encode a clip
         return SpeechRequest(
             text=text,
             voice=voice,
@@ -126,10 +131,10 @@ class SpeechService:
         if fields.speaker_embedding is not None:
             if clip is not None:
                 raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
-            with np.errstate(over="ignore"):  # infinity is refused with the rest that is wrong
-                vector = np.array(fields.speaker_embedding, np.float32)
             if spec.voice_vector is None:
                 raise Unsupported("this model takes no speaker_embedding; send ref_audio, or name a voice")
+            with np.errstate(over="ignore"):  # Voice refuses infinity with the rest that is wrong
+                vector = np.array(fields.speaker_embedding, np.float32)
             return Voice({spec.voice_vector: vector}, family=spec.family)
         if clip is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
@@ -156,7 +161,7 @@ class SpeechService:
         return voice
 
     def close(self) -> None:
-        self.host.close()
+        self.supervisor.close()
         self.executor.shutdown(wait=False)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
@@ -165,9 +170,15 @@ class SpeechService:
 
 
 def _check_task(task: TaskType | None, spec: ModelSpec) -> None:
-    loaded = "Base" if spec.clones else "CustomVoice" if spec.voices else "VoiceDesign"
-    if task not in (None, loaded):
-        raise Unsupported(f"task_type {task} needs another model; this server has a {loaded} one")
+    """A task is vllm-omni's word for one way of giving a voice; a model may know several."""
+    known: dict[TaskType, bool] = {
+        "Base": spec.clones,
+        "CustomVoice": bool(spec.voices),
+        "VoiceDesign": spec.speaks_without_voice and spec.instructs and not spec.voices,
+    }
+    if task is not None and not known[task]:
+        able = " or ".join(name for name, can in known.items() if can) or "none"
+        raise Unsupported(f"task_type {task} needs another model; this one's is {able}")
 
 
 def decode_clip(given: str) -> bytes:

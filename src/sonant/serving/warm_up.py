@@ -13,8 +13,9 @@ import numpy as np
 from sonant.audio.resample import StreamResampler
 from sonant.audio.speed import SpeedChanger
 from sonant.engine.engine import Engine
-from sonant.serving.encode import FORMATS, open_encoder
-from sonant.types import Samples, Voice
+from sonant.serving.encode import FORMATS, carried_rate_hz, open_encoder
+from sonant.types import Samples
+from sonant.voice import Voice
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def warm_up(engine: Engine) -> None:
     samples = np.concatenate(sound) if sound else np.zeros(engine.sample_rate // 10, np.float32)
     for form in FORMATS:
         for streaming in (True, False):
-            encoder = open_encoder(form, engine.sample_rate, streaming=streaming)
+            encoder = open_encoder(form, carried_rate_hz(form, engine.sample_rate), streaming=streaming)
             encoder.push(samples)
             encoder.finish()
     StreamResampler(engine.sample_rate, 2 * engine.sample_rate).push(samples)

@@ -25,28 +25,28 @@ SPEECH: dict[str, Any] = {
 }
 
 
-def told(data: bytes) -> dict[str, Any]:
+def client_error(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def events(lines: list[str]) -> dict[str, Any]:
     found = [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: ")]
     sound = b"".join(base64.b64decode(e["audio"]) for e in found if e["type"] == "speech.audio.delta")
-    return {**told(sound), "last": found[-1]}
+    return {**client_error(sound), "last": found[-1]}
 
 
 def sync(client: openai.OpenAI) -> dict[str, Any]:
     speech = client.audio.speech
-    got: dict[str, Any] = {"create": told(speech.create(**SPEECH).content)}
+    got: dict[str, Any] = {"create": client_error(speech.create(**SPEECH).content)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "speech.pcm"
         with speech.with_streaming_response.create(**SPEECH) as response:
             got["content_type"] = response.headers["content-type"]
             response.stream_to_file(file)
-        got["stream_to_file"] = told(file.read_bytes())
+        got["stream_to_file"] = client_error(file.read_bytes())
     with speech.with_streaming_response.create(**SPEECH) as response:
         pieces = list(response.iter_bytes(1024))
-    got["iter_bytes"] = {**told(b"".join(pieces)), "largest": max(map(len, pieces))}
+    got["iter_bytes"] = {**client_error(b"".join(pieces)), "largest": max(map(len, pieces))}
     with speech.with_streaming_response.create(**SPEECH, stream_format="sse") as response:
         got["sse"] = events(list(response.iter_lines()))
     got["models"] = [model.id for model in client.models.list().data]
@@ -63,9 +63,9 @@ def sync(client: openai.OpenAI) -> dict[str, Any]:
 
 async def asynchronous(client: openai.AsyncOpenAI) -> dict[str, Any]:
     speech = client.audio.speech
-    got: dict[str, Any] = {"async_create": told((await speech.create(**SPEECH)).content)}
+    got: dict[str, Any] = {"async_create": client_error((await speech.create(**SPEECH)).content)}
     async with speech.with_streaming_response.create(**SPEECH) as response:
-        got["async_iter_bytes"] = told(b"".join([piece async for piece in response.iter_bytes()]))
+        got["async_iter_bytes"] = client_error(b"".join([piece async for piece in response.iter_bytes()]))
     async with speech.with_streaming_response.create(**SPEECH, stream_format="sse") as response:
         got["async_sse"] = events([line async for line in response.iter_lines()])
     many = await asyncio.gather(*(speech.create(**SPEECH) for _ in range(8)))

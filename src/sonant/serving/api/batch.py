@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
-from sonant.serving.api.disconnect import until_gone
-from sonant.serving.api.error_responses import answer, told
+from sonant.serving.api.error_responses import client_error, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
+from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
 from sonant.serving.service import SpeechService
 
@@ -53,40 +53,40 @@ class BatchResponse(Response):
             self.service.metrics.aborted.labels("client_gone").inc()
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as held:
+        with ExitStack() as resources:
             try:
-                engine = self.service.admit(self.client, held, requests=len(self.bodies))
+                engine = self.service.admit(self.client, resources, requests=len(self.bodies))
             except Exception as e:
-                return await answer(e)(scope, receive, send)
+                return await response_for(e)(scope, receive, send)
             tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
-            held.callback(lambda: [task.cancel() for task in tasks])
+            resources.callback(lambda: [task.cancel() for task in tasks])
             results = await asyncio.gather(*tasks, return_exceptions=True)
             failures = [r for r in results if isinstance(r, Exception)]
             if len(failures) == len(results) and isinstance(failures[0], EngineError):
-                return await answer(failures[0])(scope, receive, send)  # ours, not the items' doing
+                return await response_for(failures[0])(scope, receive, send)  # It is our doing and not the items'.
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 
     async def _item(self, engine: Engine, body: SpeechBody) -> dict[str, Any]:
-        with ExitStack() as held:
+        with ExitStack() as resources:
             try:
-                stream, path = await self.service.speak(engine, body, True, held)
-                sound = [await path.push(chunk) async for chunk in stream]
+                stream, pipeline = await self.service.speak(engine, body, True, resources)
+                sound = [await pipeline.push(chunk) async for chunk in stream]
                 check_complete(stream)
-                sound.append(await path.finish())
+                sound.append(await pipeline.finish())
             except Exception:
                 self.service.metrics.requests.labels("batch", "error").inc()
                 raise
-            self.service.metrics.count("batch", stream, path, self.started_s)
-            kind = path.encoder.content_type
-            return {"audio_data": b"".join(sound), "media_type": kind, "usage": path.usage(stream)}
+            self.service.metrics.count("batch", stream, pipeline, self.started_s)
+            kind = pipeline.encoder.content_type
+            return {"audio_data": b"".join(sound), "media_type": kind, "usage": pipeline.usage(stream)}
 
     def _response(self, results: list[dict[str, Any] | BaseException]) -> JSONResponse:
         items: list[dict[str, Any]] = []
         for index, result in enumerate(results):
             if isinstance(result, BaseException):
                 error = result if isinstance(result, Exception) else RuntimeError("cancelled")
-                items.append({"index": index, "status": "error", "error": told(error).message})
+                items.append({"index": index, "status": "error", "error": client_error(error).message})
             else:
                 sound = base64.b64encode(result["audio_data"]).decode()
                 items.append({"index": index, "status": "success", **result, "audio_data": sound})

@@ -46,7 +46,7 @@ def debug_routes(service: SpeechService) -> APIRouter:
         if turn.locked():
             raise Refused(409, "profile_under_way", "a recording is under way; wait for it to end", retry_s=1.0)
         async with turn:
-            steps, path = await run_in_threadpool(_record, service.host.engine, body)
+            steps, path = await run_in_threadpool(_record, service.supervisor.engine, body)
         return FileResponse(
             path,
             media_type="application/gzip",

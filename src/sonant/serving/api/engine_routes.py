@@ -5,6 +5,7 @@ Counters and the lengths of lists are read, without a lock that the step thread 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,30 +15,31 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.engine import Engine
+from sonant.sampling import Knob
 from sonant.serving.observability.gpu import GpuCollector
-from sonant.serving.observability.recent_stats import RecentFigures
+from sonant.serving.observability.recent_stats import RecentStatsReader
 from sonant.serving.service import SpeechService
 
 
 def engine_routes(service: SpeechService, model_name: str) -> APIRouter:
     router = APIRouter(prefix="/v1/engine")
-    gpu = GpuCollector(service.host)
-    recent = RecentFigures(service.metrics, service.host, time.monotonic())
+    gpu = GpuCollector(service.supervisor)
+    recent = RecentStatsReader(service.metrics, service.supervisor, time.monotonic())
 
     @router.get("")
     async def facts() -> dict[str, Any]:
         """What does not change while an engine runs; 503 while there is none."""
-        return _facts(service, service.host.engine, model_name)
+        return _facts(service, service.supervisor.engine, model_name)
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
         """While there is no engine, `ready` is false, `trouble` says why, and its own figures are left out."""
-        host = service.host
-        answer: dict[str, Any] = {"ready": host.ready, "trouble": host.trouble, "restarts": host.restarts}
-        engine = host.loaded
+        s = service.supervisor
+        shown: dict[str, Any] = {"ready": s.ready, "trouble": s.trouble, "restarts": s.restarts}
+        engine = s.loaded
         if engine is not None:
-            answer |= asdict(engine.stats())
-        return {**answer, "recent": asdict(recent.at(time.monotonic())), "gpu": await run_in_threadpool(_gpu, gpu)}
+            shown |= asdict(engine.stats())
+        return {**shown, "recent": asdict(recent.at(time.monotonic())), "gpu": await run_in_threadpool(_gpu, gpu)}
 
     return router
 
@@ -53,11 +55,22 @@ def _facts(service: SpeechService, engine: Engine, model_name: str) -> dict[str,
         "version": version("sonant"),
         "device": str(engine.device),
         "languages": list(engine.languages),
+        "sample_rate": spec.sample_rate,
+        "clip_sample_rate": spec.clip_sample_rate,
         "instructs": spec.instructs,
         "clones": spec.clones,
+        "speaks_without_voice": spec.speaks_without_voice,
+        "knobs": [_knob(knob) for knob in spec.knobs],  # that `extra_params` may set
         "uploads": uploads,  # null: the server takes none
         "max_text_chars": config.max_text_chars,
     }
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    """JSON has no infinity: an end that is open is null."""
+    low, high = (None if math.isinf(end) else end for end in (knob.low, knob.high))
+    shown: dict[str, Any] = {"name": knob.name, "type": knob.kind.__name__, "default": knob.default}
+    return {**shown, "low": low, "high": high, "choices": list(knob.choices) or None, "help": knob.help}
 
 
 def _gpu(collector: GpuCollector) -> dict[str, float] | None:

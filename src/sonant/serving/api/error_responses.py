@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 _SHOWN_CHARS = 100  # of a field's name, which may be whatever a client made up
 
-# Most particular first: a type's answer is that of the first class it belongs to.
-_ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+# The most particular types come first: an error is answered as the first class that it belongs to.
+_RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.VoiceExists, 409, "voice_exists", "name"),
     (errors.UnknownConsent, 400, "consent_not_found", "consent"),
     (errors.UnknownVoice, 400, "voice_not_found", "voice"),
@@ -39,22 +39,22 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str | None], ...] = (
 )
 
 
-class ProblemDetail(BaseModel):
+class ErrorDetail(BaseModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Problem(BaseModel):
+class ErrorBody(BaseModel):
     """What every error looks like, for the OpenAPI document."""
 
-    error: ProblemDetail
+    error: ErrorDetail
 
 
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "What was wrong with the request, or why it was not taken"},
-    "5XX": {"model": Problem, "description": "What is wrong with the server, and when to come back"},
+    "4XX": {"model": ErrorBody, "description": "What was wrong with the request, or why it was not taken"},
+    "5XX": {"model": ErrorBody, "description": "What is wrong with the server, and when to come back"},
 }
 
 
@@ -66,7 +66,7 @@ class Refused(errors.SonantError):
         self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
 
 
-def problem(
+def error_response(
     status: int, message: str, code: str | None, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     if status == 429:
@@ -80,7 +80,7 @@ def problem(
 
 
 @dataclass(frozen=True)
-class Told:
+class ClientError:
     """What a client may know of an error."""
 
     status: int
@@ -90,26 +90,26 @@ class Told:
     retry_s: float = 0.0
 
 
-def told(error: Exception) -> Told:
-    """Errors of ours in full; anything else is a 500 that tells nothing of our insides."""
+def client_error(error: Exception) -> ClientError:
+    """Errors of ours are shown in full; anything else is a 500 that shows nothing of our insides."""
     if isinstance(error, Refused):
-        return Told(error.status, error.code, str(error), error.param, error.retry_s)
-    for kind, status, code, param in _ANSWERS:
+        return ClientError(error.status, error.code, str(error), error.param, error.retry_s)
+    for kind, status, code, param in _RESPONSES:
         if isinstance(error, kind):
-            return Told(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)
+            return ClientError(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)
     logger.error("a request failed", exc_info=error)
-    return Told(500, "internal_error", "the server failed on this request; its log says more")
+    return ClientError(500, "internal_error", "the server failed on this request; its log says more")
 
 
-def answer(error: Exception) -> JSONResponse:
-    t = told(error)
+def response_for(error: Exception) -> JSONResponse:
+    shown = client_error(error)
     headers = {}
-    if t.retry_s > 0:
-        headers = {"retry-after": str(math.ceil(t.retry_s)), "retry-after-ms": str(round(1e3 * t.retry_s))}
-    return problem(t.status, t.message, t.code, t.param, headers)
+    if shown.retry_s > 0:
+        headers = {"retry-after": str(math.ceil(shown.retry_s)), "retry-after-ms": str(round(1e3 * shown.retry_s))}
+    return error_response(shown.status, shown.message, shown.code, shown.param, headers)
 
 
-def first_problem(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
+def first_mistake(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
     """The first thing that is wrong with a body or a message, in words, and where."""
     first = error.errors()[0]
     if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
@@ -120,23 +120,23 @@ def first_problem(error: ValidationError | RequestValidationError) -> tuple[str,
     return f"{where or 'the body'}: {first['msg']}", where or None
 
 
-def install(app: FastAPI) -> None:
+def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        message, where = first_problem(error)
-        return problem(400, message, "invalid_value", where)
+        message, where = first_mistake(error)
+        return error_response(400, message, "invalid_value", where)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, Refused):  # raised while the body was read, which FastAPI wraps
-            return answer(error.__cause__)
+        if isinstance(error.__cause__, Refused):  # FastAPI wraps what is raised while the body is read.
+            return response_for(error.__cause__)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_body")
-        return problem(error.status_code, str(error.detail), code, headers=error.headers)
+        return error_response(error.status_code, str(error.detail), code, headers=error.headers)
 
     @app.exception_handler(errors.SonantError)
     async def ours(_: Request, error: errors.SonantError) -> JSONResponse:
-        return answer(error)
+        return response_for(error)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return answer(error)
+        return response_for(error)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
+from sonant.errors import BadSampling
+from sonant.sampling import Sampling, Value
 from sonant.text.splitter import Granularity
-from sonant.types import Sampling
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
@@ -21,6 +22,8 @@ MAX_INPUT_CHARS = 100_000  # the engine's own limit, with its own message, lies 
 MAX_BATCH_ITEMS = 32
 MAX_EMBEDDING = 8192
 MAX_FIELDS = 100
+MAX_KNOBS = 64
+KnobName = Annotated[str, Field(max_length=64)]
 
 
 class Closed(BaseModel):
@@ -53,7 +56,8 @@ class SpeechFields(Closed):
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
-    sample_rate: Literal[8000, 16000, 24000, 48000] | None = None
+    extra_params: Annotated[dict[KnobName, Value], Field(max_length=MAX_KNOBS)] | None = None  # the model's own knobs
+    sample_rate: Literal[8000, 16000, 24000, 48000] | None = None  # the model's own, unless it is given
     max_frames: Frames | None = None
     max_new_tokens: Frames | None = None  # another server's name for max_frames
     ref_audio: str | None = None  # base64, a data: URI, or the address of an allowed host
@@ -66,12 +70,17 @@ class SpeechFields(Closed):
     word_timestamps: Literal[False] = False  # there are none
 
     def sampling(self) -> Sampling:
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            repetition_penalty=self.repetition_penalty,
-        )
+        """What the client sets of the model's knobs, by field or by `extra_params`. Only the model knows its knobs."""
+        fields = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        extra = self.extra_params or {}
+        if twice := [name for name, value in fields.items() if value is not None and name in extra]:
+            raise BadSampling(f"{twice[0]} is set twice, as a field and in extra_params; set it once")
+        return Sampling(**{**fields, **extra})
 
 
 class SpeechBody(SpeechFields):

@@ -1,4 +1,4 @@
-"""One utterance as an HTTP response: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
+"""`POST /v1/audio/speech`: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
 
 Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
 a body that ends cleanly would pass for a complete utterance. Whoever hangs up frees their row at once.
@@ -10,23 +10,65 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
 from sonant.errors import EngineError
-from sonant.serving.api.disconnect import until_gone
-from sonant.serving.api.error_responses import answer
-from sonant.serving.audio_pipeline import SoundPath, check_complete
+from sonant.serving.api.error_responses import response_for
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import SpeechBody
+from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.encode import CONTENT_TYPES
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.service import SpeechService
 
-Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, SoundPath]]]
+Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, AudioPipeline]]]
 
 
-class SoundResponse(Response):
+def speech_routes(service: SpeechService) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+    kinds = (*CONTENT_TYPES.values(), "text/event-stream")
+    sound: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in kinds}, "description": "Sound"}}
+
+    @router.post("/v1/audio/speech", response_class=Response, responses=sound)
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        whole = not body.stream and body.stream_format == "audio"
+        open_stream = partial(service.open, body, request.state.client, whole)
+        return SpeechResponse(open_stream, service.metrics, sse=body.stream_format == "sse", whole=whole)
+
+    return router
+
+
+async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> bool:
+    """Run `work` to its end, or cancel it when the client of an HTTP request is gone; then False."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finished = task.done()
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()  # raises what the work raised
+        return finished
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class SpeechResponse(Response):
     """`open_stream` starts the work; what it enters on the stack is left when the response is over."""
 
     def __init__(self, open_stream: Open, metrics: Metrics, *, sse: bool, whole: bool) -> None:
@@ -43,54 +85,54 @@ class SoundResponse(Response):
             raise
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as held:
+        with ExitStack() as resources:
             try:
-                stream, path = await self.open_stream(held)
-                pieces = self._pieces(stream, path)
-                first = b"".join([piece async for piece in pieces]) if self.whole else await anext(pieces, b"")
+                stream, pipeline = await self.open_stream(resources)
+                encoded = self._encoded(stream, pipeline)
+                first = b"".join([data async for data in encoded]) if self.whole else await anext(encoded, b"")
                 if not first:
                     raise EngineError("the model made no sound of this text; try other words or another seed")
             except Exception as e:
                 self.metrics.requests.labels("speech", "error").inc()
-                await answer(e)(scope, receive, send)
+                await response_for(e)(scope, receive, send)
                 return
             try:
                 if self.whole:
-                    await Response(first, 200, path.headers(stream))(scope, receive, send)
+                    await Response(first, 200, pipeline.headers(stream))(scope, receive, send)
                 else:
-                    await self._send(send, path, stream, first, pieces)
+                    await self._send(send, pipeline, stream, first, encoded)
             except Exception:
                 self.metrics.requests.labels("speech", "error").inc()
                 self.metrics.aborted.labels("failed").inc()
                 raise  # breaks the connection off
-            self.metrics.count("speech", stream, path, self.started_s)
+            self.metrics.count("speech", stream, pipeline, self.started_s)
 
     async def _send(
-        self, send: Send, path: SoundPath, stream: SpeechStream, first: bytes, pieces: AsyncIterator[bytes]
+        self, send: Send, pipeline: AudioPipeline, stream: SpeechStream, first: bytes, rest: AsyncIterator[bytes]
     ) -> None:
-        headers = path.headers(stream)
+        headers = pipeline.headers(stream)
         if self.sse:
             headers["content-type"] = "text/event-stream; charset=utf-8"
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         self.metrics.ttfp.observe(time.monotonic() - self.started_s)
-        async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async for data in rest:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _pieces(self, stream: SpeechStream, path: SoundPath) -> AsyncIterator[bytes]:
-        """Encoded sound, never empty pieces; with SSE, wrapped in events."""
+    async def _encoded(self, stream: SpeechStream, pipeline: AudioPipeline) -> AsyncIterator[bytes]:
+        """The sound as it is encoded, never empty; with SSE, wrapped in events."""
         async for chunk in stream:
-            data = await path.push(chunk)
+            data = await pipeline.push(chunk)
             if data:
                 yield _delta(data) if self.sse else data
         check_complete(stream)
-        tail = await path.finish()
+        tail = await pipeline.finish()
         if tail:
             yield _delta(tail) if self.sse else tail
         if self.sse:
-            yield _event({"type": "speech.audio.done", "usage": path.usage(stream)})
+            yield _event({"type": "speech.audio.done", "usage": pipeline.usage(stream)})
 
 
 def _delta(data: bytes) -> bytes:

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
-from sonant.serving.api.error_responses import Refused, first_problem, told
+from sonant.serving.api.error_responses import Refused, client_error, first_mistake
 from sonant.serving.api.json_body import parsed
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
@@ -74,16 +74,16 @@ class SpeechSession:
     async def run(self) -> None:
         await self.socket.accept()
         metrics = self.service.metrics
-        with ExitStack() as held:
+        with ExitStack() as resources:
             ending: Exception | None = None
             metrics.sessions.inc()
-            held.callback(metrics.sessions.dec)
+            resources.callback(metrics.sessions.dec)
             watch = asyncio.create_task(self._watch_for_shutdown())
-            held.callback(watch.cancel)
+            resources.callback(watch.cancel)
             try:
                 self._check_origin()
-                engine = self.service.host.engine
-                held.enter_context(self.service.admission.session(self.client))
+                engine = self.service.supervisor.engine
+                resources.enter_context(self.service.admission.session(self.client))
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read(engine.config))
                     tasks.create_task(self._speak())
@@ -107,7 +107,7 @@ class SpeechSession:
             if self.queue:
                 self.service.metrics.aborted.labels("client_gone").inc()
             return None
-        with suppress(WebSocketDisconnect, RuntimeError):  # gone meanwhile
+        with suppress(WebSocketDisconnect, RuntimeError):  # The client may be gone meanwhile.
             if ending is None:
                 return await self.socket.close(CLOSED)
             end = ending if isinstance(ending, SessionEnd) else self._end_for(ending)
@@ -117,14 +117,14 @@ class SpeechSession:
         return None
 
     def _end_for(self, error: Exception) -> SessionEnd:
-        if isinstance(error, Refused) and self.speaker is None:  # else it was counted with the utterance
+        if isinstance(error, Refused) and self.speaker is None:  # Otherwise it was counted with the utterance.
             self.service.rejected(error)
-        t = told(error)
+        shown = client_error(error)
         if isinstance(error, Refused | Overloaded | EngineClosed):
-            code = RESTARTING if self.service.work.draining.is_set() else TRY_LATER
-            return SessionEnd(code, t.message, t.code)
+            code = RESTARTING if self.service.in_flight.draining.is_set() else TRY_LATER
+            return SessionEnd(code, shown.message, shown.code)
         self.service.metrics.aborted.labels("failed").inc()
-        return SessionEnd(FAILED, t.message, t.code)
+        return SessionEnd(FAILED, shown.message, shown.code)
 
     # Reading
 
@@ -136,7 +136,7 @@ class SpeechSession:
             try:
                 self._take(_parsed(await self._receive()), engine)
             except BadMessage as e:
-                if self.config is None:  # what begins wrong is not gone on with
+                if self.config is None:  # What begins wrong is not gone on with.
                     raise SessionEnd(POLICY, str(e), "invalid_message") from None
                 await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
 
@@ -193,7 +193,7 @@ class SpeechSession:
         try:
             self.config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
         except ValidationError as e:
-            raise BadMessage(f"session.config: {first_problem(e)[0]}") from None
+            raise BadMessage(f"session.config: {first_mistake(e)[0]}") from None
 
     def _take_text(self, text: object, engine: EngineConfig) -> None:
         if not isinstance(text, str):
@@ -226,7 +226,7 @@ class SpeechSession:
             while not self.queue:
                 if self.closing:
                     return
-                if self.service.work.draining.is_set():
+                if self.service.in_flight.draining.is_set():
                     raise SessionEnd(RESTARTING, "the server is shutting down", "shutting_down")
                 self.changed.clear()
                 await self.changed.wait()
@@ -239,11 +239,11 @@ class SpeechSession:
         if isinstance(message, bytes):
             await self.socket.send_bytes(message)
         else:
-            await self.socket.send_text(json.dumps(message))  # in ASCII: text that is not valid Unicode is told, too
+            await self.socket.send_text(json.dumps(message))  # ASCII can tell of text that is not valid Unicode.
         self.active_s = time.monotonic()
 
     async def _watch_for_shutdown(self) -> None:
-        await self.service.work.draining.wait()
+        await self.service.in_flight.draining.wait()
         self.changed.set()
 
 

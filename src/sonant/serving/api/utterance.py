@@ -18,10 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.engine import Engine
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import BadRequest, Overloaded
-from sonant.serving.api.error_responses import told
+from sonant.serving.api.error_responses import client_error
 from sonant.serving.api.schemas import SessionConfig
-from sonant.serving.audio_pipeline import SoundPath, check_complete
-from sonant.serving.service import DEFAULT_RATE_HZ, SpeechService
+from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
 UNSENT_SEGMENTS = 2
@@ -34,7 +34,7 @@ Send = Callable[[dict[str, Any] | bytes], Awaitable[None]]
 class Segment:
     index: int
     text: str
-    path: SoundPath
+    pipeline: AudioPipeline
     cut_s: float
 
 
@@ -67,6 +67,7 @@ class UtteranceSpeaker:
         """`took` is called when text has been taken: there is room for more."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
         self.config = text.config
+        self.engine: Engine | None = None  # once there is something to speak
         self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
         self.sentences = 0  # segments in all, with those that could not be spoken
@@ -81,17 +82,16 @@ class UtteranceSpeaker:
     async def run(self) -> None:
         """Speak to the end of the text. Raises what ends the session: no admission, a failing engine."""
         feed: TextFeed | None = None
-        engine: Engine | None = None
-        with ExitStack() as held:
+        with ExitStack() as resources:
             async with asyncio.TaskGroup() as tasks:
                 while (text := await self._next_text()) is not None:
-                    if engine is None:
-                        engine = self.service.admit(self.client, held, place=False)
+                    if self.engine is None:
+                        self.engine = self.service.admit(self.client, resources, place=False)
                     try:
                         if feed is None:
-                            feed = await self._open(engine, held)
+                            feed = await self._open(self.engine, resources)
                             tasks.create_task(self._send_sound(feed))
-                        await self._add(engine, feed, text)
+                        await self._add(self.engine, feed, text)
                     except BadRequest as e:
                         await self._refuse(text, e)
                 if feed is not None:
@@ -126,22 +126,22 @@ class UtteranceSpeaker:
         buffered_s = self.sound_s - (time.monotonic() - self.first_sound_s)
         return max(0.0, buffered_s - _EAGER_BELOW_S)
 
-    async def _open(self, engine: Engine, held: ExitStack) -> TextFeed:
+    async def _open(self, engine: Engine, resources: ExitStack) -> TextFeed:
         request = await self.service.request(engine, self.config, text="", live=True)
         try:
             feed = engine.feed(request)
         except Overloaded as e:
             self.service.rejected(e)
             raise
-        held.callback(feed.stream.abort)
+        resources.callback(feed.stream.abort)
         feed.stream.limit_unread(self.service.options.max_unread_sound_s)
         return feed
 
     async def _add(self, engine: Engine, feed: TextFeed, text: str) -> None:
         form, streams = self.config.response_format, self.config.streams
         cut_s = time.monotonic()
-        path = await self.service.sound_path(engine, self.config, form, streaming=streams)
-        self.segments.append(Segment(self.sentences, text, path, cut_s))  # before its sound can come
+        pipeline = await self.service.audio_pipeline(engine, self.config, form, streaming=streams)
+        self.segments.append(Segment(self.sentences, text, pipeline, cut_s))  # before its sound can come
         try:
             await run_in_threadpool(feed.add, text)
         except BadRequest:
@@ -169,11 +169,11 @@ class UtteranceSpeaker:
                     segment, sent_bytes = self.segments[chunk.part], 0
                     await self._send_start(segment.index, segment.text)
                 self.sound_s += len(chunk.samples) / chunk.sample_rate
-                sent_bytes += await self._send_bytes(segment, await segment.path.push(chunk))
+                sent_bytes += await self._send_bytes(segment, await segment.pipeline.push(chunk))
                 if chunk.ends_part:
-                    sent_bytes += await self._send_bytes(segment, await segment.path.finish())
+                    sent_bytes += await self._send_bytes(segment, await segment.pipeline.finish())
                     await self._send_done(segment.index, sent_bytes)
-                    self.service.metrics.count_sound(segment.path, segment.cut_s)
+                    self.service.metrics.count_sound(segment.pipeline, segment.cut_s)
                     self.sent, segment = self.sent + 1, None
                     self.text.changed.set()
             check_complete(feed.stream)
@@ -197,7 +197,8 @@ class UtteranceSpeaker:
         form = self.config.response_format
         start = {"type": "audio.start", **self._place(index), "sentence_text": text, "format": form}
         if form == "pcm":
-            start["sample_rate"] = self.config.sample_rate or DEFAULT_RATE_HZ
+            assert self.engine is not None
+            start["sample_rate"] = self.config.sample_rate or self.engine.sample_rate
         await self.send(start)
 
     async def _send_done(self, index: int, total_bytes: int, *, failed: bool = False) -> None:
@@ -205,8 +206,8 @@ class UtteranceSpeaker:
 
     def _error(self, index: int, error: Exception) -> dict[str, Any]:
         where = f"utterance {self.text.index}, sentence {index}"
-        t = told(error)
-        return {"type": "error", "message": f"{where}: {t.message}", "code": t.code}
+        shown = client_error(error)
+        return {"type": "error", "message": f"{where}: {shown.message}", "code": shown.code}
 
     def _place(self, index: int) -> dict[str, Any]:
         return {"utterance_index": self.text.index, "sentence_index": index}

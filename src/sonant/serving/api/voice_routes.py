@@ -38,7 +38,7 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         clip = await audio_sample.read()
 
         def encode_and_keep() -> VoiceRecord:
-            engine = service.host.engine
+            engine = service.supervisor.engine
             if not engine.model.spec.clones:
                 raise Unsupported("this model has voices of its own and cannot clone; load a Base checkpoint")
             with _of_field("audio_sample"):
@@ -76,7 +76,7 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
         data = await recording.read()
 
         def check_and_keep() -> ConsentRecord:
-            c = service.host.engine.config
+            c = service.supervisor.engine.config
             with _of_field("recording"):
                 read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
             return store.consents.add(data, language, name)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sonant.serving.api.error_responses import problem
+from sonant.serving.api.error_responses import error_response
 from sonant.serving.limits.middleware import new_request_id
 from sonant.serving.options import ServeOptions
 
@@ -33,7 +33,7 @@ class Connection(HttpToolsProtocol):
     _clock: asyncio.TimerHandle | None = None  # runs while a request is expected or is coming
     _expected_s = 0.0  # since when
     _received = 0  # bytes since then
-    _idle_bytes = 0  # bytes since a head or a piece of a body was complete
+    _idle_bytes = 0  # bytes since a head or a part of a body was complete
     _head_bytes = 0  # of the request that is coming
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def handle_websocket_upgrade(self) -> None:
-        self._stop_clock()  # from here on the session has its own
+        self._stop_clock()  # From here on the session has limits of its own.
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
         due_s = self._expected_s + self.options.receive_s + self._received / MIN_BYTES_PER_S
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete and not cycle.more_body
-        if answering or self.flow.read_paused:  # it is we who keep the client waiting
+        if answering or self.flow.read_paused:  # It is we who keep the client waiting.
             self._expect()
         elif due_s > self.loop.time():
             self._clock = self.loop.call_at(due_s, self._check_pace)
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
 def refusal(status: int, message: str, code: str) -> bytes:
     """A whole answer, for whom the app never gets to see."""
     headers = {"x-request-id": new_request_id(), "connection": "close"}
-    response = problem(status, message, code, headers=headers)
+    response = error_response(status, message, code, headers=headers)
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + lines + b"\r\n" + bytes(response.body)
 
@@ -147,7 +147,7 @@ def connection_type(options: ServeOptions) -> type[Connection]:
 
 
 def _limit_unread(sock: socket.socket, unread_s: float) -> None:
-    # Linux has both; elsewhere who does not read is held only by the limits on streams
+    # Linux has both. Elsewhere only the limits on streams stop a client that does not read.
     for name, value in (("TCP_USER_TIMEOUT", round(1e3 * unread_s)), ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sonant.serving.api.error_responses import Refused, answer
+from sonant.serving.api.error_responses import Refused, response_for
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
 
@@ -44,7 +44,7 @@ class BodyTooLarge(Refused):
         super().__init__(413, "body_too_large", f"the body is larger than the {limit:,} bytes that are allowed")
 
 
-class NamedSend:
+class SendWithId:
     """Puts the request's id on its answer. No closure: one that names itself lives until the garbage is collected."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -52,15 +52,15 @@ class NamedSend:
         self.accepted = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "websocket.close" and not self.accepted:  # the router knows no such socket
-            return await answer(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
+        if message["type"] == "websocket.close" and not self.accepted:  # The router knows no such socket.
+            return await response_for(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
         self.accepted = self.accepted or message["type"] == "websocket.accept"
         return await self.send(message)
 
 
-class Guard:
+class RequestMiddleware:
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self.app, self.options = app, options
 
@@ -72,15 +72,15 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         key = self._key(scope, headers)
         scope.setdefault("state", {}).update(request_id=request_id, client=self._client(scope, key))
-        named_send = NamedSend(scope, receive, send, request_id)
+        named_send = SendWithId(scope, receive, send, request_id)
         refusal = self._refusal(scope, headers, key)
         if refusal is None:
             return await self.app(scope, self._counted(receive), named_send)
-        return await answer(refusal)(scope, receive, named_send)
+        return await response_for(refusal)(scope, receive, named_send)
 
     def _refusal(self, scope: Scope, headers: Headers, key: str) -> Refused | None:
         if self.options.api_keys and not _open(scope["path"]):
-            # every key is compared, so that time tells nothing of which one came near
+            # Every key is compared, so that time tells nothing of which one came near.
             known = [hmac.compare_digest(key.encode(), k.encode()) for k in self.options.api_keys]
             if not any(known):
                 return Refused(
@@ -109,7 +109,7 @@ class Guard:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return _utf8(token.strip())
-        # browsers cannot set headers on a page or a WebSocket
+        # Browsers cannot set headers on a page or a WebSocket.
         return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("api_key", [""])[0]
 
     def _client(self, scope: Scope, key: str) -> str:

@@ -33,4 +33,4 @@ class SocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-            self.handshake_complete = True  # by a refusal, which is complete too
+            self.handshake_complete = True  # A refusal completes it too.

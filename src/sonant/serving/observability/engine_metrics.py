@@ -10,22 +10,22 @@ from prometheus_client.registry import Collector
 
 from sonant.engine.engine import EngineStats
 from sonant.engine.telemetry import Tally, Telemetry
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.voices.voice_cache import VoiceCache
 
 
 class EngineCollector(Collector):
-    def __init__(self, host: EngineHost, voices: VoiceCache | None) -> None:
-        self.host, self.voices = host, voices
+    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None) -> None:
+        self.supervisor, self.voices = supervisor, voices
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.host.ready))
+        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.supervisor.ready))
         yield CounterMetricFamily(
-            "sonant_engine_restarts", "times a failed engine was loaded again", self.host.restarts
+            "sonant_engine_restarts", "times a failed engine was loaded again", self.supervisor.restarts
         )
         if self.voices is not None:
             yield from _voices(self.voices)
-        engine = self.host.loaded
+        engine = self.supervisor.loaded
         if engine is not None:
             yield from _state(engine.stats())
             yield from _steps(engine.telemetry)
@@ -53,10 +53,10 @@ def _steps(telemetry: Telemetry) -> Iterator[Metric]:
     for phase, tally in telemetry.phase_s.items():
         phases.add_metric([phase], _buckets(tally), tally.total)
     yield phases
-    yield _histogram("sonant_step_rows", "rows that drew a frame in a step: how full batches are", telemetry.rows)
+    yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", telemetry.rows)
     yield _histogram(
         "sonant_frames_ahead",
-        "frames that a listener had in hand when the next chunk left the engine; 0 is a gap",
+        "frames that a listener had buffered when the next chunk left the engine; 0 is a gap",
         telemetry.frames_ahead,
     )
 

@@ -17,7 +17,7 @@ import torch
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ _HELP = {
 
 
 class GpuCollector(Collector):
-    def __init__(self, host: EngineHost) -> None:
-        self.host = host
+    def __init__(self, supervisor: EngineSupervisor) -> None:
+        self.supervisor = supervisor
         self._lock = Lock()
         self._kept: tuple[float, GpuFigures | None] = (-_KEPT_S, None)
         self._nvml: Any = None
@@ -57,7 +57,7 @@ class GpuCollector(Collector):
                 yield GaugeMetricFamily(f"sonant_gpu_{name}", text, getattr(figures, name))
 
     def _figures(self) -> GpuFigures | None:
-        engine = self.host.loaded
+        engine = self.supervisor.loaded
         if engine is None or engine.device.type != "cuda" or self._absent:
             return None
         with self._lock:
@@ -75,14 +75,14 @@ class GpuCollector(Collector):
                 pynvml.nvmlInit()
                 self._nvml = pynvml
             return _read(self._nvml, device)
-        except Exception as e:  # a driver without NVML, a container without the device: speech goes on
+        except Exception as e:  # Speech goes on without a driver that has NVML, or in a container without the device.
             self._absent = True
             logger.warning("no GPU figures in /metrics: %s: %s", type(e).__name__, e)
             return None
 
 
 def _read(nvml: Any, device: torch.device) -> GpuFigures:
-    # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML
+    # The device is asked for by its UUID, since CUDA_VISIBLE_DEVICES renumbers devices for torch and not for NVML.
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return GpuFigures(

@@ -7,8 +7,8 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sonant.engine.stream import SpeechStream
-from sonant.serving.audio_pipeline import SoundPath
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.audio_pipeline import AudioPipeline
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.engine_metrics import EngineCollector
 from sonant.serving.observability.gpu import GpuCollector
 from sonant.serving.voices.voice_cache import VoiceCache
@@ -27,10 +27,10 @@ ABORTS = ("client_gone", "failed", "shutdown", "idle")
 class Metrics:
     """Labels take few, fixed values: nothing that a client sends ever becomes one."""
 
-    def __init__(self, host: EngineHost, voices: VoiceCache | None = None) -> None:
+    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None = None) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(EngineCollector(host, voices))
-        r.register(GpuCollector(host))
+        r.register(EngineCollector(supervisor, voices))
+        r.register(GpuCollector(supervisor))
         self.requests = Counter(
             "sonant_requests",
             "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
@@ -59,18 +59,18 @@ class Metrics:
         for reason in ABORTS:
             self.aborted.labels(reason)
 
-    def count(self, route: str, stream: SpeechStream, path: SoundPath, started_s: float) -> None:
+    def count(self, route: str, stream: SpeechStream, pipeline: AudioPipeline, started_s: float) -> None:
         """An utterance that was sent to its end."""
         self.requests.labels(route, str(stream.finish_reason)).inc()
-        self.count_sound(path, started_s)
+        self.count_sound(pipeline, started_s)
 
-    def count_sound(self, path: SoundPath, started_s: float) -> None:
-        heard = path.listener()
-        self.audio.inc(path.audio_s)
+    def count_sound(self, pipeline: AudioPipeline, started_s: float) -> None:
+        heard = pipeline.listener()
+        self.audio.inc(pipeline.audio_s)
         self.underrun.observe(heard.gap_s)
         self.underruns.inc(heard.gaps)
-        if path.audio_s:
-            self.rtf.observe((time.monotonic() - started_s) / path.audio_s)
+        if pipeline.audio_s:
+            self.rtf.observe((time.monotonic() - started_s) / pipeline.audio_s)
 
     def text(self) -> bytes:
         """The whole page. Asks the GPU's driver: not for the event loop."""

@@ -16,7 +16,7 @@ from prometheus_client import Counter, Histogram
 
 from sonant.engine.telemetry import STEP_PHASES
 from sonant.histogram import Buckets, quantile
-from sonant.serving.engine_supervisor import EngineHost
+from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.metrics import Metrics
 
 WINDOW_S = 60.0
@@ -45,7 +45,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentStats:
     window_s: float  # how far back the figures of requests reach
     requests: int  # that got their first sound
     ttfp_p50_s: float | None
@@ -56,18 +56,18 @@ class Recent:
     steps_per_s: float
     step_s: float | None  # mean; None: no steps
     step_phases_s: dict[str, float]
-    batch_rows: float | None  # that drew a frame in a step, mean
+    batch_rows: float | None  # that decoded a frame in a step, mean
     audio_s_per_s: float  # made, for all listeners
 
 
-class RecentFigures:
+class RecentStatsReader:
     """Call from one thread. The first answer reaches back to the start; later ones to the oldest fresh reading."""
 
-    def __init__(self, metrics: Metrics, host: EngineHost, now_s: float) -> None:
-        self.metrics, self.host = metrics, host
+    def __init__(self, metrics: Metrics, supervisor: EngineSupervisor, now_s: float) -> None:
+        self.metrics, self.supervisor = metrics, supervisor
         self._readings = deque([self._read(now_s)])
 
-    def at(self, now_s: float) -> Recent:
+    def at(self, now_s: float) -> RecentStats:
         new, readings = self._read(now_s), self._readings
         while len(readings) > 1 and readings[0].at_s < now_s - WINDOW_S:
             readings.popleft()
@@ -75,14 +75,14 @@ class RecentFigures:
         near = next((r for r in readings if r.at_s >= now_s - STEPS_WINDOW_S), readings[-1])
         if now_s - readings[-1].at_s >= _LEAST_APART_S:
             readings.append(new)
-        return Recent(**_requests(old, new), **_steps(near, new))
+        return RecentStats(**_requests(old, new), **_steps(near, new))
 
     def _read(self, now_s: float) -> Reading:
         m = self.metrics
         return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
 
     def _read_steps(self) -> StepTotals:
-        engine = self.host.loaded
+        engine = self.supervisor.loaded
         if engine is None:
             return StepTotals()
         telemetry = engine.telemetry
@@ -109,7 +109,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # another engine: it began at nothing
+    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # Another engine began at nothing.
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 FOLDER = Path(__file__).parent / "static"
-PREFIX = "/page/"  # of every file but the page itself; open without a key, see `guard`
+PREFIX = "/page/"  # of every file but the page itself; open without a key, see `middleware`
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -38,7 +38,7 @@ class ContentFiles:
         except BaseException:
             staging.discard()
             if staging.published:
-                self.release(index, staging.published)  # the row may be there after all: then they stay
+                self.release(index, staging.published)  # If the row is there after all, they stay.
             raise
 
     def path(self, name: str) -> Path:
@@ -67,7 +67,7 @@ class ContentFiles:
             with index.writing() as db:
                 for name in set(names) - wanted_files(db):
                     (self.folder / name).unlink(missing_ok=True)
-        except (StoreError, OSError) as e:  # the caller's promise is kept: the row is gone
+        except (StoreError, OSError) as e:  # The caller's promise is kept, since the row is gone.
             logger.warning("files that nobody needs stay until the store is next opened: %s", e)
 
     def collect(self, index: StoreIndex, age_s: float) -> None:
@@ -82,7 +82,7 @@ class ContentFiles:
                     if ours and entry.name not in wanted and entry.stat(follow_symlinks=False).st_mtime < youngest:
                         os.unlink(entry.path)
                         removed += 1
-        except (StoreError, OSError) as e:  # a read-only disk, say: what is there can still be read
+        except (StoreError, OSError) as e:  # What is there can still be read, on a read-only disk for example.
             logger.warning("leftovers in the voice store were not collected: %s", e)
         if removed:
             logger.info("removed %d leftover files from the voice store", removed)

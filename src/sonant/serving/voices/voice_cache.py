@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-from sonant.types import Voice
+from sonant.voice import Voice
 
 
 class VoiceCache:
@@ -25,9 +25,9 @@ class VoiceCache:
                 self._voices.move_to_end(key)
                 return self._voices[key]
             self.misses += 1
-        voice = load()  # not under the lock: one slow disk read must not hold up the others
+        voice = load()  # The lock is free meanwhile: one slow disk read must not hold up the others.
         with self._lock:
-            voice = self._voices.setdefault(key, voice)  # who loaded it at the same time gets the same one
+            voice = self._voices.setdefault(key, voice)  # Who loaded it at the same time gets the same one.
             self._voices.move_to_end(key)
             while len(self._voices) > self.capacity:
                 self._voices.popitem(last=False)

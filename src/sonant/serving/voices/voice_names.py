@@ -1,8 +1,8 @@
 """What a request's `voice` means to one engine: a voice of the checkpoint, an alias of one, or an uploaded one.
 
 Clients written for OpenAI send one of its thirteen names, and some refuse to send any other, so those names must
-speak. In order: the checkpoint's own voices, then aliases, then uploads; no upload can change what an older name
-means.
+speak, wherever the checkpoint can speak without a clip. What a name means is looked for in this order: the checkpoint's
+own voices, then aliases, then uploads; no upload can change what an older name means.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sonant.engine.engine import Engine
-from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported
+from sonant.errors import BadRequest, UnknownVoice, Unsupported
 from sonant.serving.voices.labels import label_key
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
-from sonant.types import Voice
+from sonant.voice import Voice
 
 OPENAI_VOICES = (
     "alloy",
@@ -51,21 +51,9 @@ class VoiceChoice:
 class VoiceNames:
     """Takes the engine anew with each question, since a server may have to restart its engine."""
 
-    def __init__(
-        self, store: VoiceStore | None = None, *, aliases: Mapping[str, str] | None = None, model: str | None = None
-    ) -> None:
-        """`aliases` replace default ones of the same name. `model` is the mark that uploads must bear; None: any."""
+    def __init__(self, store: VoiceStore | None = None, *, model: str | None = None) -> None:
+        """`model` is the mark that uploads must bear; None: any."""
         self.store, self.model = store, model
-        self._aliases = _checked_aliases(aliases or {})
-
-    def check(self, engine: Engine) -> None:
-        """Refuse aliases that can never work with this engine; for start-up, where an operator sees it."""
-        own = _by_key(engine.voices)
-        for name, target in self._aliases.items():
-            if name in own:
-                raise ConfigError(f"the alias {name!r} is the name of a voice of this checkpoint's own; leave it out")
-            if label_key(target) not in own and (self.store is None or not engine.model.spec.clones):
-                raise ConfigError(f"the alias {name!r} stands for {target!r}; this checkpoint has {_few(own.values())}")
 
     def resolve(self, voice: str | Mapping[str, object] | None, engine: Engine) -> str | Voice | None:
         """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
@@ -73,28 +61,33 @@ class VoiceNames:
             return None  # the engine's default, or its own error
         name = _name(voice)
         key = label_key(name) if len(name) <= _MAX_CHARS else ""
-        own = _by_key(engine.voices)
-        if key in own:
-            return own[key]
-        target = self._all_aliases(engine).get(key)
-        if target is not None:
-            return self._resolve_alias(name, target, engine)
-        if not own and not engine.model.spec.clones and key in OPENAI_VOICES:
-            return None  # it designs its voice from words, but OpenAI's clients cannot leave `voice` out
+        own, spec = _by_key(engine.voices), engine.model.spec
+        alias = aliases(engine.voices).get(key)
+        if key in own or alias is not None:
+            return own.get(key, alias)
+        # OpenAI's clients cannot leave `voice` out, so where nobody has to be named its names stand for nobody.
+        nobody = spec.speaks_without_voice and key in OPENAI_VOICES
+        if nobody and not spec.clones:
+            return None
         try:
             return self._upload(name, engine)
-        except _Absent:
-            raise UnknownVoice(self._unknown(name, engine)) from None
+        except (_Absent, UnknownVoice) as e:
+            if nobody:
+                return None
+            raise (UnknownVoice(self._unknown(name, engine)) if isinstance(e, _Absent) else e) from None
 
     def choices(self, engine: Engine) -> tuple[VoiceChoice, ...]:
         """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
         own = _by_key(engine.voices)
         uploads = self.store.list() if self.store is not None and engine.model.spec.clones else ()
-        aliases = self._all_aliases(engine).items()
         return (
             *(VoiceChoice(name, name, "own") for name in own.values()),
             *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads if self.model in (None, r.model)),
-            *(VoiceChoice(name, name, "alias", target=target) for name, target in aliases if name not in own),
+            *(
+                VoiceChoice(name, name, "alias", target=target)
+                for name, target in aliases(engine.voices).items()
+                if name not in own
+            ),
         )
 
     def listing(self, engine: Engine) -> list[dict[str, object]]:
@@ -109,18 +102,6 @@ class VoiceNames:
                 line |= {"created_at": r.created_at, "language": r.language, "clip_s": r.clip_s, "broken": r.broken}
             lines.append(line)
         return lines
-
-    def _all_aliases(self, engine: Engine) -> dict[str, str]:
-        return default_aliases(engine.voices) | self._aliases
-
-    def _resolve_alias(self, name: str, target: str, engine: Engine) -> str | Voice:
-        own = _by_key(engine.voices).get(label_key(target))
-        if own is not None:
-            return own
-        try:
-            return self._upload(target, engine)
-        except _Absent:
-            raise UnknownVoice(f"the voice {name!r} stands for {target!r} here, and there is no such voice") from None
 
     def _upload(self, name: str, engine: Engine) -> Voice:
         if self.store is None:
@@ -143,7 +124,9 @@ class VoiceNames:
     def _unknown(self, name: str, engine: Engine) -> str:
         shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
         names = [choice.name for choice in self.choices(engine)]
-        if not names and engine.model.spec.clones:
+        if not names and engine.model.spec.speaks_without_voice:
+            hint = "this checkpoint has no voices, and speaks if none is named"
+        elif not names and engine.model.spec.clones:
             hint = "this checkpoint clones: upload a voice (POST /v1/audio/voices), or send a clip with the request"
         else:
             hint = f"there is {_few(names)}"
@@ -154,25 +137,17 @@ class _Absent(Exception):
     """No upload has that name; who asked knows what to say of it."""
 
 
-def default_aliases(own: Sequence[str]) -> dict[str, str]:
+def aliases(own: Sequence[str]) -> dict[str, str]:
     """OpenAI's names spread evenly over the checkpoint's voices, the first on the first; none if it has no voices.
 
-    Who sounds like whom is not known, nor even who is a man or a woman: an operator who knows sets `aliases`.
+    Who sounds like whom is not known, nor even who is a man or a woman.
     """
     return {name: own[i * len(own) // len(OPENAI_VOICES)] for i, name in enumerate(OPENAI_VOICES) if own}
 
 
-def reserved_names(own: Iterable[str], aliases: Iterable[str] = ()) -> frozenset[str]:
+def reserved_names(own: Sequence[str]) -> frozenset[str]:
     """Names that an upload must not take, since they already mean something on this server."""
-    own = tuple(own)
-    return frozenset((*own, *aliases, *default_aliases(own)))
-
-
-def _checked_aliases(aliases: Mapping[str, str]) -> dict[str, str]:
-    for name, target in aliases.items():
-        if not isinstance(name, str) or not isinstance(target, str) or not name.strip() or not target.strip():
-            raise ConfigError(f"an alias is a name and the voice it stands for, not {name!r}: {target!r}")
-    return {label_key(name): target for name, target in aliases.items()}
+    return frozenset((*own, *aliases(own)))
 
 
 def _by_key(names: Iterable[str]) -> dict[str, str]:

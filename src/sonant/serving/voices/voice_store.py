@@ -23,7 +23,7 @@ from sonant.serving.voices.content_files import ContentFiles, make_folder
 from sonant.serving.voices.labels import checked_label, checked_language, checked_statement, is_id, label_key
 from sonant.serving.voices.store_index import StoreIndex
 from sonant.serving.voices.voice_cache import VoiceCache
-from sonant.types import Voice
+from sonant.voice import Voice
 
 ConsentPolicy = Literal["required", "asserted"]
 
@@ -58,7 +58,7 @@ class VoiceRecord:
     created_at: int  # Unix seconds
     kind: str
     model: str  # that encoded it: only that one can speak with it
-    embedding_size: int
+    family: str | None  # of that model; None in stores from before it was written down
     consent_id: str | None
     consent_statement: str | None
     language: str | None
@@ -70,7 +70,6 @@ class VoiceRecord:
 
 
 _COLUMNS = tuple(f.name for f in fields(VoiceRecord))[:-1]
-_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM voices"
 _INSERT = f"INSERT INTO voices (name_key, {', '.join(_COLUMNS)}) VALUES (?{', ?' * len(_COLUMNS)})"
 
 
@@ -122,7 +121,8 @@ class VoiceStore:
         if clip is not None and len(clip) > self.options.max_clip_bytes:
             raise BadRequest(f"the clip is {len(clip):,} bytes; at most {self.options.max_clip_bytes:,} are kept")
         consent_statement = self._consent(consent_id, consent_statement)
-        with self.index.reading() as db:  # most refusals come here, before anything is written
+        self.index.check_current()
+        with self.index.reading() as db:  # Most refusals come here, before anything is written.
             self._admit(db, name, consent_id)
         with self.files.staging(self.index) as staging:
             file, file_bytes = staging.add("safetensors", voice.save)
@@ -133,7 +133,7 @@ class VoiceStore:
                 created_at=int(time.time()),
                 kind="clone",
                 model=model,
-                embedding_size=int(voice.tensors["embedding"].size),
+                family=voice.family,
                 consent_id=consent_id,
                 consent_statement=consent_statement,
                 language=language,
@@ -143,7 +143,7 @@ class VoiceStore:
                 clip_file=clip_file,
             )
             with self.index.writing() as db:
-                self._admit(db, name, consent_id)  # again: other processes did not wait
+                self._admit(db, name, consent_id)  # This is checked again, since other processes did not wait.
                 staging.publish()
                 db.execute(_INSERT, (label_key(name), *astuple(record)[:-1]))
         return record
@@ -155,10 +155,10 @@ class VoiceStore:
         else:
             try:
                 column, key = "name_key", label_key(checked_label(id_or_name, self.options.max_name_chars))
-            except BadRequest:  # what cannot be a name names nothing
+            except BadRequest:  # What cannot be a name names nothing.
                 raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}") from None
         with self.index.reading() as db:
-            row = db.execute(f"{_SELECT} WHERE {column} = ?", (key,)).fetchone()
+            row = db.execute(f"{self._select} WHERE {column} = ?", (key,)).fetchone()
         if row is None:
             raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}")
         return self._record(row)
@@ -168,7 +168,7 @@ class VoiceStore:
         try:
             voice = self.cache.get(record.file, lambda: Voice.load(self.files.path(record.file)))
         except (StoreError, BadAudio) as e:
-            self.get(record.id)  # UnknownVoice if another process deleted it meanwhile, which is no damage
+            self.get(record.id)  # UnknownVoice: another process deleted it, which is no damage.
             self._damaged.add(record.file)
             raise StoreError(
                 f"the voice {record.name!r} ({record.id}) cannot be loaded: {e}; delete it and upload it again"
@@ -179,7 +179,7 @@ class VoiceStore:
     def list(self) -> tuple[VoiceRecord, ...]:
         """All voices, oldest first."""
         with self.index.reading() as db:
-            rows = db.execute(f"{_SELECT} ORDER BY seq").fetchall()
+            rows = db.execute(f"{self._select} ORDER BY seq").fetchall()
         return tuple(self._record(row) for row in rows)
 
     def delete(self, voice_id: str) -> None:
@@ -197,6 +197,13 @@ class VoiceStore:
     def clip(self, record: VoiceRecord) -> Path | None:
         """The clip that the voice was made from, checked against its hash; None if it was not kept."""
         return None if record.clip_file is None else self.files.path(record.clip_file)
+
+    @property
+    def _select(self) -> str:
+        """Version 1 of the index had no family; asked for as nothing, it is right in either."""
+        old = self.index.version == 1
+        columns = ("NULL" if old and name == "family" else name for name in _COLUMNS)
+        return f"SELECT {', '.join(columns)} FROM voices"
 
     def _consent(self, consent_id: str | None, statement: str | None) -> str | None:
         if statement is not None:
@@ -224,7 +231,7 @@ class VoiceStore:
         return record if intact else replace(record, broken=True)
 
     def _check_unused(self) -> None:
-        if self.files.any_named():  # the index comes before the first file, so it was lost: collecting would finish it
+        if self.files.any_named():  # The index is older than any file, so it was lost, and collecting would finish it.
             raise StoreError(
                 f"{self.files.folder} holds voices but their index is gone: restore index.sqlite from a backup, "
                 "or use another folder"

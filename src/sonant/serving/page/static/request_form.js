@@ -1,7 +1,10 @@
 // What the visitor filled in, as the fields of a request.
 
+import { SAMPLE_RATE } from "./playback.js";
+
 export class RequestForm {
   #form;
+  #modelRate = SAMPLE_RATE;
 
   constructor(form) {
     this.#form = form;
@@ -18,6 +21,7 @@ export class RequestForm {
     language.replaceChildren(auto, ...named);
     language.value = [...language.options].some((option) => option.value === kept) ? kept : "auto";
     document.getElementById("instructions-field").hidden = !engine.instructs;
+    this.#modelRate = engine.sample_rate;
     this.#field("text").maxLength = engine.max_text_chars;
     this.#count();
   }
@@ -30,6 +34,7 @@ export class RequestForm {
     };
     put("voice", this.#field("voice").value);
     fields.response_format = '"pcm"';
+    if (this.#modelRate !== SAMPLE_RATE) fields.sample_rate = String(SAMPLE_RATE); // else it comes at the model's own
     put("language", this.#field("language").value, "auto");
     put("speed", Number(this.#field("speed").value), 1);
     if (!document.getElementById("instructions-field").hidden) {
