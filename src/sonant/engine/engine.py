@@ -95,19 +95,25 @@ class Engine:
         seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
         parts = split_text(speech.text, self.config.segment_chars)
+        return self._submit_one(speech, parts[0], seed) if len(parts) == 1 else self._submit_long(speech, parts, seed)
+
+    def _submit_one(self, speech: SpeechRequest, text: str, seed: int) -> SpeechStream:
+        mailbox = Mailbox()
+        request = self._request(replace(speech, text=text, seed=seed), mailbox)
+        self.loop.post(request)
+        prompt, abort = request.prompt, partial(self.loop.abort, [request])
+        return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, prompt.opening)
+
+    def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
-        requests = []
-        for index, part in enumerate(parts):
-            piece = replace(speech, text=part, seed=(seed + index) % 2**64)
-            requests.append(self._request(piece, mailbox if len(parts) == 1 else PartSink(whole, index)))
-        tokens = sum(r.prompt.length for r in requests)
-        if len(parts) == 1:
-            self.loop.post(requests[0])
-            opening, abort = requests[0].prompt.opening, partial(self.loop.abort, requests)
-            return SpeechStream(mailbox, seed, self.sample_rate, tokens, abort, opening)
+        requests = [
+            self._request(replace(speech, text=part, seed=(seed + n) % 2**64), PartSink(whole, n))
+            for n, part in enumerate(parts)
+        ]
         self.loop.watch(whole)
         whole.start(requests)
+        tokens = sum(r.prompt.length for r in requests)
         return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.loop.abort(whole.abort()))
 
     def feed(self, speech: SpeechRequest) -> TextFeed:
