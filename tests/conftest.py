@@ -34,6 +34,7 @@ torch.set_num_threads(1)  # the golden values are of one thread, and xdist bring
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "heavy" not in item.keywords)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device here")

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def test_all_figures_in_a_table_a_file_and_a_picture(
     tiny_checkpoints: Folders, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)  # one run a batch is precise enough to be printed
+    monkeypatch.setattr(breakdown, "_WALL_ROUNDS", 1)
+    monkeypatch.setattr(breakdown, "time_ms", partial(device_clock.time_ms, batches=1))
     out, plot = tmp_path / "deep" / "report.json", tmp_path / "report.png"
     options = ["--streams", "1,2", "--frames", str(FRAMES), "--device", "cpu", "--out", str(out), "--plot", str(plot)]
     assert main(["bench", "offline", "--model", str(tiny_checkpoints["custom"]), *options]) == 0

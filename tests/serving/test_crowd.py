@@ -112,6 +112,7 @@ def settled(url: str) -> None:
     assert stats["restarts"] == 0 and stats["free_rows"] == stats["rows"]
 
 
+@pytest.mark.heavy
 def test_a_crowd_is_served_or_told_to_come_back(
     server: tuple[subprocess.Popen[str], str], expected_s: list[float]
 ) -> None:
