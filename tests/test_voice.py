@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
 
 import sonant
-from sonant import Engine
+from sonant import Engine, Speech
 from sonant.errors import BadText
 
+SPEAKERS = ("heart", "bella", "michael", "fenrir")
 PLAIN = "The quick brown fox jumps over the lazy dog."
 ODD = {
     "very short": "Hi.",
@@ -32,10 +33,20 @@ def engine() -> Iterator[Engine]:
         yield opened
 
 
-@pytest.mark.parametrize("voice", ["heart", "bella", "michael", "fenrir"])
-def test_every_speaker_says_a_sentence_in_about_its_time(engine: Engine, voice: str) -> None:
+@pytest.fixture(scope="module")
+def spoken(engine: Engine) -> Mapping[str, Speech]:
+    """All that the tests below look at, said at once: by speaker, and by what is odd about a text."""
+    streams = {voice: engine.stream(PLAIN, voice=voice, seed=1, live=False) for voice in SPEAKERS}
+    streams |= {name: engine.stream(text, seed=2, live=False) for name, text in ODD.items()}
+    return {name: stream.result() for name, stream in streams.items()}
+
+
+@pytest.mark.parametrize("voice", SPEAKERS)
+def test_every_speaker_says_a_sentence_in_about_its_time(
+    engine: Engine, spoken: Mapping[str, Speech], voice: str
+) -> None:
     assert voice in engine.voices
-    speech = engine.speak(PLAIN, voice=voice, seed=1)
+    speech = spoken[voice]
     assert speech.finish_reason == "stop" and 1.8 < speech.duration_s < 4.5
     loud = np.sqrt(np.mean(np.square(speech.samples.reshape(-1, 1920)), axis=1))
     assert 0.02 < loud.max() < 0.7
@@ -47,11 +58,11 @@ def test_without_a_name_the_first_voice_speaks(engine: Engine) -> None:
     np.testing.assert_array_equal(first.frames, named.frames)
 
 
-@pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_whatever_people_type_ends_by_itself(engine: Engine, text: str) -> None:
-    speech = engine.speak(text, seed=2)
+@pytest.mark.parametrize("odd", ODD)
+def test_whatever_people_type_ends_by_itself(spoken: Mapping[str, Speech], odd: str) -> None:
+    speech = spoken[odd]
     assert speech.finish_reason == "stop"
-    assert 0.2 < speech.duration_s < 2 + 0.5 * len(text.encode())
+    assert 0.2 < speech.duration_s < 2 + 0.5 * len(ODD[odd].encode())
     assert np.isfinite(speech.samples).all()
 
 

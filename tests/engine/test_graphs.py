@@ -17,11 +17,13 @@ from clips import reference_clip
 from engine.conftest import MakeEngine
 from engine.families import QWEN3_TTS, same
 from sonant import Engine
-from sonant.engine import graphs, prefill_graphs
+from sonant.engine import graphs, prefill_graphs, runner
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import CapturedGraph, GraphedStep, Run
 from sonant.engine.runner import Runner
 from sonant.models.base import PrefillItem, PrefillShape, Status
+
+BUCKETS = ((1, 32), (1, 64), (1, 128), (4, 64), (16, 16), (16, 64))  # prompts and positions: fewer than an engine has
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
     def make(*args: Any, **options: Any) -> Engine:
         with monkeypatch.context() as patch:
             patch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
+            patch.setattr(runner, "PREFILL_BUCKETS", BUCKETS)
             engine = make_engine(*args, **{"warm_rows": 4, "max_rows": 4, **options})
         assert engine.warm_share > 0
         return engine
@@ -87,7 +90,7 @@ def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> 
 
 
 def test_all_graphs_come_first_where_all_rows_are_to_be_warm(replaying: MakeEngine) -> None:
-    for rows in (1, 2, 3):
+    for rows in (1, 3):
         assert replaying(max_rows=rows, warm_rows=rows).warm_share == 1
 
 
@@ -96,14 +99,14 @@ def test_a_designed_voice(make_engine: MakeEngine, replaying: MakeEngine) -> Non
     same(make_engine("design").speak(**said), replaying("design").speak(**said))
 
 
-@pytest.mark.parametrize("text", [None, "speech and the user"])
-@pytest.mark.parametrize("streaming", [True, False])
-def test_a_cloned_voice(make_engine: MakeEngine, replaying: MakeEngine, text: str | None, streaming: bool) -> None:
+def test_a_cloned_voice(make_engine: MakeEngine, replaying: MakeEngine) -> None:
     plain, engine = make_engine("base"), replaying("base")
-    voice = plain.clone(reference_clip(), text)
-    said: dict[str, Any] = {"text": "hello the world", "voice": voice, "streaming_text": streaming, "seed": 3}
     eager = eager_prefills(engine)
-    same(plain.speak(**said, max_frames=6), engine.speak(**said, max_frames=6))
+    for text in (None, "speech and the user"):
+        voice = plain.clone(reference_clip(), text)
+        for streaming in (True, False):
+            said: dict[str, Any] = {"text": "hello the world", "voice": voice, "streaming_text": streaming, "seed": 3}
+            same(plain.speak(**said, max_frames=6), engine.speak(**said, max_frames=6))
     assert eager == []
 
 

@@ -279,7 +279,8 @@ def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: boo
 )
 def test_short_attention(heads: int, kv_heads: int, dim: int, positions: int, norm: bool, dtype: torch.dtype) -> None:
     """From a frame's opening pair to its last position, with memory that is NaN wherever nothing was written."""
-    for first, steps in ((0, 2), (2, 1), (3, 2), (positions - 1, 1)):
+    cases = ((0, 2), (2, 1), (3, 2), (positions - 1, 1))
+    for first, steps in cases if dim < 128 else cases[1:3]:  # the interpreter takes long for large heads
         caches = [torch.full((2, 2, positions, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE) for _ in "ab"]
         for cache in caches:
             cache[:, :, :first] = random(2, 2, first, kv_heads, dim, dtype=dtype, seed=20)
