@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from safetensors.numpy import save
 
 import sonant
 from clips import reference_clip
@@ -163,6 +164,17 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(BadAudio, match="cannot be read as a saved voice"):
         Voice.load(tmp_path / "bad.safetensors")
+
+
+def test_a_voice_file_from_before_families_is_spoken_with(cloner: Engine, tmp_path: Path) -> None:
+    """As versions wrote it whose voices were an embedding and codes, and nothing else."""
+    voice = cloner.clone(reference_clip(), "the user and the world")
+    meta = {"text": voice.text or "", "name": "me", "format": "sonant-voice"}
+    (tmp_path / "old.voice").write_bytes(save(dict(voice.tensors), metadata=meta))
+    old = Voice.load(tmp_path / "old.voice")
+    assert old.family is None and (old.name, old.text) == ("me", voice.text)
+    spoken = [cloner.speak("hello", voice=v, seed=1, max_frames=5).frames for v in (voice, old)]
+    np.testing.assert_array_equal(*spoken)
 
 
 @pytest.mark.parametrize(
