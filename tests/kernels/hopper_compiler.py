@@ -120,7 +120,7 @@ def all_kernels(
 def tuned_kernels() -> None:
     """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
     shapes = workload.workloads(["1.7b"])
-    for cases, every in ((product_cases(shapes.stacks), 120), (conv_cases(shapes.codec), 140)):
+    for cases, every in ((product_cases(shapes.stacks), 240), (conv_cases(shapes.codec), 280)):
         tried = {case.compiled_as(tile): (case.least(), tile) for case in cases for tile in case.candidates()}
         for case, tile in list(tried.values())[::every]:
             case.run(case.make(torch.device("cpu")), tile)

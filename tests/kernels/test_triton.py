@@ -65,8 +65,9 @@ def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (16, 8, 128), (3, 3, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "norm"), [(4, 2, 32, True), (4, 2, 32, False), (16, 8, 128, True), (3, 3, 16, True)]
+)
 def test_qk_rope(heads: int, kv_heads: int, dim: int, norm: bool, dtype: torch.dtype) -> None:
     qkv = random(2, 3, (heads + 2 * kv_heads) * dim, dtype=dtype)
     weights = (random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)) if norm else (None, None)
@@ -272,10 +273,12 @@ def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: boo
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "positions"),
-    [(4, 2, 32, 5), (16, 8, 128, 16), (4, 4, 16, 12), (6, 2, 16, 8), (3, 3, 64, 12)],
+    ("heads", "kv_heads", "dim", "positions", "norm"),
+    [
+        *((4, 2, 32, 5, norm) for norm in (True, False)),
+        *((16, 8, 128, 16, True), (4, 4, 16, 12, True), (6, 2, 16, 8, True), (3, 3, 64, 12, False)),
+    ],
 )
 def test_short_attention(heads: int, kv_heads: int, dim: int, positions: int, norm: bool, dtype: torch.dtype) -> None:
     """From a frame's opening pair to its last position, with memory that is NaN wherever nothing was written."""
