@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from sonant.config import EngineConfig
@@ -26,6 +26,8 @@ from sonant.errors import EngineClosed, EngineError, Overloaded
 from sonant.types import FinishReason
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -168,7 +170,7 @@ class StepLoop:
         self.scheduler.waiting.extend(inbox)
         for request in aborts:
             if request.abort():
-                self._tell(request, lambda r=request: r.sink.finish(FinishReason.ABORT))  # type: ignore[misc]
+                self._tell(request, request.sink.finish, FinishReason.ABORT)
                 self._retire(request)
 
     def _wait_for_messages(self) -> bool:
@@ -186,19 +188,19 @@ class StepLoop:
         for request, chunk in chunks:
             if not request.abort_requested:
                 self._count_ahead(request, len(chunk.frames), now_s)
-                self._tell(request, lambda r=request, c=chunk: r.sink.push(c))  # type: ignore[misc]
+                self._tell(request, request.sink.push, chunk)
         for request in step.users:
             if request.state is State.LEAVING or (request.abort_requested and request.state is not State.DONE):
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self.scheduler.release(request)
-                self._tell(request, lambda r=request: r.sink.finish(r.reason))  # type: ignore[misc]
+                self._tell(request, request.sink.finish, request.reason)
         self.runner.telemetry.took("deliver")
 
-    def _tell(self, request: Request, message: Callable[[], None]) -> None:
+    def _tell(self, request: Request, message: Callable[[T], None], value: T) -> None:
         """Hand something to a request's listener. One who cannot take it is gone, and their request with them."""
         try:
-            message()
+            message(value)
         except Exception as e:
             logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
             request.abort()
