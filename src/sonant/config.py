@@ -46,6 +46,7 @@ class EngineConfig:
     warm_rows: int = option(
         8, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. max_rows: all"
     )
+    codec: str | None = option(None, "folder or file of the codec's weights, where they are not in the model's folder")
     max_text_chars: int = option(20_000, "characters of one text")
     segment_chars: int = option(300, "longer texts are split at sentence ends; a model may ask for less")
     budget_s: float | None = option(None, "runaway guard: a text of n tokens may take so many seconds of speech …")

@@ -26,12 +26,21 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the caller went away
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """A piece of a text that has been said: what a model may go on from when it says the next."""
+
+    text: str
+    frames: Frames
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeechRequest:
     """One utterance to be spoken. Long texts become several, see `engine/long_text.py`."""
 
     text: str
     voice: str | Voice | None = None
+    speakers: tuple[str | Voice, ...] = ()  # of a dialogue: a voice, or in words, for [SPEAKER0], [SPEAKER1] …
     language: str = "auto"
     instruct: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -39,6 +48,7 @@ class SpeechRequest:
     max_frames: int | None = None  # None: a budget from the text's length
     streaming_text: bool | None = None  # feed text as speech goes on; None: the checkpoint's default
     priority: int = 0  # higher goes first
+    context: tuple[Spoken, ...] = ()  # what was said before this text, the oldest first
     live: bool = True  # someone is listening: first sound soon, then never a gap
 
     def __post_init__(self) -> None:
@@ -46,6 +56,7 @@ class SpeechRequest:
             raise BadText(f"the text must be a string, not {type(self.text).__name__}")
         expected: dict[str, tuple[type, ...]] = {
             "voice": (str, Voice, type(None)),
+            "speakers": (tuple,),
             "language": (str,),
             "instruct": (str, type(None)),
             "sampling": (Sampling,),
@@ -53,6 +64,7 @@ class SpeechRequest:
             "max_frames": (int, type(None)),
             "streaming_text": (bool, type(None)),
             "priority": (int,),
+            "context": (tuple,),
             "live": (bool,),
         }
         for name, kinds in expected.items():

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
-def rope_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Stretches slow rotations by `factor`, leaves quick ones alone, and blends between the two."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: float
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        wavelengths = 2 * math.pi / frequencies
+        slow, quick = self.original_positions / self.low_freq_factor, self.original_positions / self.high_freq_factor
+        stretched = torch.where(wavelengths > slow, frequencies / self.factor, frequencies)
+        share = (self.original_positions / wavelengths - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        blended = (1 - share) * stretched / self.factor + share * stretched
+        between = ~(wavelengths < quick) & ~(wavelengths > slow)
+        return torch.where(between, blended, stretched)
+
+
+def rope_tables(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling | None = None
+) -> tuple[Tensor, Tensor]:
     """cos and sin [B, T, 1, head_dim] for positions [B, T], computed in float32."""
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.int64).float() / head_dim
-    angles = positions.float()[..., None] * (1.0 / theta**steps)
+    frequencies = 1.0 / theta**steps
+    if scaling is not None:
+        frequencies = scaling(frequencies)
+    angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, :, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -23,6 +23,11 @@ from sonant.voice import Voice
 Ints = npt.NDArray[np.int32]
 
 
+def seed_words(seed: int) -> Ints:
+    """A seed of 64 bits as `ops.uniforms` takes it: low word, high word."""
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
+
+
 class Status(IntEnum):
     """The first word of a decode step's record."""
 

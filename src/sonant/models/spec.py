@@ -56,6 +56,8 @@ class ModelSpec:
     voice_vector: str | None = None  # the tensor that alone is a voice, where callers may bring their own
     speaks_without_voice: bool = False  # a request that names no voice is spoken all the same
     instructs: bool = False  # takes words on how to speak
+    most_speakers: int = 1  # in one text; more than one: it speaks dialogues
+    context_segments: int = 0  # of a long text: how many that were said before go into the prompt of the next
     segment_chars: int | None = None  # of a text at once; it was taught no longer ones
 
     @property

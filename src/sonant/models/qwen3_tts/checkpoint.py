@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import nn
 
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
-from sonant.models.weights import load_into, open_weights
-
-M = TypeVar("M", bound=nn.Module)
+from sonant.models.weights import allocate, load_into, open_weights
 
 
 @dataclass(frozen=True)
@@ -37,20 +33,15 @@ def load_modules(
         decoder = CodecDecoder(config.codec.decoder)
         speaker = SpeakerEncoder(config.speaker) if config.speaker else None
         encoder = CodecEncoder(config.codec.encoder, config.codec.encoder_valid_num_quantizers) if speaker else None
-    talker = _empty(talker, device, dtype)
+    talker = allocate(talker, device, dtype)
     load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",))
     talker.prepare(config.talker.max_position_embeddings)
-    decoder = _empty(decoder, device, codec_dtype)
+    decoder = allocate(decoder, device, codec_dtype)
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))
     decoder.prepare()
     if speaker is not None and encoder is not None:
-        speaker = _empty(speaker, device, torch.float32)
+        speaker = allocate(speaker, device, torch.float32)
         load_into(speaker, weights, prefix="speaker_encoder.", unused=("talker.",))
-        encoder = _empty(encoder, device, torch.float32)
+        encoder = allocate(encoder, device, torch.float32)
         load_into(encoder, codec_weights, prefix="encoder.", unused=("decoder.",))
     return Modules(talker, decoder, speaker, encoder)
-
-
-def _empty(module: M, device: torch.device, dtype: torch.dtype) -> M:
-    """The dtype is set while the module has no memory yet, so that nothing is allocated twice."""
-    return module.to(dtype).to_empty(device=device).eval().requires_grad_(False)

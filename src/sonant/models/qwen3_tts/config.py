@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from sonant import strict
 from sonant.errors import BadSampling, CheckpointError
+from sonant.models.published import Published, agree, read_json
 from sonant.models.qwen3_tts import supported
 from sonant.models.qwen3_tts.knobs import with_defaults
-from sonant.models.qwen3_tts.published import Published, read_json
 from sonant.sampling import Knob
 
 Kind = Literal["base", "custom_voice", "voice_design"]
@@ -167,7 +167,7 @@ class CodecConfig:
         rate = file.output_sample_rate if file.input_sample_rate is None else file.input_sample_rate
         # The official code cuts codes and sound by the two rates of the file; if they are not what the modules
         # make, it cuts within frames.
-        supported.agree(
+        agree(
             str(path),
             ("input_sample_rate", rate, "output_sample_rate", file.output_sample_rate),
             ("decode_upsample_rate", file.decode_upsample_rate, "the decoder's rate", decoder.samples_per_frame),
@@ -229,7 +229,7 @@ class Qwen3TTSConfig:
         talker = TalkerConfig.from_dict(file.talker_config, f"{path}: talker_config")
         predictor = _predictor(file.talker_config, talker, f"{path}: talker_config")
         codec = CodecConfig.read(folder / "speech_tokenizer")
-        supported.agree(
+        agree(
             str(folder),
             ("talker_config.num_code_groups", talker.num_code_groups, "num_quantizers", codec.decoder.num_quantizers),
             ("code_predictor_config.vocab_size", predictor.vocab_size, "codebook_size", codec.decoder.codebook_size),
@@ -258,7 +258,7 @@ def _predictor(talker_file: Mapping[str, Any], talker: TalkerConfig, where: str)
         raise CheckpointError(f"{where} lacks 'code_predictor_config'")
     if (groups := raw.get("num_code_groups")) is not None:
         own = "code_predictor_config.num_code_groups"
-        supported.agree(where, (own, groups, "num_code_groups", talker.num_code_groups))
+        agree(where, (own, groups, "num_code_groups", talker.num_code_groups))
     return DecoderStackConfig.from_dict(raw, f"{where}: code_predictor_config")
 
 
@@ -268,7 +268,7 @@ def _speaker(file: _ModelFile, talker: TalkerConfig, codec: CodecConfig, path: P
     where = f"{path}: speaker_encoder_config"
     speaker = SpeakerConfig.from_dict(file.speaker_encoder_config, where)
     layers = len(speaker.enc_channels)
-    supported.agree(
+    agree(
         where,
         ("enc_dim", speaker.enc_dim, "the talker's hidden_size", talker.hidden_size),
         ("sample_rate", speaker.sample_rate, "the codec's", codec.sample_rate),

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from sonant import strict
 from sonant.errors import CheckpointError
+from sonant.models.published import read_json
 from sonant.models.qwen3_tts.prompt import FrontEnd
-from sonant.models.qwen3_tts.published import read_json
 from sonant.text.normalize import normalize_english
 
 FRONT_ENDS: Mapping[str, FrontEnd] = MappingProxyType({"english": normalize_english})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonant.device_copy import to_device
 from sonant.errors import BadText, Unsupported
-from sonant.models.base import Ints, PrefillItem, PrefillShape, Prompt
+from sonant.models.base import Ints, PrefillItem, PrefillShape, Prompt, seed_words
 from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
@@ -21,7 +21,7 @@ from sonant.models.qwen3_tts.frame import KV, FrameDecoder, TalkerStep, weight_b
 from sonant.models.qwen3_tts.knobs import staged_values
 from sonant.models.qwen3_tts.packed_prompts import PackedPrompts, PackedShape, positions_needed
 from sonant.models.qwen3_tts.prompt import FAMILY, Layout, PromptBuilder
-from sonant.models.qwen3_tts.row_state import Limits, seed_words, settle, staged_fields, start_rows, state_fields
+from sonant.models.qwen3_tts.row_state import Limits, settle, staged_fields, start_rows, state_fields
 from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.types import Samples, SpeechRequest
 from sonant.voice import Voice

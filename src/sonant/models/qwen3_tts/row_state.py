@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sonant.config import FrameSizes
-from sonant.models.base import Ints, Status
+from sonant.models.base import Status
 from sonant.models.budget import Budget
 from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
@@ -53,10 +52,6 @@ def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tu
         Field("codec_tails", (decoder.tails_size,), codec_dtype),
         Field("codec_ring", decoder.ring_shape(sizes.chunks[-1]), codec_dtype, row_dim=2),
     )
-
-
-def seed_words(seed: int) -> Ints:
-    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
 
 
 def draw_values(fields: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -1,8 +1,6 @@
 """Keys of the published configs that change the arithmetic and that our modules do not read.
 
-Each must have the value that the modules are built for, or the folder is refused by name: a key that was passed over
-in silence would come out as a voice that is slightly wrong. An absent key, or null, stands for the official default,
-which is the supported value in every rule here.
+Each must have the value that the modules are built for, or the folder is refused by name (`models/published.py`).
 
 Left out because they change nothing that is computed here: dropouts, initialisers, cache switches, mRoPE's sections
 (the three axes are always equal), and what only Mimi's decoder reads, such as `trim_right_ratio` and `upsample_groups`.
@@ -11,50 +9,12 @@ Left out because they change nothing that is computed here: dropouts, initialise
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from sonant.errors import CheckpointError
+from sonant.models.published import Raw, Rule, only
 
-Raw = Mapping[str, Any]
 _HARMLESS_IN_ROPE = ("mrope_section", "interleaved", "mrope_interleaved", "rope_theta")
-
-
-@dataclass(frozen=True)
-class Rule:
-    key: str
-    supports: str
-    fits: Callable[[Any, Raw], bool]  # the value, and the object that it stands in
-
-
-def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
-    """`raw` has been read already: the keys that our modules use are there and of their types."""
-    for rule in rules:
-        value = raw.get(rule.key)
-        if value is not None and not rule.fits(value, raw):
-            raise CheckpointError(f"{where}: {rule.key} is {value!r}; Sonant supports only {rule.supports}")
-
-
-def agree(where: str, *pairs: tuple[str, object, str, object]) -> None:
-    """(name, value, name, value) of what must be equal, though it stands in two places."""
-    for one, value, other, its_value in pairs:
-        if value != its_value:
-            raise CheckpointError(f"{where}: {one} is {value!r}, but {other} is {its_value!r}; they must be equal")
-
-
-def with_rope_theta(raw: Raw, where: str) -> Raw:
-    """`rope_parameters` is how newer files spell `rope_theta` and `rope_scaling` together."""
-    newer = raw.get("rope_parameters")
-    if not isinstance(newer, Mapping) or newer.get("rope_theta") is None:
-        return raw
-    if raw.get("rope_theta") is not None:
-        agree(where, ("rope_theta", raw["rope_theta"], "rope_parameters.rope_theta", newer["rope_theta"]))
-    return {**raw, "rope_theta": newer["rope_theta"]}
-
-
-def _only(key: str, value: object) -> Rule:
-    return Rule(key, repr(value), lambda given, _: bool(given == value))
 
 
 def _all_layers(kind: str) -> Rule:
@@ -93,9 +53,9 @@ def _halves_the_rate(given: Any, raw: Raw) -> bool:
 _ROPE = "rope_type 'default' without scaling"
 _HALF = "half of what upsampling_ratios leave of sampling_rate"
 ATTENTION = (
-    _only("attention_bias", False),
-    _only("mlp_bias", False),
-    _only("partial_rotary_factor", 1.0),
+    only("attention_bias", False),
+    only("mlp_bias", False),
+    only("partial_rotary_factor", 1.0),
     Rule("rope_scaling", _ROPE, _plain_rope),
     Rule("rope_parameters", _ROPE, _plain_rope),
     Rule("head_dim", "an even number", lambda given, _: given % 2 == 0),
@@ -103,28 +63,28 @@ ATTENTION = (
 )
 LANGUAGE_MODEL = (
     *ATTENTION,
-    _only("hidden_act", "silu"),
-    _only("use_qk_norm", True),
-    _only("tie_word_embeddings", False),
+    only("hidden_act", "silu"),
+    only("use_qk_norm", True),
+    only("tie_word_embeddings", False),
     Rule("use_sliding_window", "False", _no_window),
     _all_layers("full_attention"),
 )
 CODEC_DECODER = (
     *ATTENTION,
-    _only("hidden_act", "silu"),
-    _only("use_qk_norm", False),
-    _only("num_semantic_quantizers", 1),  # the official decoder has one whatever the file says
+    only("hidden_act", "silu"),
+    only("use_qk_norm", False),
+    only("num_semantic_quantizers", 1),  # the official decoder has one whatever the file says
     _all_layers("sliding_attention"),
 )
 CODEC_ENCODER = (
     *ATTENTION,
-    _only("hidden_act", "gelu"),
-    _only("use_qk_norm", False),
-    _only("audio_channels", 1),
-    _only("use_causal_conv", True),
-    _only("pad_mode", "constant"),
-    _only("use_conv_shortcut", False),
-    _only("use_streaming", False),
+    only("hidden_act", "gelu"),
+    only("use_qk_norm", False),
+    only("audio_channels", 1),
+    only("use_causal_conv", True),
+    only("pad_mode", "constant"),
+    only("use_conv_shortcut", False),
+    only("use_streaming", False),
     Rule("frame_rate", _HALF, _halves_the_rate),
     Rule("_frame_rate", _HALF, _halves_the_rate),  # how transformers writes it
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from sonant.errors import BadText, CheckpointError
-from sonant.models.qwen3_tts.published import read_json
+from sonant.models.published import read_json
 
 # Qwen2's own, as the base language model's tokenizer has it. The official code asks transformers for
 # `fix_mistral_regex`, which in some versions swaps in Mistral's pattern for local folders and cuts "iPhone"

@@ -1,7 +1,7 @@
 """Published weights into modules: where tensors are stored, how stored names come to ours, and the filling itself."""
 
 from sonant.models.weights.folder import open_weights
-from sonant.models.weights.load import load_into
+from sonant.models.weights.load import allocate, load_into
 from sonant.models.weights.naming import FUSED, Naming, rename_by, stored_names
 from sonant.models.weights.pickled import PickledTensors
 from sonant.models.weights.safetensors_file import SafetensorsFile
@@ -16,6 +16,7 @@ __all__ = [
     "ShardedSafetensors",
     "StoredTensor",
     "TensorSource",
+    "allocate",
     "load_into",
     "open_weights",
     "rename_by",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from sonant.models.weights.naming import Naming
 from sonant.models.weights.source import Read, TensorSource
 
 WINDOW_BYTES = 128 << 20
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,12 @@ class Piece:
     filling: Filling
     start: int
     end: int
+
+
+def allocate(module: M, device: torch.device, dtype: torch.dtype) -> M:
+    """Memory for a module made on the meta device, to be filled. The dtype is set while it has none yet, so that
+    nothing is allocated twice."""
+    return module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
 
 
 def load_into(

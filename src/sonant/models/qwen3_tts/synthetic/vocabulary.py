@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from sonant.errors import CheckpointError
-from sonant.models.qwen3_tts.published import read_json
+from sonant.models.published import read_json
 
 # In id order, directly after the vocabulary. Those in PLAIN are matched in text but not marked special.
 ADDED_TOKENS = (

@@ -1,0 +1,45 @@
+"""What a request to Higgs Audio V2 may set, by the names of the published generation_config.json.
+
+Each codebook draws by itself: temperature, then top-k, then top-p. RAS (repetition-aware sampling) then looks back: a
+code that stood `ras_win_max_num_repeat` times or more in the codebook's last `ras_win_len` rows is drawn anew from all
+codes, without temperature, top-k or top-p. Defaults are those of the published folder, which a folder's own go before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sonant.sampling import Knob, Sampling, resolve
+
+MOST_RAS_ROWS = 32  # that RAS can look back: so many are kept of the prompt
+_MOST = 2**31 - 1
+
+KNOBS = (
+    Knob(name="greedy", default=False, help="always the likeliest code"),
+    Knob(name="do_sample", default=True, help="false: the likeliest code, though RAS may still draw another"),
+    Knob(name="temperature", default=1.0, low=1e-3, high=100.0, help="how free the choice of codes is"),
+    Knob(name="top_k", default=50, low=0, high=_MOST, help="choose among so many likeliest codes; 0: all"),
+    Knob(name="top_p", default=0.95, low=1e-6, high=1.0, help="choose among this mass of probability"),
+    Knob(name="ras_win_len", default=7, low=0, high=MOST_RAS_ROWS,
+         help="rows in which RAS counts how often a code stood; 0: no RAS"),
+    Knob(name="ras_win_max_num_repeat", default=2, low=1, high=MOST_RAS_ROWS,
+         help="how often a code may stand there before RAS draws again"),
+)  # fmt: skip
+
+
+def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
+    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return tuple(replace(k, default=k.checked(given[k.name])) if k.name in given else k for k in KNOBS)
+
+
+def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
+    """Checked values of the staged fields that sampling decides."""
+    values = resolve(knobs, sampling)
+    greedy = values.pop("greedy")
+    values["greedy"] = int(greedy or not values.pop("do_sample"))
+    if greedy:
+        values["ras_win_len"] = 0  # the likeliest code, always
+    return values

@@ -1,0 +1,37 @@
+"""A prompt as positions: what the prompt builder makes, and prefill packs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonant.models.base import Ints
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every position is a text token, or a row of the delay pattern: one code of each codebook.
+
+    The last position is the row of all BOS, which generation begins with.
+    """
+
+    text: Ints  # [positions]; at a row of codes the token that stands for one
+    codes: Ints  # [positions, codebooks]; -1 where the position is text
+    spoken_tokens: int  # of the text to be said, whatever lies around it
+
+    def audio(self) -> np.ndarray:
+        """[positions]: which of them are rows of codes."""
+        return self.codes[:, 0] >= 0
+
+    def keys(self) -> Ints:
+        """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
+        return np.concatenate([self.text[:, None], self.codes], axis=1)
+
+    def last_rows(self, count: int) -> Ints:
+        """The rows of codes before the last position, as far as there are, the latest last: [count, codebooks].
+
+        Where there are fewer, the first lines are -1, which no code is.
+        """
+        rows = self.codes[:-1][self.audio()[:-1]][-count:]
+        return np.concatenate([np.full((count - len(rows), self.codes.shape[1]), -1, np.int32), rows])

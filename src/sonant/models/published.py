@@ -1,0 +1,80 @@
+"""Reads the JSON files of a published folder, strictly where they matter to us.
+
+Keys that change the arithmetic and that a family's modules do not follow are refused by name: one that was passed over
+in silence would come out as a voice that is slightly wrong. An absent key, or null, stands for the official default,
+which is the supported value in every rule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from sonant import strict
+from sonant.errors import CheckpointError
+
+Raw = Mapping[str, Any]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: the published folder holds it") from None
+    except (ValueError, OSError, RecursionError) as e:
+        raise CheckpointError(f"{path} cannot be read as JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold a JSON object")
+    return value
+
+
+@dataclass(frozen=True)
+class Rule:
+    key: str
+    supports: str
+    fits: Callable[[Any, Raw], bool]  # the value, and the object that it stands in
+
+
+def only(key: str, value: object) -> Rule:
+    return Rule(key, repr(value), lambda given, _: bool(given == value))
+
+
+def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
+    """`raw` has been read already: the keys that our modules use are there and of their types."""
+    for rule in rules:
+        value = raw.get(rule.key)
+        if value is not None and not rule.fits(value, raw):
+            raise CheckpointError(f"{where}: {rule.key} is {value!r}; Sonant supports only {rule.supports}")
+
+
+def agree(where: str, *pairs: tuple[str, object, str, object]) -> None:
+    """(name, value, name, value) of what must be equal, though it stands in two places."""
+    for one, value, other, its_value in pairs:
+        if value != its_value:
+            raise CheckpointError(f"{where}: {one} is {value!r}, but {other} is {its_value!r}; they must be equal")
+
+
+def with_rope_theta(raw: Raw, where: str) -> Raw:
+    """`rope_parameters` is how newer files spell `rope_theta` and `rope_scaling` together."""
+    newer = raw.get("rope_parameters")
+    if not isinstance(newer, Mapping) or newer.get("rope_theta") is None:
+        return raw
+    if raw.get("rope_theta") is not None:
+        agree(where, ("rope_theta", raw["rope_theta"], "rope_parameters.rope_theta", newer["rope_theta"]))
+    return {**raw, "rope_theta": newer["rope_theta"]}
+
+
+class Published:
+    """A part of a published file: what it needs is there, and nothing in it asks for what we do not do."""
+
+    rules: ClassVar[Sequence[Rule]] = ()
+
+    @classmethod
+    def from_dict(cls, raw: Raw, where: str) -> Self:
+        named = with_rope_theta(raw, where)
+        built = strict.build(cls, named, where, error=CheckpointError, lenient=True)
+        check(raw, cls.rules, where)
+        return built
