@@ -22,7 +22,7 @@ from sonant.bench.engine.step_rig import StepRig
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 from sonant.models.base import FramePart, FrameStep
-from sonant.models.qwen3_tts.frame import weight_bytes
+from sonant.models.weights import weight_bytes
 
 Folders = Mapping[str, Path]
 Captured = pytest.CaptureFixture[str]

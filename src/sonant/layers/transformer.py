@@ -5,6 +5,7 @@ Parameter names are the published ones; q/k/v and gate/up are fused (see models/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
-from sonant.layers.rope import rope_tables
+from sonant.layers.rope import Llama3Scaling, rope_tables
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class StackShape:
     rope_theta: float
     qk_norm: bool = True
     layer_scale: bool = False
+    rope_scaling: Llama3Scaling | None = None
 
 
 class RMSNorm(nn.Module):
@@ -61,9 +63,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         """What the heads gather from the normed x, before `o_proj`."""
+        return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
+
+    def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
-        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
         heads = Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
         return context.mix(self.index, qkv, heads).flatten(2)
 
@@ -106,10 +110,10 @@ def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) ->
 class DecoderStack(nn.Module):
     """Layers and the final norm. Subclasses add the embeddings that the checkpoint keeps beside them."""
 
-    def __init__(self, shape: StackShape) -> None:
+    def __init__(self, shape: StackShape, layer: Callable[[StackShape, int], nn.Module] = DecoderLayer) -> None:
         super().__init__()
         self.shape = shape
-        self.layers = nn.ModuleList(DecoderLayer(shape, i) for i in range(shape.layers))
+        self.layers = nn.ModuleList(layer(shape, i) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.eps)
         self.register_buffer("rope", None, persistent=False)
 
@@ -117,16 +121,22 @@ class DecoderStack(nn.Module):
         """Tabulate the rotations of positions 0 … `positions` - 1, which forward otherwise computes each time."""
         weight = self.norm.weight
         every = torch.arange(positions, device=weight.device)[None]
-        cos, sin = rope_tables(every, self.shape.head_dim, self.shape.rope_theta, weight.dtype)
+        cos, sin = self._tables(every, weight.dtype)
         self.rope = torch.stack([cos[0], sin[0]])
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
+        return self._run(x, *self.rotations(positions, x.dtype), context)
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
         if self.rope is None:
-            cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        else:
-            cos, sin = self.rope[:, positions]
-        return self._run(x, cos, sin, context)
+            return self._tables(positions, dtype)
+        cos, sin = self.rope[:, positions]
+        return cos, sin
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, dtype, self.shape.rope_scaling)
 
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
         """The same where all rows are at the same positions, which the host knows: nothing is looked up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sonant.kernels import ops
 from sonant.kernels.reference import LogitMask
@@ -20,6 +20,7 @@ from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.predictor import Draw, NoDraw
 from sonant.models.qwen3_tts.row_state import COUNTED, draw_values
 from sonant.models.qwen3_tts.talker import Talker
+from sonant.models.weights import weight_bytes
 
 KV = "talker"
 _MIN_FRAMES = 2  # the official generation forbids the stop code in its first two draws
@@ -123,7 +124,3 @@ class FrameDecoder:
         going = (status == Status.RUNNING).int()
         moved = (own["position"] + going, frame + going, status)
         self.memory.put(rows, dict(zip(COUNTED, moved, strict=True)))
-
-
-def weight_bytes(*modules: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())

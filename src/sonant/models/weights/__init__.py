@@ -1,7 +1,7 @@
 """Published weights into modules: where tensors are stored, how stored names come to ours, and the filling itself."""
 
 from sonant.models.weights.folder import open_weights
-from sonant.models.weights.load import allocate, load_into
+from sonant.models.weights.load import allocate, load_into, weight_bytes
 from sonant.models.weights.naming import FUSED, Naming, rename_by, stored_names
 from sonant.models.weights.pickled import PickledTensors
 from sonant.models.weights.safetensors_file import SafetensorsFile
@@ -21,4 +21,5 @@ __all__ = [
     "open_weights",
     "rename_by",
     "stored_names",
+    "weight_bytes",
 ]

@@ -47,6 +47,10 @@ def allocate(module: M, device: torch.device, dtype: torch.dtype) -> M:
     return module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
 
 
+def weight_bytes(*modules: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+
+
 def load_into(
     module: nn.Module,
     source: TensorSource,

@@ -1,0 +1,61 @@
+"""Puts a Higgs Audio V2 folder and its codec together: what the registry calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sonant.config import EngineConfig
+from sonant.models.budget import Budget
+from sonant.models.higgs_audio_v2.codec_weights import load_codec
+from sonant.models.higgs_audio_v2.config import HiggsConfig
+from sonant.models.higgs_audio_v2.language_model import LanguageModel
+from sonant.models.higgs_audio_v2.model import MAX_POSITIONS, HiggsAudioV2, Modules
+from sonant.models.higgs_audio_v2.prompt import PromptBuilder
+from sonant.models.higgs_audio_v2.row_state import Limits
+from sonant.models.higgs_audio_v2.tokenizer import TextTokenizer
+from sonant.models.weights import Naming, TensorSource, allocate, load_into, open_weights, rename_by
+
+_BUDGET = Budget(base_s=4.0, s_per_token=0.96)
+_BOSONS_NAMES = rename_by(
+    (
+        (r"^audio_codebook_embeddings\.", "model.embed_audio_tokens.embed_audio_tokens."),
+        (r"^(embed_tokens|layers|norm)\.", r"model.\1."),
+        (r"^audio_decoder_proj\.audio_lm_head\.", "audio_lm_head."),
+    )
+)
+
+
+def load(
+    folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
+) -> HiggsAudioV2:
+    config = HiggsConfig.read(folder)
+    builder = PromptBuilder(config, TextTokenizer(folder))
+    decoder, encoder = load_codec(folder, options.codec, device, codec_dtype)
+    model = _load_language_model(config, open_weights(folder), device, dtype)
+    c = decoder.config
+    sizes = options.frame_sizes(c.samples_per_frame / c.sample_rate, decoder.context_frames)
+    return HiggsAudioV2(config, Modules(model, decoder, encoder), builder, Limits(sizes, _budget(options)))
+
+
+def _load_language_model(
+    config: HiggsConfig, weights: TensorSource, device: torch.device, dtype: torch.dtype
+) -> LanguageModel:
+    """Under transformers' names or Boson's. The text head is known and left out: nothing at inference reads it."""
+    with torch.device("meta"):
+        empty = LanguageModel(config)
+    model = allocate(empty, device, dtype)
+    native = any(name.startswith("model.") for name in weights.tensors)
+    if native:  # a converted file may hold the heads under their old names as well
+        load_into(model, weights, unused=("text_lm_head.", "audio_decoder_proj."))
+    else:
+        load_into(model, weights, unused=("audio_decoder_proj.text_lm_head.",), naming=Naming(rename=_BOSONS_NAMES))
+    model.model.prepare(MAX_POSITIONS)
+    return model
+
+
+def _budget(options: EngineConfig) -> Budget:
+    base_s = _BUDGET.base_s if options.budget_s is None else options.budget_s
+    per_token_s = _BUDGET.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
+    return Budget(base_s, per_token_s)
