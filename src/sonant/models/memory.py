@@ -6,7 +6,7 @@ is scratch, as is block 0: padding writes there, nobody reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +51,11 @@ class Memory:
 
     def put(self, rows: Tensor, values: Mapping[str, Tensor]) -> None:
         """Numbers [B] of rows [B], in one scatter; the fields must lie side by side, in this order."""
-        columns = self.layout.span(values)
-        self.lines[:, columns].index_copy_(0, rows, torch.stack(tuple(values.values()), 1))
+        self.columns(values).index_copy_(0, rows, torch.stack(tuple(values.values()), 1))
+
+    def columns(self, names: Iterable[str]) -> Tensor:
+        """[rows + 1, fields] of all rows' lines, for who writes there himself; again side by side."""
+        return self.lines[:, self.layout.span(names)]
 
     def decode_context(self, group: str, tables: Tensor, positions: Tensor, span_blocks: int) -> PagedContext:
         """One new position a row, [B, 1], which sees all before it."""
