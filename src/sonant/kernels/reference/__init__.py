@@ -5,11 +5,25 @@ Uninitialised cache memory may hold NaN, so nothing here lets a masked value tak
 
 from __future__ import annotations
 
-from sonant.kernels.reference.attention import dense_attention, paged_attention, paged_step, short_attention
-from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, snake_beta
-from sonant.kernels.reference.linear import linear, linear_add, norm_gated, norm_linear, rms_norm, swiglu
-from sonant.kernels.reference.rope import Heads, Place, paged_write, qk_rope, rotate
+from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, exact_conv, snake_beta
 from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
+from sonant.kernels.reference.transformer import (
+    Heads,
+    Place,
+    dense_attention,
+    linear,
+    linear_add,
+    norm_gated,
+    norm_linear,
+    paged_attention,
+    paged_step,
+    paged_write,
+    qk_rope,
+    rms_norm,
+    rotate,
+    short_attention,
+    swiglu,
+)
 
 __all__ = [
     "Heads",
@@ -22,6 +36,7 @@ __all__ = [
     "convolve",
     "dense_attention",
     "depthwise",
+    "exact_conv",
     "linear",
     "linear_add",
     "norm_gated",
