@@ -12,7 +12,7 @@ from sonant.bench.kernels.cases import Cases
 from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
-from sonant.kernels.dispatch import OPS
+from sonant.kernels.ops import OPS
 from sonant.models.qwen3_tts import workload
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import soundfile as sf
 
-from sonant.kernels.dispatch import OPS
+from sonant.kernels.ops import OPS
 
 Folders = Mapping[str, Path]
 Run = Callable[..., Any]  # gives the Outcome of conftest.py

@@ -17,7 +17,7 @@ from clips import reference_clip
 from engine.conftest import MakeEngine
 from engine.families import QWEN3_TTS, same
 from sonant import Engine
-from sonant.engine import graphs, prefill_graphs, runner
+from sonant.engine import graphs, runner
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import CapturedGraph, GraphedStep, Run
 from sonant.engine.runner import Runner
@@ -45,8 +45,7 @@ def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGrap
 
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (graphs, prefill_graphs):
-        monkeypatch.setattr(module, "capture_graph", capture_graph)
+    monkeypatch.setattr(graphs, "capture_graph", capture_graph)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sonant.kernels import dispatch
+from sonant.kernels import ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -14,7 +14,7 @@ RELATIVE_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # the interpreter 
 
 
 def kernel(op: str) -> Any:
-    choice = dispatch.choose(op, "cuda")
+    choice = ops.choose(op, "cuda")
     assert choice.implementation == "triton"
     return choice.function
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sonant
 from sonant.kernels import reference
-from sonant.kernels.exact_conv import exact_conv
+from sonant.kernels.reference import exact_conv
 from sonant.models.qwen3_tts.speaker import SameConv
 
 SWITCHES = {"allow_tf32", "fp32_precision"}

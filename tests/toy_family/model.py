@@ -14,9 +14,8 @@ from sonant.config import EngineConfig
 from sonant.errors import UnknownVoice
 from sonant.kernels import ops
 from sonant.models.base import FramePart, FrameStep, Ints, PrefillItem, PrefillShape, Prompt, Status
-from sonant.models.budget import Budget
 from sonant.models.memory import Memory, RowValues
-from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.models.spec import Budget, Field, KVGroup, ModelSpec
 from sonant.sampling import Knob, resolve
 from sonant.types import Samples, SpeechRequest
 from sonant.voice import Voice

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sonant.kernels.dispatch import OPS, choose
+from sonant.kernels.ops import OPS, choose
 
 PACKAGES = ("sonant", "torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr")
 

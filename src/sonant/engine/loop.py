@@ -18,10 +18,9 @@ from weakref import WeakSet
 
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
-from sonant.engine.plan import Plan
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
-from sonant.engine.scheduler import Scheduler
+from sonant.engine.scheduler import Plan, Scheduler
 from sonant.errors import EngineClosed, EngineError, Overloaded
 from sonant.types import FinishReason
 

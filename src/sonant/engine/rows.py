@@ -2,7 +2,7 @@
 
 What the host decides (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a
 step travel in one copy and land with one kernel. What the steps compute the host never touches: numbers lie in the same
-slab, behind the host's columns (see models/row_layout.py), the rest in tensors of its own. The last row is scratch for
+slab, behind the host's columns (see models/memory.py), the rest in tensors of its own. The last row is scratch for
 padding.
 """
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sonant.device_copy import to_device
-from sonant.models.memory import Memory
-from sonant.models.row_layout import RowLayout, counters
+from sonant.models.memory import Memory, RowLayout, counters
 from sonant.models.spec import ModelSpec
 
 

@@ -16,13 +16,19 @@ import torch
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
-from sonant.engine.graphs import GraphedStep, GraphPool, buckets_up_to, synchronize
+from sonant.engine.graphs import (
+    PREFILL_BUCKETS,
+    GraphedStep,
+    GraphPool,
+    PrefillGraphs,
+    buckets_up_to,
+    synchronize,
+)
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot
-from sonant.engine.plan import Plan
-from sonant.engine.prefill_graphs import PREFILL_BUCKETS, PrefillGraphs
 from sonant.engine.request import Request
 from sonant.engine.rows import Rows
+from sonant.engine.scheduler import Plan
 from sonant.engine.telemetry import Telemetry
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.types import AudioChunk

@@ -11,10 +11,10 @@ the ring that holds them. Nothing here reads the device.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import BlockPool
-from sonant.engine.plan import Plan
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.models.spec import ModelSpec
@@ -22,6 +22,30 @@ from sonant.models.spec import ModelSpec
 OFFLINE_SLACK_S = 5.0
 BURST = 4  # times `prefill_tokens` in one step, while …
 BURST_SLACK_S = 1.0  # … every listener has so much sound buffered
+
+
+@dataclass
+class Plan:
+    """What one step is to do, as the runner launches it."""
+
+    prefill: list[tuple[Request, int, int]] = field(default_factory=list)  # positions [start, end)
+    preroll: list[Request] = field(default_factory=list)
+    decode: dict[int, list[Request]] = field(default_factory=dict)  # by variant of the frame step
+    codec: dict[int, list[Request]] = field(default_factory=dict)  # by how many frames each is given
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill or self.preroll or self.decode or self.codec)
+
+    @property
+    def decoding(self) -> list[Request]:
+        """All rows that decode, in the order of their records."""
+        return [request for group in self.decode.values() for request in group]
+
+    def requests(self) -> list[Request]:
+        """Everyone whose row this step reads or writes, once each."""
+        seen = [r for r, _, _ in self.prefill] + self.preroll + self.decoding
+        seen += [r for group in self.codec.values() for r in group]
+        return list(dict.fromkeys(seen))
 
 
 class Scheduler:

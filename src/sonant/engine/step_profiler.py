@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from sonant.engine.engine import Engine
 from sonant.engine.graphs import synchronize
-from sonant.engine.plan import Plan
+from sonant.engine.scheduler import Plan
 from sonant.errors import ConfigError, EngineClosed, EngineError, Overloaded
 
 

@@ -1,14 +1,74 @@
-"""All the ops that layers may call, typed; `dispatch` picks the implementation.
+"""All the ops that layers may call, typed, and which implementation runs: Triton on a CUDA device, torch elsewhere.
 
-Contracts are in the reference, next to the code that defines them.
+Contracts are in the reference, next to the code that defines them. Training runs the reference, because only that has
+gradients. `sonant doctor` prints these choices.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
+from sonant.kernels import reference
+from sonant.kernels.reference import DelayPattern, Heads, LogitMask, Lookup, Place, RowCounters, SamplingParams, Snake
+
+# op → the Triton file that has it; None: plain torch is all there is, or all that is needed
+OPS: Mapping[str, str | None] = MappingProxyType(
+    {
+        "causal_conv": "conv",
+        "dense_attention": None,
+        "delay_step": "delay",
+        "depthwise": "depthwise",
+        "linear": "gemv",
+        "linear_add": "gemv",
+        "norm_gated": "gemv",
+        "norm_linear": "gemv",
+        "paged_attention": "paged",
+        "paged_step": "paged",
+        "qk_rope": "qk_rope",
+        "rms_norm": "norm",
+        "sample": "sample",
+        "short_attention": "short",
+        "snake_beta": "snake",
+        "uniforms": "uniforms",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    op: str
+    implementation: str
+    reason: str
+    function: Callable[..., Any]
+
+
+@lru_cache(maxsize=256)
+def choose(op: str, device_type: str, training: bool = False) -> Choice:
+    plain = getattr(reference, op)
+    file = OPS[op]
+    if device_type != "cuda":
+        return Choice(op, "reference", f"there are no kernels for {device_type}", plain)
+    if training:
+        return Choice(op, "reference", "only the reference has gradients", plain)
+    if file is None:
+        return Choice(op, "reference", "no kernel for it yet", plain)
+    if importlib.util.find_spec("triton") is None:
+        return Choice(op, "reference", "triton is not installed", plain)
+    module = importlib.import_module(f"sonant.kernels.triton.{file}")
+    return Choice(op, "triton", "fused for CUDA", getattr(module, op))
+
+
+def pick(op: str, on: Tensor) -> Callable[..., Any]:
+    return choose(op, on.device.type, torch.is_grad_enabled()).function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -82,3 +142,9 @@ def sample(
     logits: Tensor, uniform: Tensor, params: SamplingParams, mask: LogitMask | None = None, lookup: Lookup | None = None
 ) -> Tensor:
     return pick("sample", logits)(logits, uniform, params, mask, lookup)
+
+
+def delay_step(
+    drawn: Tensor, own: RowCounters, rows: Tensor, ring: Tensor, counters: Tensor, pattern: DelayPattern
+) -> Tensor:
+    return pick("delay_step", drawn)(drawn, own, rows, ring, counters, pattern)

@@ -1,19 +1,49 @@
 """The device memory that the engine owns and a model computes in: row state, and the paged KV cache.
 
 All arithmetic on blocks is here, so that a family says which rows and positions and never where they lie. The last row
-is scratch, as is block 0: padding writes there, nobody reads it.
+is scratch, as is block 0: padding writes there, nobody reads it. A row's numbers lie side by side in one line of
+int32, so that a step reads all of its rows' in one gather.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from sonant.layers.attention import PagedContext
-from sonant.models.row_layout import RowLayout
+from sonant.models.spec import Field
+
+
+def counters(fields: Iterable[Field]) -> list[Field]:
+    """Of the fields that only steps write, those that have a place in the line: single whole numbers."""
+    return [f for f in fields if f.shape == () and f.dtype == torch.int32]
+
+
+class RowLayout:
+    """Where fields of 32 bits lie in a line, one after another from column `start` on."""
+
+    def __init__(self, fields: Iterable[Field], start: int) -> None:
+        self.places: dict[str, tuple[slice, Field]] = {}
+        self.end = start
+        for field in fields:
+            first, self.end = self.end, self.end + math.prod(field.shape)
+            self.places[field.name] = slice(first, self.end), field
+
+    def views(self, lines: Tensor) -> dict[str, Tensor]:
+        """The fields in lines [N, columns], by name."""
+        named = {name: (lines[:, columns].view(f.dtype), f) for name, (columns, f) in self.places.items()}
+        return {name: view.unflatten(1, f.shape) if f.shape else view[:, 0] for name, (view, f) in named.items()}
+
+    def span(self, names: Iterable[str]) -> slice:
+        """The columns of fields that lie side by side."""
+        places = [self.places[name][0] for name in names]
+        assert all(a.stop == b.start for a, b in pairwise(places)), "they lie apart"
+        return slice(places[0].start, places[-1].stop)
 
 
 @dataclass(frozen=True)
@@ -68,4 +98,3 @@ class Memory:
         blocks = tables.gather(1, positions // self.block_tokens).long()
         slots = (blocks * self.block_tokens + positions % self.block_tokens).where(real, 0)
         return PagedContext(self.kv[group], tables, positions, slots.flatten(), span_blocks)
-

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from sonant.sampling import Knob
+
+_ROUNDING = 1e-6  # of a frame: quotients of seconds are not exact
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,19 @@ class KVGroup:
     @property
     def token_bytes(self) -> int:
         return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The runaway guard: a text of n tokens may take `base_s` and n times `s_per_token` of speech, whatever a
+    frame lasts."""
+
+    base_s: float
+    s_per_token: float
+
+    def frames(self, tokens: int, frame_s: float) -> int:
+        base, more = self.base_s / frame_s, self.s_per_token * tokens / frame_s
+        return max(1, round(base) + math.ceil(more - _ROUNDING))
 
 
 @dataclass(frozen=True, kw_only=True)

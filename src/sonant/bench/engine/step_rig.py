@@ -16,9 +16,9 @@ import torch
 
 from sonant.bench.engine.listener import TEXT
 from sonant.engine.engine import Engine
-from sonant.engine.plan import Plan
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
+from sonant.engine.scheduler import Plan
 from sonant.errors import ConfigError
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
 

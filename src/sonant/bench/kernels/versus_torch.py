@@ -21,7 +21,7 @@ from sonant.bench.engine.step_counts import count
 from sonant.bench.kernels.cases import Call, Case
 from sonant.bench.report.results import FORMAT
 from sonant.kernels import reference
-from sonant.kernels.dispatch import Choice, choose
+from sonant.kernels.ops import Choice, choose
 from sonant.text_table import grid
 
 _ROTATED_BYTES = 256 << 20  # over the 200 MB that no L2 cache of today holds
@@ -45,7 +45,7 @@ class KernelTime:
     floor_us: float
     reference_us: float
     kernel_us: float | None  # None: the reference is what runs here
-    gb_per_s: float  # of what dispatch picks
+    gb_per_s: float  # of what `pick` gives
     tflop_per_s: float
     picked: str
     reason: str
@@ -89,7 +89,7 @@ def run(
     cuda = device.type == "cuda"
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
     times = []
-    with torch.inference_mode():  # dispatch gives the reference to whoever wants gradients
+    with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
         for case in cases:
             times.append(measure(case, device, ceiling))
             on_time(times[-1])

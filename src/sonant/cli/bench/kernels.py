@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
     from sonant.bench.kernels.cases import Cases
     from sonant.bench.report.results import write_json
-    from sonant.kernels.dispatch import OPS
+    from sonant.kernels.ops import OPS
 
     device = pick_device(args.device)
     dtype = pick_dtype(args.dtype, device)

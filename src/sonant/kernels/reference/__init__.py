@@ -5,23 +5,43 @@ Uninitialised cache memory may hold NaN, so nothing here lets a masked value tak
 
 from __future__ import annotations
 
-from sonant.kernels.reference.attention import dense_attention, paged_attention, paged_step, short_attention
-from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, snake_beta
-from sonant.kernels.reference.linear import linear, linear_add, norm_gated, norm_linear, rms_norm, swiglu
-from sonant.kernels.reference.rope import Heads, Place, paged_write, qk_rope, rotate
+from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, exact_conv, snake_beta
+from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
 from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
+from sonant.kernels.reference.transformer import (
+    Heads,
+    Place,
+    dense_attention,
+    linear,
+    linear_add,
+    norm_gated,
+    norm_linear,
+    paged_attention,
+    paged_step,
+    paged_write,
+    qk_rope,
+    rms_norm,
+    rotate,
+    short_attention,
+    swiglu,
+)
 
 __all__ = [
+    "DelayPattern",
     "Heads",
     "LogitMask",
     "Lookup",
     "Place",
+    "RowCounters",
     "SamplingParams",
     "Snake",
+    "Statuses",
     "causal_conv",
     "convolve",
+    "delay_step",
     "dense_attention",
     "depthwise",
+    "exact_conv",
     "linear",
     "linear_add",
     "norm_gated",

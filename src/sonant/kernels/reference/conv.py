@@ -1,14 +1,19 @@
-"""Convolutions over [B, T, C], channels last, and the activation that goes with them."""
+"""Convolutions over [B, T, C], channels last, and the activation that goes with them.
+
+Their float32 is float32: by default cuDNN would round their inputs to TF32, which has ten bits. The switch for that in
+torch.backends is the whole process's, which is not ours, and two threads that flip it and set it back can leave it
+wrong. The operator below torch's convolutions takes it as an argument of the call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from sonant.kernels.exact_conv import exact_conv
+from torch.backends import cudnn
 
 
 class Snake(NamedTuple):
@@ -66,3 +71,23 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Ten
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, T, C]."""
     return x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
+
+
+def exact_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: Sequence[int], dilation: Sequence[int],
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """x [B, C, T] or [B, C, H, W], as many strides and dilations as it has of the last, no padding.
+
+    A trainer's convolutions stay as it set them: only the ones above the operator have gradients and autocast.
+    """
+    dims = len(stride)
+    if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        convolution = F.conv1d if dims == 1 else F.conv2d
+        return convolution(x, weight, bias, stride, 0, dilation, groups)
+    none = [0] * dims
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    return torch._convolution(
+        x, weight, bias, stride, none, dilation, False, none, groups, cudnn.benchmark, deterministic, cudnn.enabled,
+        allow_tf32=False,
+    )  # fmt: skip

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from sonant.config import EngineConfig
-from sonant.models.budget import Budget
 from sonant.models.higgs_audio_v2.codec_weights import load_codec
 from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
@@ -15,6 +14,7 @@ from sonant.models.higgs_audio_v2.model import MAX_POSITIONS, HiggsAudioV2, Modu
 from sonant.models.higgs_audio_v2.prompt import PromptBuilder
 from sonant.models.higgs_audio_v2.row_state import Limits
 from sonant.models.higgs_audio_v2.tokenizer import TextTokenizer
+from sonant.models.spec import Budget
 from sonant.models.weights import Naming, TensorSource, allocate, load_into, open_weights, rename_by
 
 _BUDGET = Budget(base_s=4.0, s_per_token=0.96)

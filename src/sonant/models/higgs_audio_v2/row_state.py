@@ -16,11 +16,10 @@ from torch import Tensor
 from sonant.config import FrameSizes
 from sonant.kernels.reference import SamplingParams
 from sonant.models.base import Status
-from sonant.models.budget import Budget
 from sonant.models.higgs_audio_v2.config import CODEBOOKS
 from sonant.models.higgs_audio_v2.knobs import MOST_RAS_ROWS
 from sonant.models.memory import Memory
-from sonant.models.spec import Field
+from sonant.models.spec import Budget, Field
 
 COUNTED = ("position", "drawn", "ending", "status")
 """What every step moves on, side by side: the position of the last row of codes, its number, and for how many rows the

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonant.kernels.exact_conv import exact_conv
-from sonant.kernels.reference import convolve
+from sonant.kernels.reference import convolve, exact_conv
 from sonant.models.qwen3_tts.config import MIMI_DOWNSAMPLE, CodecEncoderConfig
 
 _LAYER_SCALE_INIT = 0.01

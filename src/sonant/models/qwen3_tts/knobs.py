@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sonant.sampling import Knob, Sampling, resolve
+from sonant.sampling import Knob
 
 _MOST = 2**31 - 1
 _TEMPERATURE: dict[str, Any] = {"default": 0.9, "low": 1e-3, "high": 100.0}
@@ -33,12 +33,3 @@ KNOBS = (
 def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
     """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
     return tuple(replace(k, default=k.checked(values[k.name])) if k.name in values else k for k in KNOBS)
-
-
-def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
-    """Checked values of the staged fields that sampling decides."""
-    values = resolve(knobs, sampling)
-    greedy = values.pop("greedy")
-    values["greedy"] = int(greedy or not values.pop("do_sample"))
-    values["subtalker_greedy"] = int(greedy or not values.pop("subtalker_dosample"))
-    return values

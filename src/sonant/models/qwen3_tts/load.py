@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from sonant.config import EngineConfig
-from sonant.models.budget import Budget
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.manifest import FRONT_ENDS, Manifest
@@ -15,6 +14,7 @@ from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.prompt import FrontEnd, PromptBuilder
 from sonant.models.qwen3_tts.row_state import Limits
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
+from sonant.models.spec import Budget
 from sonant.text.lexicon import Lexicon
 
 _TRAILING_TOKENS = 1024

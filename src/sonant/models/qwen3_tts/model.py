@@ -18,10 +18,16 @@ from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.frame import KV, FrameDecoder, TalkerStep
-from sonant.models.qwen3_tts.knobs import staged_values
 from sonant.models.qwen3_tts.packed_prompts import PackedPrompts, PackedShape, positions_needed
 from sonant.models.qwen3_tts.prompt import FAMILY, Layout, PromptBuilder
-from sonant.models.qwen3_tts.row_state import Limits, settle, staged_fields, start_rows, state_fields
+from sonant.models.qwen3_tts.row_state import (
+    Limits,
+    settle,
+    staged_fields,
+    staged_values,
+    start_rows,
+    state_fields,
+)
 from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.models.weights import weight_bytes
 from sonant.types import Samples, SpeechRequest

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sonant.config import FrameSizes
 from sonant.models.base import Status
-from sonant.models.budget import Budget
 from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.spec import Field
+from sonant.models.spec import Budget, Field
+from sonant.sampling import Knob, Sampling, resolve
 
 COUNTED = ("position", "frame", "status")
 """What every frame step moves on, side by side."""
@@ -38,6 +39,15 @@ def staged_fields() -> tuple[Field, ...]:
         *(Field(name, (), torch.int32) for name in ints),
         *(Field(name, (), torch.float32) for name in floats),
     )
+
+
+def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
+    """Checked values of the staged fields that sampling decides."""
+    values = resolve(knobs, sampling)
+    greedy = values.pop("greedy")
+    values["greedy"] = int(greedy or not values.pop("do_sample"))
+    values["subtalker_greedy"] = int(greedy or not values.pop("subtalker_dosample"))
+    return values
 
 
 def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:

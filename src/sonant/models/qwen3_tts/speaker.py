@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.audio.features import MelSpec, log_mel
-from sonant.kernels.exact_conv import exact_conv
+from sonant.kernels.reference import exact_conv
 from sonant.models.qwen3_tts.config import SpeakerConfig
 
 _VARIANCE_FLOOR = 1e-12

@@ -1,0 +1,160 @@
+"""What a transformer layer is made of: norm and projections, heads with their rotary positions, and attention.
+
+A projection comes with the norm that opens a residual branch or the sum that ends it. Attention is over paged keys and
+values, over a frame's own, and over dense ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Place(NamedTuple):
+    """Where fresh keys and values go: token slots [N] of a cache [2, blocks, block_tokens, H, D]."""
+
+    cache: Tensor
+    slots: Tensor
+
+
+class Heads(NamedTuple):
+    """What makes queries and keys of a fused projection: the gains of their norms, if any, rotations and counts."""
+
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    cos: Tensor  # [B or 1, T, 1, D]
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    eps: float
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
+    return residual + F.linear(x, weight)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """The start of one: RMSNorm with `gain`, then the projection."""
+    return F.linear(rms_norm(x, gain, eps), weight)
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """The same into SwiGLU; the first half of `weight` makes the gate."""
+    return swiglu(F.linear(rms_norm(x, gain, eps), weight))
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions, half-split layout. x [B, T, H, D]; cos, sin [B, T, 1, D] in x's dtype."""
+    half = x.shape[-1] // 2
+    quarter_turn = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos + quarter_turn * sin
+
+
+def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Split qkv [B, T, (heads + 2 · kv_heads) · D], norm queries and keys by head if weights are given, rotate them.
+
+    → q [B, T, heads, D], k and v [B, T, kv_heads, D], or with a `place` empty ones: they are in the cache then.
+    """
+    split = qkv.unflatten(-1, (heads.heads + 2 * heads.kv_heads, -1))
+    q, k, v = split.split([heads.heads, heads.kv_heads, heads.kv_heads], dim=2)
+    if heads.q_weight is not None and heads.k_weight is not None:
+        q, k = rms_norm(q, heads.q_weight, heads.eps), rms_norm(k, heads.k_weight, heads.eps)
+    q, k = rotate(q, heads.cos, heads.sin), rotate(k, heads.cos, heads.sin)
+    if place is not None:
+        paged_write(place.cache, k.flatten(0, 1), v.flatten(0, 1), place.slots)
+        k = v = q.new_empty(0)
+    return q, k, v
+
+
+def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Put k, v [N, H, D] at token slots [N] of cache [2, blocks, block_tokens, H, D]."""
+    flat = cache.view(2, -1, *cache.shape[3:])
+    flat[0].index_copy_(0, slots, k)
+    flat[1].index_copy_(0, slots, v)
+
+
+def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    """Causal grouped-query attention over paged keys and values.
+
+    q [B, T, Hq, D]; cache [2, blocks, block_tokens, Hkv, D]; tables [B, ≥span_blocks] int32; positions [B, T]:
+    query (b, t) sees keys 0…positions[b, t]. No key at or past span_blocks · block_tokens may be needed.
+    """
+    batch, _, _, dim = q.shape
+    block_tokens, kv_heads = cache.shape[2], cache.shape[3]
+    blocks = tables[:, :span_blocks].long()
+    keys, values = (plane[blocks].view(batch, span_blocks * block_tokens, kv_heads, dim) for plane in cache)
+    index = torch.arange(keys.shape[1], device=q.device)
+    written = (index <= positions.amax(1, keepdim=True))[..., None, None]
+    visible = (index <= positions[..., None])[:, None]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        keys.masked_fill(~written, 0).transpose(1, 2),
+        values.masked_fill(~written, 0).transpose(1, 2),
+        attn_mask=visible,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2)
+
+
+def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    """`qk_rope` and `paged_attention` of one position a row, whose key and value go where `tables` say.
+
+    qkv [B, 1, (heads + 2 · kv_heads) · D], the rest as above → [B, 1, Hq, D]
+    """
+    block_tokens = cache.shape[2]
+    blocks = tables.gather(1, positions.long() // block_tokens).long()
+    slots = blocks * block_tokens + positions % block_tokens
+    q, _, _ = qk_rope(qkv, heads, Place(cache, slots.flatten()))
+    return paged_attention(q, cache, tables, positions, span_blocks)
+
+
+def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
+    """The same for rows that are all at positions `first`…, in a cache of few positions [2, B, positions, Hkv, D].
+
+    qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]; keys and values are added to the cache.
+    """
+    q, k, v = qk_rope(qkv, heads)
+    end = first + q.shape[1]
+    index = torch.arange(end, device=q.device)
+    cache[0].index_copy_(1, index[first:], k)
+    cache[1].index_copy_(1, index[first:], v)
+    visible = index <= index[first:, None] if 0 < first < end - 1 else None
+    return dense_attention(q, cache[0, :, :end], cache[1, :, :end], visible)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
+
+    None: causal if T == S, all of S if T == 1.
+    """
+    causal = visible is None
+    if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic truth for an argument
+        causal = False
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=causal,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
