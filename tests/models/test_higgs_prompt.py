@@ -213,7 +213,7 @@ def test_a_huge_text_is_laid_out_at_once(builder: PromptBuilder, unit: str) -> N
         ({"speakers": ("x",) * 9}, BadRequest, "9 speakers, over the limit of 8"),
         ({"speakers": ("x", " \n")}, BadRequest, "speaker 1 must be a voice, or a description"),
         ({"speakers": ("x", 3)}, BadRequest, "speaker 1 must be a voice, or a description"),
-        ({"language": "french"}, UnknownLanguage, "was taught english, chinese, german, korean.*leave language out"),
+        ({"language": "french"}, UnknownLanguage, "speaks english, chinese, german, korean, spanish.*leave language out"),
         ({"streaming_text": True}, Unsupported, "leave streaming_text out"),
         ({"context": ("Hello.",)}, BadRequest, "context must hold Spoken, not str"),
         ({"context": (Spoken("a", codes_of(1, 2)[:, :7]),)}, BadRequest, "frames of 8 codes"),
@@ -249,6 +249,6 @@ def test_a_voice_of_another_make_is_refused(builder: PromptBuilder, fields: dict
 
 
 @pytest.mark.parametrize("language", ["auto", "Auto", "English", "en", "en-US", "zh_CN", "korean", "DE"])
-def test_a_language_it_was_taught_may_be_named_and_changes_nothing(builder: PromptBuilder, language: str) -> None:
+def test_a_language_it_speaks_may_be_named_and_changes_nothing(builder: PromptBuilder, language: str) -> None:
     plain = builder.layout(SpeechRequest(text=HELLO)).keys()
     assert (builder.layout(SpeechRequest(text=HELLO, language=language, streaming_text=False)).keys() == plain).all()

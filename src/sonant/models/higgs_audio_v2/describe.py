@@ -10,7 +10,7 @@ from sonant.config import EngineConfig
 from sonant.models.description import Description, Footprint
 from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.load import load
-from sonant.models.higgs_audio_v2.prompt import FAMILY, LANGUAGES
+from sonant.models.higgs_audio_v2.prompt import FAMILY, PromptBuilder
 
 _SAMPLE_RATE = 24_000
 _FRAME_RATE = 25.0
@@ -23,7 +23,7 @@ def describe(folder: Path) -> Description:
         kind="base",
         size=f"{config.llama.num_hidden_layers} layers of {config.llama.hidden_size}",
         voices=(),
-        languages=LANGUAGES,
+        languages=PromptBuilder.languages,
         clones=True,
         designs=True,
         sample_rate=_SAMPLE_RATE,

@@ -18,8 +18,9 @@ from sonant.models.higgs_audio_v2.frame import DELAY, KV, FrameDecoder, RowStep
 from sonant.models.higgs_audio_v2.knobs import staged_values
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.packed_prompts import PackedPrompts, PackedShape
-from sonant.models.higgs_audio_v2.prompt import FAMILY, LANGUAGES, MOST_SPEAKERS, PromptBuilder
+from sonant.models.higgs_audio_v2.prompt import FAMILY, PromptBuilder
 from sonant.models.higgs_audio_v2.row_state import Limits, place, settle, staged_fields, start_rows, state_fields
+from sonant.models.higgs_audio_v2.spoken_text import MOST_SPEAKERS
 from sonant.models.memory import Memory
 from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.models.weights import weight_bytes
@@ -128,7 +129,7 @@ def _spec(config: HiggsConfig, modules: Modules, limits: Limits) -> ModelSpec:
         delay_steps=DELAY,
         codec_lookahead=decoder.context_frames,
         knobs=config.knobs,
-        languages=LANGUAGES,
+        languages=PromptBuilder.languages,
         clones=True,
         speaks_without_voice=True,
         instructs=True,
