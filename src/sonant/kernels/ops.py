@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
+from sonant.kernels.reference import Bounds, Heads, LogitMask, Lookup, Place, SamplingParams, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,17 +45,18 @@ def causal_conv(
     residual: Tensor | None = None,
     snake: Snake | None = None,
     keep: bool = True,
+    bounds: Bounds | None = None,
 ) -> tuple[Tensor, Tensor]:
     convolve = pick("causal_conv", x)
-    return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep)
+    return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
     return pick("depthwise", x)(x, weight, bias, dilation)
 
 
-def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    return pick("snake_beta", x)(x, alpha, beta)
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
+    return pick("snake_beta", x)(x, alpha, beta, log_scale)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
