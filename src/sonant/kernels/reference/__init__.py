@@ -6,7 +6,7 @@ Uninitialised cache memory may hold NaN, so nothing here lets a masked value tak
 from __future__ import annotations
 
 from sonant.kernels.reference.attention import dense_attention, paged_attention, paged_step, short_attention
-from sonant.kernels.reference.conv import Bounds, Snake, causal_conv, convolve, depthwise, snake_beta
+from sonant.kernels.reference.conv import Bounds, Snake, causal_conv, convolve, depthwise, inside, snake_beta
 from sonant.kernels.reference.linear import linear, linear_add, norm_gated, norm_linear, rms_norm, swiglu
 from sonant.kernels.reference.rope import Heads, Place, paged_write, qk_rope, rotate
 from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
@@ -23,6 +23,7 @@ __all__ = [
     "convolve",
     "dense_attention",
     "depthwise",
+    "inside",
     "linear",
     "linear_add",
     "norm_gated",
