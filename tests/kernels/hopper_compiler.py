@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
-from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
+from sonant.kernels.reference import Bounds, Heads, LogitMask, Lookup, Place, SamplingParams, Snake
 from sonant.kernels.triton import (
     conv,
     depthwise,
@@ -92,6 +92,10 @@ def all_kernels(
             conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
         else:
             conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
+        if every_form:
+            edges, fine = torch.zeros(32, dtype=torch.int32), Snake(bias.float(), bias.float(), log_scale=False)
+            window = values(32, 700, columns)[:, 30:-30]
+            conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
     rotations = values(2, 1, 1, 128), values(2, 1, 1, 128)

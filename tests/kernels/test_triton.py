@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.against import DEVICE, DTYPES, close, kernel, random
 from sonant.kernels import reference
-from sonant.kernels.reference import Heads, Place, Snake
+from sonant.kernels.reference import Bounds, Heads, Place, Snake
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
@@ -103,6 +103,20 @@ def test_snake(channels: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_snake_with_the_factors_themselves(dtype: torch.dtype) -> None:
+    """Of more precision than x, of either sign, and none at all."""
+    x, alpha = random(2, 50, 24, dtype=dtype), random(24, seed=1)
+    alpha[5] = 0
+    expected = (x + torch.sin(alpha * x.float()).square() * (alpha + 1e-9).reciprocal()).to(dtype)
+    for function in (kernel("snake_beta"), reference.snake_beta):
+        close(function(x, alpha, alpha, False), expected, dtype)
+    weight, none = torch.eye(24, dtype=dtype, device=DEVICE)[..., None], torch.zeros(24, dtype=dtype, device=DEVICE)
+    if dtype is torch.float32 or DEVICE == "cuda":  # Triton's interpreter has no bfloat16 products
+        snake = Snake(alpha, alpha, log_scale=False)
+        close(kernel("causal_conv")(x, weight, none, None, snake=snake, keep=False)[1], expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("past", [True, False])
 @pytest.mark.parametrize(
     ("inputs", "channels", "samples", "taps", "dilation"),
@@ -157,6 +171,32 @@ def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool) -> None
         got = kernel("causal_conv")(*arguments, **options, tile=tile)
         for one, other in zip(got, expected, strict=True):
             close(one, other, torch.float32, roundings=2)
+
+
+@pytest.mark.parametrize("tile", [None, Tile(16, 32, 16, stages=2, splits=2, wide=True), LIBRARY], ids=str)
+@pytest.mark.parametrize(("channels", "samples", "taps"), [(24, 1, 7), (21, 3, 2), (32, 1, 1)])
+def test_a_convolution_is_zero_outside_its_bounds(channels: int, samples: int, taps: int, tile: Tile | None) -> None:
+    """In a window whose first steps are the past of the rest, over inputs that are NaN where the bounds leave them."""
+    steps, inputs, history = 29, 24, taps - 1
+    window = random(4, history + steps, inputs)
+    weight = (random(channels * samples, taps, inputs, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
+    bias, alpha = random(channels, seed=2), random(channels, seed=3).abs()
+    residual = random(4, steps + 6, channels * samples, seed=6)[:, 4:-2]
+    start = torch.tensor([-2, 1, 4, 9], dtype=torch.int32, device=DEVICE)  # of 3 samples each, and 2 further on
+    end = torch.tensor([99, 5, 4, 20], dtype=torch.int32, device=DEVICE)
+    residual[1, 0], residual[3, -1] = float("nan"), float("nan")  # as memory is that nobody wrote
+    options: dict[str, Any] = {"residual": residual, "snake": Snake(alpha, alpha, log_scale=False)}
+    plain = reference.causal_conv(window[:, history:], weight, bias, window[:, :history], **options)
+    got = kernel("causal_conv")(
+        window[:, history:], weight, bias, window[:, :history], **options, bounds=Bounds(start, end, 3, 2), tile=tile
+    )
+    step = torch.arange(steps * samples, device=DEVICE)
+    kept = (step >= 3 * start[:, None] + 2) & (step < 3 * end[:, None] + 2)
+    assert 0 < int(kept.sum()) < kept.numel()
+    for one, whole in zip(got, plain, strict=True):
+        expected = whole.view(4, -1, channels).masked_fill(~kept[..., None], 0).view(whole.shape)
+        close(one, expected, torch.float32, roundings=2)
+        assert torch.equal(one.view(4, -1, channels)[~kept], torch.zeros_like(one.view(4, -1, channels)[~kept]))
 
 
 @pytest.mark.parametrize("rows", [3, 40, 64])

@@ -18,7 +18,17 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import DelayPattern, Heads, LogitMask, Lookup, Place, RowCounters, SamplingParams, Snake
+from sonant.kernels.reference import (
+    Bounds,
+    DelayPattern,
+    Heads,
+    LogitMask,
+    Lookup,
+    Place,
+    RowCounters,
+    SamplingParams,
+    Snake,
+)
 
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
@@ -105,17 +115,18 @@ def causal_conv(
     residual: Tensor | None = None,
     snake: Snake | None = None,
     keep: bool = True,
+    bounds: Bounds | None = None,
 ) -> tuple[Tensor, Tensor]:
     convolve = pick("causal_conv", x)
-    return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep)
+    return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
     return pick("depthwise", x)(x, weight, bias, dilation)
 
 
-def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    return pick("snake_beta", x)(x, alpha, beta)
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
+    return pick("snake_beta", x)(x, alpha, beta, log_scale)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:

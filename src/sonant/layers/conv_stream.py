@@ -26,6 +26,17 @@ def channels_last(module: nn.Module) -> None:
             part.weight.data = part.weight.data.permute(order).contiguous().permute(order)
 
 
+def as_read(weight: Tensor) -> Tensor:
+    """A convolution's weight [outputs, inputs, taps] with the inputs last in memory, where the kernels want them."""
+    return weight.permute(0, 2, 1).contiguous().permute(0, 2, 1)
+
+
+def columns_of(weight: Tensor, taps: int) -> Tensor:
+    """A transposed convolution's weight [inputs, outputs, taps · stride] as that of a convolution whose columns are the
+    samples between two inputs: [stride · outputs, inputs, taps], the oldest tap first."""
+    return weight.unflatten(2, (taps, -1)).flip(2).permute(3, 1, 0, 2).flatten(0, 1)
+
+
 class CausalConv1d(nn.Module):
     """Stride 1. State: the last (kernel - 1) · dilation inputs."""
 
@@ -79,12 +90,10 @@ class CausalConvTranspose1d(nn.Module):
     def prepare(self) -> None:
         """Derive from the loaded weights what `forward` otherwise derives each time."""
         with torch.no_grad():
-            self.columns = self._columns().permute(0, 2, 1).contiguous().permute(0, 2, 1)
+            self.columns = as_read(self._columns())
 
     def _columns(self) -> Tensor:
-        """[inputs, outputs, taps · stride] → [stride · outputs, inputs, taps], the oldest tap first."""
-        taps = self.conv.weight.unflatten(2, (self.taps, -1)).flip(2)
-        return taps.permute(3, 1, 0, 2).flatten(0, 1)
+        return columns_of(self.conv.weight, self.taps)
 
     def forward(self, x: Tensor, state: StreamState | None, *, snake: SnakeBeta | None = None) -> tuple[Tensor, Tensor]:
         """→ the upsampled values, and the same after `snake`."""

@@ -5,7 +5,16 @@ Uninitialised cache memory may hold NaN, so nothing here lets a masked value tak
 
 from __future__ import annotations
 
-from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, exact_conv, snake_beta
+from sonant.kernels.reference.conv import (
+    Bounds,
+    Snake,
+    causal_conv,
+    convolve,
+    depthwise,
+    exact_conv,
+    inside,
+    snake_beta,
+)
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
 from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
 from sonant.kernels.reference.transformer import (
@@ -27,6 +36,7 @@ from sonant.kernels.reference.transformer import (
 )
 
 __all__ = [
+    "Bounds",
     "DelayPattern",
     "Heads",
     "LogitMask",
@@ -42,6 +52,7 @@ __all__ = [
     "dense_attention",
     "depthwise",
     "exact_conv",
+    "inside",
     "linear",
     "linear_add",
     "norm_gated",

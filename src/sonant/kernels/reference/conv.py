@@ -17,10 +17,24 @@ from torch.backends import cudnn
 
 
 class Snake(NamedTuple):
-    """SnakeBeta's parameters, by channel."""
+    """SnakeBeta's parameters, by channel; see `snake_beta`."""
 
     alpha: Tensor
     beta: Tensor
+    log_scale: bool = True
+
+
+class Bounds(NamedTuple):
+    """Where results are: steps [start · scale + offset, end · scale + offset) of each row, all others being zero.
+
+    The arithmetic is part of it so that one pair of tensors serves layers of every rate and place. In a transposed
+    convolution a step is one sample.
+    """
+
+    start: Tensor  # [B] integers
+    end: Tensor
+    scale: int = 1
+    offset: int = 0
 
 
 def causal_conv(
@@ -33,12 +47,13 @@ def causal_conv(
     residual: Tensor | None = None,
     snake: Snake | None = None,
     keep: bool = True,
+    bounds: Bounds | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [B, T, I] with weight [N, I, K] → the sum with bias and residual, and the same after SnakeBeta.
 
     `past` [B, (K - 1) · dilation, I] came before x; None: silence did. Where bias and snake have fewer channels than
     the weight has columns, columns are samples of channels, all channels of the first sample first. `keep=False`:
-    only the second result is wanted. Without `snake` both are the same.
+    only the second result is wanted. Without `snake` both are the same. With `bounds` both are zero outside of them.
     """
     history = (weight.shape[2] - 1) * dilation
     if history:
@@ -48,6 +63,9 @@ def causal_conv(
     y = (y.reshape(len(y), -1, len(bias)) + bias).view(shape) if len(bias) < shape[2] else y + bias
     if residual is not None:
         y = y + residual
+    if bounds is not None:
+        y = torch.where(inside(bounds, y.shape[1] * shape[2] // len(bias)), y.reshape(len(y), -1, len(bias)), 0)
+        y = y.view(shape)  # SnakeBeta of zero is zero
     if snake is None:
         return y, y
     return y, snake_beta(y.reshape(len(y), -1, len(snake.alpha)), *snake).view(shape)
@@ -68,9 +86,21 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Ten
     return y.squeeze(2).mT
 
 
-def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """x + sin²(x·e^α) / (e^β + 1e-9) by channel. x [B, T, C]."""
-    return x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
+def inside(bounds: Bounds, steps: int) -> Tensor:
+    """[B, steps, 1]: which of a piece's steps are."""
+    step = torch.arange(steps, device=bounds.start.device)
+    start, end = (edge[:, None] * bounds.scale + bounds.offset for edge in bounds[:2])
+    return ((start <= step) & (step < end))[..., None]
+
+
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
+    """x + sin²(x·e^α) / (e^β + 1e-9) by channel, or without `log_scale` x + sin²(x·α) / (β + 1e-9). x [B, T, C].
+
+    α and β may be of more precision than x: the result is of x's.
+    """
+    if log_scale:
+        alpha, beta = alpha.exp(), beta.exp()
+    return (x + torch.sin(x * alpha).square() / (beta + 1e-9)).to(x.dtype)
 
 
 def exact_conv(

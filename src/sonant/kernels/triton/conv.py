@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import Snake
+from sonant.kernels.reference import Bounds, Snake
 from sonant.kernels.triton.conv_tile import tile_for
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.snake import snake as snake_of
@@ -27,10 +27,11 @@ from sonant.kernels.tuning import Tile
 
 @triton.jit
 def _finish(
-    total, row, column, bias, residual, alpha, beta, raw, active, rows, columns, channels,
-    ADD: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr, SAMPLED: tl.constexpr,
+    total, row, batch, step, column, bias, residual, alpha, beta, start, end, raw, active, rows, columns, channels,
+    residual_stride, scale, offset, ADD: tl.constexpr, APART: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr,
+    LOG_SCALE: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Bias, residual and SnakeBeta, each rounded where the reference rounds it."""
+    """Bias, residual and SnakeBeta, each rounded where the reference rounds it; then zeros outside of the bounds."""
     dtype = active.dtype.element_ty
     known = column < columns
     channel = column % channels if SAMPLED else column
@@ -38,12 +39,17 @@ def _finish(
     at = row.to(tl.int64)[:, None] * columns + column[None]
     mask = (row < rows)[:, None] & known[None]
     if ADD:
-        total = (total.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(dtype)
+        place = (batch * residual_stride + step * columns)[:, None] + column[None] if APART else at
+        total = (total.to(tl.float32) + tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)).to(dtype)
+    if BOUNDED:
+        sample = step[:, None] * (columns // channels) + (column // channels)[None] if SAMPLED else step[:, None]
+        first, past_last = tl.load(start + batch) * scale + offset, tl.load(end + batch) * scale + offset
+        total = tl.where((sample >= first[:, None]) & (sample < past_last[:, None]), total, 0.0)
     if KEEP:
         tl.store(raw + at, total, mask=mask)
     if SNAKE:
         half_waves, factor = snake_factors(
-            tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0)
+            tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0), LOG_SCALE
         )
         tl.store(active + at, snake_of(total.to(tl.float32), half_waves[None], factor[None]).to(dtype), mask=mask)
 
@@ -101,12 +107,16 @@ def _reduce(
     return total, more, last
 
 
-@triton.jit(do_not_specialize=["rows", "steps", "channels", "history", "dilation", "tiles_m", "tiles_n"])
+@triton.jit(
+    do_not_specialize=["rows", "steps", "channels", "history", "dilation", "scale", "offset", "tiles_m", "tiles_n"]
+)
 def _conv(
-    x, past, weight, bias, residual, alpha, beta, raw, active, partials, arrivals,
-    rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride, tiles_m, tiles_n,
-    PAST: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr, TAPS: tl.constexpr,
-    SAMPLED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    x, past, weight, bias, residual, alpha, beta, start, end, raw, active, partials, arrivals,
+    rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride,
+    residual_stride, scale, offset, tiles_m, tiles_n,
+    PAST: tl.constexpr, ADD: tl.constexpr, APART: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr,
+    LOG_SCALE: tl.constexpr, TAPS: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -144,13 +154,13 @@ def _conv(
         total, more, last = _reduce(total, more, partials, arrivals, tile, split, WIDE, BLOCK_M, BLOCK_N, SPLITS)
     if last:
         _finish(
-            total, row, column, bias, residual, alpha, beta, raw, active, rows, columns, channels,
-            ADD, KEEP, SNAKE, SAMPLED,
+            total, row, batch, step, column, bias, residual, alpha, beta, start, end, raw, active, rows, columns,
+            channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, SAMPLED, BOUNDED,
         )  # fmt: skip
         if WIDE:
             _finish(
-                more, row, further, bias, residual, alpha, beta, raw, active, rows, columns, channels,
-                ADD, KEEP, SNAKE, SAMPLED,
+                more, row, batch, step, further, bias, residual, alpha, beta, start, end, raw, active, rows, columns,
+                channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, SAMPLED, BOUNDED,
             )  # fmt: skip
 
 
@@ -164,6 +174,7 @@ def causal_conv(
     residual: Tensor | None = None,
     snake: Snake | None = None,
     keep: bool = True,
+    bounds: Bounds | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`tile` is what a tuner tries; None: the best known."""
@@ -172,24 +183,28 @@ def causal_conv(
     tile = tile or tile_for(x, columns, taps)
     flat = weight.permute(0, 2, 1)
     if tile.library or not flat.is_contiguous():
-        y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual)
+        y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual, bounds=bounds)
         return y, y if snake is None else snake_beta(y.reshape(batch, -1, len(bias)), *snake).view(y.shape)
     x = x if x.stride(2) == 1 else x.contiguous()
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()
+    residual = residual if residual is None or residual.stride()[1:] == (columns, 1) else residual.contiguous()
+    apart = residual is not None and not residual.is_contiguous()  # a slice of steps: its rows do not follow each other
+    alpha, beta, log_scale = snake or (bias, bias, True)
+    start, end, scale, offset = bounds or (bias, bias, 1, 0)
     raw = x.new_empty(batch, steps, columns) if keep or snake is None else x.new_empty(0)
     active = raw if snake is None else x.new_empty(batch, steps, columns)
     tiles_m, tiles_n = triton.cdiv(batch * steps, tile.m), triton.cdiv(columns, tile.width)
     tiles = tiles_m * tiles_n
     _conv[(tiles, tile.splits)](
-        x, x if past is None else past, flat, bias, x if residual is None else residual.contiguous(),
-        *(snake or (bias, bias)), raw, active,
+        x, x if past is None else past, flat, bias, x if residual is None else residual, alpha, beta, start, end, raw,
+        active,
         workspace(x, tiles, tile.splits, tile.m * tile.width), counters(weight, tiles, tile.splits),
         batch * steps, steps, inputs, columns, len(bias),
         (taps - 1) * dilation, dilation, x.stride(0), x.stride(1), 0 if past is None else past.stride(0),
-        tiles_m, tiles_n,
-        PAST=past is not None, ADD=residual is not None, KEEP=raw.numel() > 0, SNAKE=snake is not None, TAPS=taps,
-        SAMPLED=columns > len(bias), PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
-        EVEN=inputs % tile.k == 0, WIDE=tile.wide,
+        residual.stride(0) if residual is not None and apart else 0, scale, offset, tiles_m, tiles_n,
+        PAST=past is not None, ADD=residual is not None, APART=apart, KEEP=raw.numel() > 0, SNAKE=snake is not None,
+        LOG_SCALE=log_scale, TAPS=taps, SAMPLED=columns > len(bias), BOUNDED=bounds is not None,
+        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", EVEN=inputs % tile.k == 0, WIDE=tile.wide,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip

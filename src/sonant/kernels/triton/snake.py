@@ -11,9 +11,12 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 
 
 @triton.jit
-def snake_factors(alpha, beta):
+def snake_factors(alpha, beta, LOG_SCALE: tl.constexpr):
     """Half-waves of the sine for each unit of x, and what its square is multiplied with."""
-    return tl.exp(alpha.to(tl.float32)) * 0.3183098861837907, 1 / (tl.exp(beta.to(tl.float32)) + 1e-9)
+    alpha, beta = alpha.to(tl.float32), beta.to(tl.float32)
+    if LOG_SCALE:
+        alpha, beta = tl.exp(alpha), tl.exp(beta)
+    return alpha * 0.3183098861837907, 1 / (beta + 1e-9)
 
 
 @triton.jit
@@ -37,22 +40,23 @@ def snake(x, half_waves, factor):
 
 @triton.jit
 def _snake_beta(
-    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, PDL: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, LOG_SCALE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     channel, row = at % channels, at // channels
     source = (row // steps) * batch_stride + (row % steps) * step_stride + channel
     half_waves, factor = snake_factors(
-        tl.load(alpha + channel, mask=inside, other=0.0), tl.load(beta + channel, mask=inside, other=0.0)
+        tl.load(alpha + channel, mask=inside, other=0.0), tl.load(beta + channel, mask=inside, other=0.0), LOG_SCALE
     )
     wait_prior(PDL)
     value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, snake(value, half_waves, factor).to(out.dtype.element_ty), mask=inside)
 
 
-def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -60,6 +64,6 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     block = 1024
     _snake_beta[(triton.cdiv(out.numel(), block),)](
         x, alpha, beta, out, out.numel(), steps, channels, x.stride(0), x.stride(1),
-        BLOCK=block, num_warps=4, **launch_options(x),
+        LOG_SCALE=log_scale, BLOCK=block, num_warps=4, **launch_options(x),
     )  # fmt: skip
     return out
