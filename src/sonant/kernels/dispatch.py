@@ -30,6 +30,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "paged_attention": "paged",
         "paged_step": "paged",
         "qk_rope": "qk_rope",
+        "ras_sample": "ras_sample",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",

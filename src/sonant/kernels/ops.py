@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, SamplingParams, Snake
+from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, Ras, SamplingParams, Snake
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -82,3 +82,7 @@ def sample(
     logits: Tensor, uniform: Tensor, params: SamplingParams, mask: LogitMask | None = None, lookup: Lookup | None = None
 ) -> Tensor:
     return pick("sample", logits)(logits, uniform, params, mask, lookup)
+
+
+def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras) -> Tensor:
+    return pick("ras_sample", logits)(logits, uniform, params, ras)

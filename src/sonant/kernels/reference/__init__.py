@@ -9,13 +9,23 @@ from sonant.kernels.reference.attention import dense_attention, paged_attention,
 from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, snake_beta
 from sonant.kernels.reference.linear import linear, linear_add, norm_gated, norm_linear, rms_norm, swiglu
 from sonant.kernels.reference.rope import Heads, Place, paged_write, qk_rope, rotate
-from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
+from sonant.kernels.reference.sampling import (
+    LogitMask,
+    Lookup,
+    Ras,
+    SamplingParams,
+    penalize,
+    ras_sample,
+    sample,
+    uniforms,
+)
 
 __all__ = [
     "Heads",
     "LogitMask",
     "Lookup",
     "Place",
+    "Ras",
     "SamplingParams",
     "Snake",
     "causal_conv",
@@ -31,6 +41,7 @@ __all__ = [
     "paged_write",
     "penalize",
     "qk_rope",
+    "ras_sample",
     "rms_norm",
     "rotate",
     "sample",
