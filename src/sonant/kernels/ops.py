@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sonant.kernels.dispatch import pick
-from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, Ras, SamplingParams, Snake
+from sonant.kernels.reference import Heads, LogitMask, Lookup, Place, Ras, SamplingParams, Sides, Snake, Split
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -29,6 +29,18 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     return pick("norm_gated", x)(x, gain, eps, weight)
+
+
+def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+    return pick("dual_norm", x)(x, split, gains, eps)
+
+
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+    return pick("dual_norm_gated", x)(x, split, gains, eps, weights)
+
+
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+    return pick("dual_linear_add", inner)(inner, split, weights, residual)
 
 
 def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sonant.kernels.reference.attention import dense_attention, paged_attention, paged_step, short_attention
 from sonant.kernels.reference.conv import Snake, causal_conv, convolve, depthwise, snake_beta
+from sonant.kernels.reference.dual import Sides, Split, dual_linear_add, dual_norm, dual_norm_gated, split_kinds
 from sonant.kernels.reference.linear import linear, linear_add, norm_gated, norm_linear, rms_norm, swiglu
 from sonant.kernels.reference.rope import Heads, Place, paged_write, qk_rope, rotate
 from sonant.kernels.reference.sampling import (
@@ -27,11 +28,16 @@ __all__ = [
     "Place",
     "Ras",
     "SamplingParams",
+    "Sides",
     "Snake",
+    "Split",
     "causal_conv",
     "convolve",
     "dense_attention",
     "depthwise",
+    "dual_linear_add",
+    "dual_norm",
+    "dual_norm_gated",
     "linear",
     "linear_add",
     "norm_gated",
@@ -47,6 +53,7 @@ __all__ = [
     "sample",
     "short_attention",
     "snake_beta",
+    "split_kinds",
     "swiglu",
     "uniforms",
 ]
