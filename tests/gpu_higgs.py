@@ -2,9 +2,9 @@
 
     python tests/gpu_higgs.py --folder /tmp/higgs [--streams 1,16,64,256] [--peer 1,16] [--out report.json]
 
-Not a test that pytest collects: it needs a large GPU, transformers 5.17 for the peer, and some minutes. Every request is
-250 frames, ten seconds of sound. The peer's figure is its language model alone, which makes all rows of a batch at once;
-it decodes sound after the last one, so its first sound is its whole time.
+Not a test that pytest collects: it needs a large GPU, transformers 5.17 for the peer, and some minutes. Every request
+is 250 frames, ten seconds of sound. The peer's figure is its language model alone, which makes all rows of a batch at
+once; it decodes sound after the last one, so its first sound is its whole time.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def peer(folder: Path, prompt: torch.Tensor, batch: int) -> dict[str, float]:
     seconds(10)
     first_s, all_s = seconds(1), seconds(PEER_FRAMES)
     frame_s = (all_s - first_s) / (PEER_FRAMES - 1)
-    return {"streams": batch, "frame_ms": 1e3 * frame_s, "first_row_ms": 1e3 * first_s, "x_real_time": batch * FRAME_S / frame_s}
+    x_real_time = batch * FRAME_S / frame_s
+    return {"streams": batch, "frame_ms": 1e3 * frame_s, "first_row_ms": 1e3 * first_s, "x_real_time": x_real_time}
 
 
 if __name__ == "__main__":

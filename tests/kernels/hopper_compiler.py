@@ -14,18 +14,31 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelParam
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
-from sonant.kernels.reference import Bounds, Heads, LogitMask, Lookup, Place, SamplingParams, Snake
+from sonant.kernels.reference import (
+    Bounds,
+    Heads,
+    LogitMask,
+    Lookup,
+    Place,
+    Ras,
+    SamplingParams,
+    Sides,
+    Snake,
+    split_kinds,
+)
 from sonant.kernels.triton import (
     conv,
     depthwise,
+    dual_ffn,
     gemv,
     norm,
     paged,
     pdl,
     qk_rope,
+    ras_sample,
     sample,
     short,
     snake,
@@ -38,6 +51,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
 }  # fmt: skip
+SHARED_BYTES = 227 << 10  # that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 Shape = tuple[int, ...]
 PRODUCTS: tuple[Shape, ...] = ((1, 1024), (1, 6144), (8, 1024), (64, 6144))  # rows, depth
@@ -58,9 +72,19 @@ def compile_instead(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool,
     bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
     constants = {p.name for p in self.params if p.is_constexpr}
     signature = {n: "constexpr" if n in constants else signature_of(bound[n]) for n in self.arg_names}
-    source = ASTSource(self, signature, {(self.arg_names.index(n),): bound[n] for n in constants})
-    triton.compile(source, target=TARGET, options=options)
+    # as a launch would find them: without it loads are not told to be wide, and nothing goes through shared memory
+    aligned = {(p.num,): [["tt.divisibility", 16]] for p in self.params if is_aligned(p, bound[p.name])}
+    source = ASTSource(self, signature, {(self.arg_names.index(n),): bound[n] for n in constants}, aligned)
+    kernel = triton.compile(source, target=TARGET, options=options)
+    if kernel.metadata.shared > SHARED_BYTES:
+        raise MemoryError(f"{self.__name__} needs {kernel.metadata.shared} bytes of shared memory: {bound}")
     compiled.append(self.__name__)
+
+
+def is_aligned(parameter: KernelParam, value: Any) -> bool:
+    if parameter.is_constexpr or parameter.do_not_specialize:
+        return False
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
 def all_kernels(
@@ -118,7 +142,23 @@ def all_kernels(
     if every_form:
         sample.sample(values(2, 2048), torch.zeros(2), params, lookup=lookup)
         sample.sample(values(2, 3072), torch.zeros(2), params, mask)
+    recent = torch.zeros(2, 32, 8, dtype=torch.int32)
+    ras = Ras(recent, recent[:, 0, 0], recent[:, 1, 0], 1024)
+    ras_sample.ras_sample(values(2, 8, 1026), torch.zeros(2, 16), params, ras)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
+
+
+def dual_kernels(dtype: torch.dtype, counts: Sequence[int], hidden: int = 3072, inner: int = 8192) -> None:
+    """In each tile that the rule picks for so many rows. Values are none: only their shapes are looked at."""
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    gains, up, down = (Sides(*(values(*s) for _ in "ab")) for s in ((hidden,), (2 * inner, hidden), (hidden, inner)))
+    for rows in counts:
+        split = split_kinds(torch.zeros(1, rows))
+        dual_ffn.dual_norm_gated(values(1, rows, hidden), split, gains, 1e-5, up)
+        dual_ffn.dual_linear_add(values(1, rows, inner), split, down, values(1, rows, hidden))
 
 
 def tuned_kernels() -> None:
@@ -135,6 +175,8 @@ def main() -> None:
     pdl.supported = lambda device: True  # type: ignore[assignment]
     all_kernels(torch.bfloat16, PRODUCTS, CONVOLUTIONS)
     all_kernels(torch.float32, PRODUCTS[:1] + PRODUCTS[2:3], CONVOLUTIONS[-2:-1], every_form=False)
+    dual_kernels(torch.bfloat16, (16, 32, 128, 600))
+    dual_kernels(torch.float32, (600,))
     tuned_kernels()
     sys.stdout.write(" ".join(sorted(set(compiled))))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import LogitMask, SamplingParams
+from sonant.kernels.reference import LogitMask, Ras, SamplingParams
 
 
 def naive_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
@@ -71,6 +71,60 @@ def test_the_edges_of_the_uniform_range_draw_allowed_ids(edge: float) -> None:
     params = SamplingParams(greedy=one < 0, temperature=one, top_k=(50 * one).int(), top_p=one)
     drawn = reference.sample(logits, torch.tensor([edge]), params)
     assert int(drawn) in (100, 101, 102)
+
+
+def alike(rows: int, **values: float) -> SamplingParams:
+    """Every row draws in the same way."""
+    named = {"greedy": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0} | values
+    return SamplingParams(**{name: torch.full((rows,), value) for name, value in named.items()})
+
+
+@pytest.mark.parametrize("greedy", [0, 1])
+def test_ras_draws_again_by_the_logits_themselves(greedy: int) -> None:
+    """A first draw that can only be id 3, which was drawn twice: what comes then is the whole distribution."""
+    draws, vocab = 4000, 40
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5)) * 2
+    logits[3] = logits.max() + 0.1
+    second = (torch.arange(draws) + 0.5) / draws
+    uniform = torch.stack([torch.full((draws,), 0.5), second], 1)
+    length = torch.full((draws,), 4, dtype=torch.int32)
+    ras = Ras(torch.tensor([3, -1, 3, 8, 9])[None, :, None].expand(draws, 5, 1).int(), length, 0 * length + 1, vocab)
+    params = alike(draws, greedy=greedy, temperature=0.7, top_k=1, top_p=0.2)
+    drawn = reference.ras_sample(logits.expand(draws, 1, -1), uniform, params, ras)[:, 0]
+    counts = torch.bincount(drawn, minlength=vocab) / draws
+    torch.testing.assert_close(counts, logits.softmax(-1), rtol=0, atol=2 / draws)
+    # twice in the last five rows, once in the last four
+    twice = ras._replace(repeats=0 * length + 2)
+    assert (reference.ras_sample(logits.expand(draws, 1, -1), uniform, params, twice) == 3).all()
+    further = twice._replace(length=length + 1)
+    assert (reference.ras_sample(logits.expand(draws, 1, -1), uniform, params, further)[:, 0] == drawn).all()
+
+
+def test_ras_does_not_count_what_begins_and_ends_a_stream_nor_looks_back_over_no_rows() -> None:
+    logits = torch.full((2, 2, 10), 0.0)
+    logits[:, 0, 4], logits[:, 1, 8] = 1.0, 1.0
+    recent = torch.tensor([4, 8]).expand(2, 3, 2).int()
+    ras = Ras(recent, torch.tensor([3, 0]), torch.tensor([2, 2]), first_special=8)
+    drawn = reference.ras_sample(logits, torch.full((2, 4), 0.999), alike(2, greedy=1), ras)
+    assert drawn.tolist() == [[9, 8], [4, 8]]
+
+
+def test_ras_needs_nothing_of_a_rows_neighbours_nor_of_other_codebooks() -> None:
+    g = torch.Generator().manual_seed(6)
+    rows, books, vocab, window = 5, 3, 12, 6
+    logits, uniform = 2 * torch.randn(rows, books, vocab, generator=g), torch.rand(rows, 2 * books, generator=g)
+    recent = torch.randint(0, 4, (rows, window, books), generator=g).int()
+    length, repeats = torch.full((rows,), window), torch.ones(rows, dtype=torch.int32)
+    together = reference.ras_sample(logits, uniform, alike(rows, top_k=5), Ras(recent, length, repeats, vocab))
+    without = Ras(recent, 0 * length, repeats, vocab)
+    assert (together != reference.ras_sample(logits, uniform, alike(rows, top_k=5), without)).any()
+    for row in range(rows):
+        for book in range(books):
+            ras = Ras(recent[row : row + 1, :, book : book + 1], length[:1], repeats[:1], vocab)
+            alone = reference.ras_sample(
+                logits[row, book].view(1, 1, -1), uniform[row, book::books].view(1, 2), alike(1, top_k=5), ras
+            )
+            assert alone.item() == together[row, book]
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 
 from kernels.against import DEVICE, DTYPES, kernel, random
 from sonant.kernels import reference
-from sonant.kernels.reference import SamplingParams
+from sonant.kernels.reference import Ras, SamplingParams
 
 pytest.importorskip("triton")
 
@@ -72,6 +72,32 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
     for u in (0.0, 0.3, 0.999):
         got = kernel("sample")(logits, u * one, params)
         assert (got == reference.sample(logits, u * one, params)).all()
+
+
+@pytest.mark.parametrize(
+    ("vocab", "window", "rows", "books", "dtype"), [(24, 7, 8, 3, torch.float32), (1026, 32, 3, 4, torch.bfloat16)]
+)
+def test_ras_sample(vocab: int, window: int, rows: int, books: int, dtype: torch.dtype) -> None:
+    """Rows that look back far and not at all, at ids of which some were drawn often, some never and one is special."""
+    g = torch.Generator().manual_seed(vocab)
+    logits = 2 * random(rows, books, vocab, seed=vocab, dtype=dtype)
+    uniform = torch.rand(rows, 2 * books + 1, generator=g).to(DEVICE)[:, 1:]
+    params = params_of(vocab, rows, vocab)
+    none = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    recent = torch.randint(-1, vocab, (rows, window, books), generator=g).int().to(DEVICE)
+    drawn = reference.ras_sample(logits, uniform, params, Ras(recent, none, none, vocab))
+    recent = torch.where((torch.rand(recent.shape, generator=g) < 0.4).to(DEVICE), drawn[:, None].int(), recent)
+    number = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+    ras = Ras(
+        recent.mT.contiguous().mT,  # as an engine may keep it: codebooks apart
+        length=column_of_a_table(torch.tensor([window, 1, window // 2, 0], device=DEVICE)[number.long() % 4].int()),
+        repeats=column_of_a_table(1 + number % 3),
+        first_special=int(drawn.max()),
+    )
+    expected = reference.ras_sample(logits, uniform, params, ras)
+    got = kernel("ras_sample")(logits, uniform, params, ras)
+    assert (got == expected).all(), (got != expected).nonzero()
+    assert books < int((expected != drawn).sum()) < rows * books
 
 
 def test_uniforms() -> None:

@@ -213,7 +213,7 @@ def test_a_huge_text_is_laid_out_at_once(builder: PromptBuilder, unit: str) -> N
         ({"speakers": ("x",) * 9}, BadRequest, "9 speakers, over the limit of 8"),
         ({"speakers": ("x", " \n")}, BadRequest, "speaker 1 must be a voice, or a description"),
         ({"speakers": ("x", 3)}, BadRequest, "speaker 1 must be a voice, or a description"),
-        ({"language": "french"}, UnknownLanguage, "speaks english, chinese, german, korean, spanish.*leave language out"),
+        ({"language": "french"}, UnknownLanguage, "speaks english, .*, spanish.*leave language out"),
         ({"streaming_text": True}, Unsupported, "leave streaming_text out"),
         ({"context": ("Hello.",)}, BadRequest, "context must hold Spoken, not str"),
         ({"context": (Spoken("a", codes_of(1, 2)[:, :7]),)}, BadRequest, "frames of 8 codes"),

@@ -25,9 +25,12 @@ from sonant.kernels.reference import (
     LogitMask,
     Lookup,
     Place,
+    Ras,
     RowCounters,
     SamplingParams,
+    Sides,
     Snake,
+    Split,
 )
 
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
@@ -37,6 +40,9 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "dense_attention": None,
         "delay_step": "delay",
         "depthwise": "depthwise",
+        "dual_linear_add": "dual_ffn",
+        "dual_norm": "dual_ffn",
+        "dual_norm_gated": "dual_ffn",
         "linear": "gemv",
         "linear_add": "gemv",
         "norm_gated": "gemv",
@@ -44,6 +50,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "paged_attention": "paged",
         "paged_step": "paged",
         "qk_rope": "qk_rope",
+        "ras_sample": "ras_sample",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -99,6 +106,18 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     return pick("norm_gated", x)(x, gain, eps, weight)
+
+
+def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+    return pick("dual_norm", x)(x, split, gains, eps)
+
+
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+    return pick("dual_norm_gated", x)(x, split, gains, eps, weights)
+
+
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+    return pick("dual_linear_add", inner)(inner, split, weights, residual)
 
 
 def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,3 +178,7 @@ def delay_step(
     drawn: Tensor, own: RowCounters, rows: Tensor, ring: Tensor, counters: Tensor, pattern: DelayPattern
 ) -> Tensor:
     return pick("delay_step", drawn)(drawn, own, rows, ring, counters, pattern)
+
+
+def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras) -> Tensor:
+    return pick("ras_sample", logits)(logits, uniform, params, ras)

@@ -16,7 +16,17 @@ from sonant.kernels.reference.conv import (
     snake_beta,
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
-from sonant.kernels.reference.sampling import LogitMask, Lookup, SamplingParams, penalize, sample, uniforms
+from sonant.kernels.reference.dual import Sides, Split, dual_linear_add, dual_norm, dual_norm_gated, split_kinds
+from sonant.kernels.reference.sampling import (
+    LogitMask,
+    Lookup,
+    Ras,
+    SamplingParams,
+    penalize,
+    ras_sample,
+    sample,
+    uniforms,
+)
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
@@ -42,15 +52,21 @@ __all__ = [
     "LogitMask",
     "Lookup",
     "Place",
+    "Ras",
     "RowCounters",
     "SamplingParams",
+    "Sides",
     "Snake",
+    "Split",
     "Statuses",
     "causal_conv",
     "convolve",
     "delay_step",
     "dense_attention",
     "depthwise",
+    "dual_linear_add",
+    "dual_norm",
+    "dual_norm_gated",
     "exact_conv",
     "inside",
     "linear",
@@ -62,11 +78,13 @@ __all__ = [
     "paged_write",
     "penalize",
     "qk_rope",
+    "ras_sample",
     "rms_norm",
     "rotate",
     "sample",
     "short_attention",
     "snake_beta",
+    "split_kinds",
     "swiglu",
     "uniforms",
 ]

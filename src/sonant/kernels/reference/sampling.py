@@ -44,6 +44,15 @@ class Lookup(NamedTuple):
         torch.index_select(self.table, 0, ids, out=self.out)
 
 
+class Ras(NamedTuple):
+    """Repetition-aware sampling: an id that was drawn too often of late is drawn anew from all ids."""
+
+    recent: Tensor  # [B, W, K] int32: the last W rows drawn, the latest last; -1: none was
+    length: Tensor  # [B] int32: so many of them are looked at; 0: no RAS
+    repeats: Tensor  # [B] int32: an id that stands there so often is drawn anew
+    first_special: int  # ids from here on begin and end a stream: however often they stand there, they do not count
+
+
 def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
     """`count` numbers in [0, 1) for each row, from Philox-4×32-10 at (seed, frame, index): no state, no order.
 
@@ -99,9 +108,32 @@ def sample(
     kept = ((before < params.top_p[:, None]) | (rank == 0)) & (ranked >= kth)
     lowest = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
     weights = (scores - ranked[:, :1]).exp().masked_fill(scores < lowest, 0)
-    running = weights.cumsum(-1)
-    drawn = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
+    drawn = _invert(weights, uniform)
     ids = torch.where(params.greedy != 0, best, drawn)
     if lookup is not None:
         lookup.fetch(ids)
     return ids
+
+
+def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras) -> Tensor:
+    """Draw an id of each codebook as `sample` does, and look back: where RAS says so, draw it anew from the softmax of
+    the logits themselves, without temperature, top-k or top-p. Greedy rows are no exception.
+
+    logits [B, K, V]; uniform [B, 2K]: for the K first draws, then for those after RAS. → [B, K]
+    """
+    rows, books, vocab = logits.shape
+    flat = logits.float().view(-1, vocab)
+    each = SamplingParams(**{name: value.repeat_interleave(books) for name, value in vars(params).items()})
+    ids = sample(flat, uniform[:, :books].flatten(), each).view(rows, books)
+    age = torch.arange(ras.recent.shape[1], 0, -1, device=logits.device)  # the latest row is one step old
+    looked_at = (age <= ras.length[:, None])[:, :, None]
+    again = looked_at & (ras.recent == ids[:, None]) & (ids < ras.first_special)[:, None]
+    too_often = (again.sum(1) >= ras.repeats[:, None]) & (ras.length > 0)[:, None]
+    anew = _invert((flat - flat.amax(-1, keepdim=True)).exp(), uniform[:, books:].flatten())
+    return torch.where(too_often, anew.view(rows, books), ids)
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The id, in id order, at which the distribution's running sum passes the uniform number."""
+    running = weights.cumsum(-1)
+    return (running <= uniform[:, None] * running[:, -1:]).sum(-1)

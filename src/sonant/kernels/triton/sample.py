@@ -60,6 +60,34 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 
 
 @triton.jit
+def invert(weight, column, inside, share):
+    """The id at which the running sum of the weights passes this share of them all."""
+    running = tl.cumsum(weight, axis=0)
+    drawn = tl.sum((inside & (running <= share * tl.sum(weight, axis=0))).to(tl.int32), axis=0)
+    # rounding may leave the last running sum at the target: then the last id with weight is meant
+    return tl.minimum(drawn, tl.max(tl.where(weight > 0, column, 0), axis=0))
+
+
+@triton.jit
+def draw(score, highest, column, inside, vocab, uniform, temperature, top_k, top_p, BITS: tl.constexpr):
+    """One id of the scores, of which `highest` is the largest; `uniform` and those after it are the row's pointers."""
+    order = _ordered(score, BITS)  # which no temperature changes
+    heat = tl.load(temperature)
+    weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
+
+    wanted = tl.load(top_k)
+    lowest = _kth(order, inside, tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted), BITS)
+    weight = tl.where(order >= lowest, weight, 0.0)
+
+    share = tl.load(top_p)
+    if share < 1:
+        # a score stays if the weight above it is less than the share, and the highest always does
+        lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
+        weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
+    return invert(weight, column, inside, tl.load(uniform))
+
+
+@triton.jit
 def _sample(
     logits, uniform, greedy, temperature, top_k, top_p, out, seen, penalty, suppressed, stop_id, suppress_stop,
     seen_rows, vocab, table, fetched,
@@ -84,26 +112,10 @@ def _sample(
         too_early = (tl.load(suppress_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | too_early, float("-inf"), score)
     highest, best = tl.max(score, axis=0, return_indices=True)
-    order = _ordered(score, BITS)  # which no temperature changes
-    heat = tl.load(temperature + row * temperature_stride)
-    weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
-
-    wanted = tl.load(top_k + row * top_k_stride)
-    lowest = _kth(order, inside, tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted), BITS)
-    weight = tl.where(order >= lowest, weight, 0.0)
-
-    share = tl.load(top_p + row * top_p_stride)
-    if share < 1:
-        # a score stays if the weight above it is less than the share, and the highest always does
-        lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
-        weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
-
-    running = tl.cumsum(weight, axis=0)
-    target = tl.load(uniform + row * uniform_stride) * tl.sum(weight, axis=0)
-    drawn = tl.sum((inside & (running <= target)).to(tl.int32), axis=0)
-    # rounding may leave the last running sum at the target: then the last id with weight is meant
-    final = tl.max(tl.where(weight > 0, column, 0), axis=0)
-    drawn = tl.minimum(drawn, final)
+    drawn = draw(
+        score, highest, column, inside, vocab, uniform + row * uniform_stride, temperature + row * temperature_stride,
+        top_k + row * top_k_stride, top_p + row * top_p_stride, BITS,
+    )  # fmt: skip
     chosen = tl.where(tl.load(greedy + row * greedy_stride) != 0, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
     if WIDTH > 0:
@@ -117,7 +129,6 @@ def sample(
 ) -> Tensor:
     batch, vocab = logits.shape
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
-    block = triton.next_power_of_2(vocab)
     values = (params.greedy, params.temperature, params.top_k, params.top_p)
     seen, penalty, suppressed, stop_id, suppress_stop, rows = mask or (logits, uniform, logits, -1, logits, None)
     table, fetched = (logits, logits) if lookup is None else (lookup.table.contiguous(), lookup.out)
@@ -126,7 +137,17 @@ def sample(
         logits.contiguous(), uniform, *values, out, seen, penalty, suppressed, stop_id, suppress_stop,
         logits if rows is None else rows, vocab, table, fetched, *(t.stride(0) for t in (uniform, *values, penalty)),
         MASKED=mask is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
-        BITS=16 if logits.dtype is torch.bfloat16 and mask is None else 32,
-        BLOCK=block, num_warps=max(1, min(16, block // 512)), **launch_options(logits),
+        BITS=score_bits(logits) if mask is None else 32, **row_in_registers(vocab), **launch_options(logits),
     )  # fmt: skip
     return out
+
+
+def score_bits(logits: Tensor) -> int:
+    """That tell the scores apart, as long as nothing was done to them."""
+    return 16 if logits.dtype is torch.bfloat16 else 32
+
+
+def row_in_registers(vocab: int) -> dict[str, int]:
+    """Launch arguments of a kernel whose program holds a row of scores."""
+    block = triton.next_power_of_2(vocab)
+    return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.kernels import ops
+from sonant.kernels.reference import split_kinds
 from sonant.models.base import Ints, PrefillItem, PrefillShape, Prompt, seed_words
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
@@ -82,7 +82,7 @@ class HiggsAudioV2:
         prompts = PackedPrompts(packed, PackedShape(shape.positions))
         context = memory.prefill_context(KV, memory.tables[prompts.rows], prompts.at, prompts.real, shape.span_blocks)
         x = stack.embed_position(prompts.text, prompts.codes)
-        stack.prefill(x, prompts.at, context, ops.split_kinds(prompts.kinds()))
+        stack.prefill(x, prompts.at, context, split_kinds(prompts.kinds()))
         start_rows(memory, prompts.ready_rows, prompts.lengths, prompts.opening)
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:

@@ -62,6 +62,6 @@ class PackedPrompts:
         self.at = at.where(self.real, 0)
 
     def kinds(self) -> Tensor:
-        """[B, positions]: 0 text, 1 a row of codes, 2 padding, as `ops.split_kinds` takes it."""
+        """[B, positions]: 0 text, 1 a row of codes, 2 padding, as `split_kinds` takes it."""
         audio = (self.codes[..., 0] >= 0).int()
         return audio.where(self.real, 2)
