@@ -25,6 +25,11 @@ class Clip:
     words: str | None = None
     backwards: bool = False  # another voice
 
+    @property
+    def name(self) -> str:
+        """By which golden/higgs_codec.npz has its codes."""
+        return f"{'backwards' if self.backwards else 'clip'}_{self.seconds}"
+
     def samples(self) -> Samples:
         samples, _ = reference_clip(self.seconds)
         return np.ascontiguousarray(samples[::-1]) if self.backwards else samples
@@ -56,7 +61,7 @@ CASES = (
     HiggsCase("scene", MIXED, instruct="A crowded hall with a long echo."),
     HiggsCase("clone", "Say this in the same voice.", voice=NIGHT),
     HiggsCase("clone_scene", "Say this in the same voice.", voice=Clip(0.6)),
-    HiggsCase("clone_noscene", SHORT, voice=Clip(0.9, backwards=True), instruct=""),
+    HiggsCase("clone_noscene", SHORT, voice=MORNING, instruct=""),
     HiggsCase("two_speakers", DIALOGUE, speakers=(NIGHT, MORNING)),
     HiggsCase("speakers_scene", DIALOGUE, speakers=(Clip(0.6), "an old man, slow and hoarse")),
     HiggsCase("smart", DIALOGUE),

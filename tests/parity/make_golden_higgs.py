@@ -164,10 +164,6 @@ def rounded(values: np.ndarray, step: float) -> np.ndarray:
     return (np.round(values / step) * step).astype(np.float32)
 
 
-def clip_name(clip: Clip) -> str:
-    return f"{'backwards' if clip.backwards else 'clip'}_{clip.seconds}"
-
-
 @torch.no_grad()
 def record(official: Official) -> tuple[Dump, Dump]:
     cases: Dump = {}
@@ -181,7 +177,7 @@ def record(official: Official) -> tuple[Dump, Dump]:
     for clip in CLIPS:
         told = official.encode(clip)
         whole = clip == CLIPS[0]  # the features of one are enough to find where two implementations separate
-        codec |= {f"{clip_name(clip)}/{name}": value for name, value in told.items() if whole or name == "codes"}
+        codec |= {f"{clip.name}/{name}": value for name, value in told.items() if whole or name == "codes"}
     codes = torch.randint(0, 1024, (1, 8, CODEC_FRAMES), generator=torch.Generator().manual_seed(5))
     wav = official.codec.decode(codes).audio_values[0, 0]
     codec["random/codes"] = codes[0].T.numpy().astype(np.int16)
