@@ -23,7 +23,7 @@ DAC_UNITS = 3  # residual units in each block
 def language_model_shapes(config: HiggsConfig) -> dict[str, Shape]:
     """What `model.safetensors` holds, the text head with it, which speech never asks."""
     c = config.llama
-    entries = [("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))]
+    entries: list[Entry] = [("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))]
     for i in range(c.num_hidden_layers):
         entries += _dual_layer(f"model.layers.{i}", config)
     rows = CODEBOOKS * config.codebook_size
