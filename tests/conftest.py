@@ -20,6 +20,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton loads
 
+from sonant.models.higgs_audio_v2.synthetic.writer import write_checkpoint as write_higgs_checkpoint
 from sonant.models.qwen3_tts.config import Kind
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
@@ -46,18 +47,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Tiny random checkpoints "base", "custom" and "design", written once a session and never changed."""
-    root = tmp_path_factory.getbasetemp()
+
+    def write(folder: Path) -> None:
+        for name, kind in KINDS.items():
+            write_checkpoint(folder / name, kind=kind)
+
+    ready = once_a_session(tmp_path_factory, "tiny_checkpoints", write)
+    return {name: ready / name for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def tiny_higgs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random Higgs checkpoint that golden/higgs*.npz were made from, written once a session."""
+    return once_a_session(tmp_path_factory, "tiny_higgs", write_higgs_checkpoint)
+
+
+def once_a_session(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], None]) -> Path:
+    """The folder that `write` has filled, by whichever of the workers came first."""
+    root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # a worker's own folder lies in the session's
-    ready = root / "tiny_checkpoints"
-    with (root / "tiny_checkpoints.lock").open("w") as lock:
+    ready = root / name
+    with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
-            staging = root / "tiny_checkpoints.partial"
-            for name, kind in KINDS.items():
-                write_checkpoint(staging / name, kind=kind)
+            staging = root / f"{name}.partial"
+            write(staging)
             staging.rename(ready)
-    return {name: ready / name for name in KINDS}
+    return ready
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +88,7 @@ def full_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
-    """`golden("custom")`: what the official package computed from that checkpoint; see parity/README.md."""
+    """`golden("custom")`: what the official code computed from that checkpoint; see parity/README.md."""
 
     @cache
     def load(name: str) -> Mapping[str, np.ndarray]:

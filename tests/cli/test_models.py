@@ -112,6 +112,33 @@ def test_a_random_model_speaks(run: Run, kind: str) -> None:
     assert sorted(p.name for p in Path("deep").iterdir()) == ["model"]
 
 
+@pytest.mark.parametrize(
+    ("family", "codec"), [("qwen3_tts", "speech_tokenizer"), ("higgs_audio_v2", "audio_tokenizer")]
+)
+def test_a_random_model_is_the_familys_first_kind_and_size_unless_told(run: Run, family: str, codec: str) -> None:
+    made = run("random-model", "model", "--family", family)
+    assert (made.code, made.err) == (0, "")
+    assert b" a tiny " in made.out
+    assert {"config.json", "model.safetensors", codec} <= {p.name for p in Path("model").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("family", "option", "value", "others"),
+    [
+        ("higgs_audio_v2", "--kind", "custom_voice", "--kind base"),
+        ("higgs_audio_v2", "--size", "1.7b", "--size tiny, 3b"),
+        ("qwen3_tts", "--size", "3b", "--size tiny, 0.6b, 1.7b"),
+    ],
+)
+def test_a_random_model_of_another_familys_kind_or_size_is_refused(
+    run: Run, family: str, option: str, value: str, others: str
+) -> None:
+    refused = run("random-model", "model", "--family", family, option, value)
+    assert refused.code == 2
+    assert f"{family} has no {option[2:]} '{value}': choose {others}" in refused.err
+    assert not Path("model").exists()
+
+
 def test_a_random_model_overwrites_only_when_told(run: Run) -> None:
     Path("model").mkdir()
     assert run("random-model", "model").code == 0  # an empty folder is fine

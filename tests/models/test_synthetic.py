@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,25 +9,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from published_names import published
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import Kind, Qwen3TTSConfig
 from sonant.models.qwen3_tts.synthetic.presets import Size
 from sonant.models.qwen3_tts.synthetic.shapes import codec_shapes, model_shapes
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint, write_configs
-
-NAMES = Path(__file__).parent / "published_names"
-
-
-def published(name: str) -> dict[str, tuple[int, ...]]:
-    """A list of published tensors; `{0..27}` in a name stands for each of those numbers."""
-    shapes = {}
-    for line in (NAMES / f"{name}.txt").read_text().splitlines():
-        pattern, *shape = line.split()
-        ranges = [range(int(a), int(b) + 1) for a, b in re.findall(r"\{(\d+)\.\.(\d+)\}", pattern)]
-        template = re.sub(r"\{\d+\.\.\d+\}", "{}", pattern)
-        for indices in product(*ranges):
-            shapes[template.format(*indices)] = tuple(map(int, shape))
-    return shapes
 
 
 def config_of(tmp_path: Path, kind: Kind, size: Size) -> Qwen3TTSConfig:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from sonant.cli.options import Commands, add_command
 from sonant.cli.sound_file import OutputError
+from sonant.errors import ConfigError
 from sonant.load import pick_device
 from sonant.models.registry import family_module, family_names
 
@@ -26,26 +28,41 @@ def add_parser(commands: Commands) -> None:
     families = {name: family_module(name, "synthetic") for name in family_names()}
     first = next(iter(families))
     parser.add_argument("--family", choices=list(families), default=first, help=f"which model (default: {first})")
-    kinds = list(dict.fromkeys(kind for family in families.values() for kind in family.KINDS))
-    sizes = list(dict.fromkeys(size for family in families.values() for size in family.SIZES))
+    kinds = {name: family.KINDS for name, family in families.items()}
+    sizes = {name: family.SIZES for name, family in families.items()}
     parser.add_argument(
-        "--kind", choices=kinds, default=kinds[0],
-        help=f"fixed voices, cloning, or voices from words (default: {kinds[0]})",
+        "--kind", choices=_all_of(kinds),
+        help=f"fixed voices, cloning, or voices from words (default: {_firsts_of(kinds)})",
     )  # fmt: skip
     parser.add_argument(
-        "--size", choices=sizes, default=sizes[0],
-        help=f"{sizes[0]} is for trying, the others are the published sizes, for timing (default: {sizes[0]})",
+        "--size", choices=_all_of(sizes),
+        help=f"the first is for trying, the others are the published sizes, for timing (default: {_firsts_of(sizes)})",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer-from", metavar="DIR", type=Path,
-        help="take vocab.json and merges.txt from there (default: a vocabulary of single bytes)",
+        help="take the text tokenizer's vocabulary from the files there (default: a vocabulary of single bytes)",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where numbers are drawn: cpu, cuda … (default: cpu)")
     parser.add_argument("--force", action="store_true", help="write even if DIR is not empty (default: off)")
 
 
+def _all_of(choices: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return list(dict.fromkeys(choice for family in choices.values() for choice in family))
+
+
+def _firsts_of(choices: Mapping[str, tuple[str, ...]]) -> str:
+    """What is taken if nothing is said, with the family's name where not all have the same."""
+    firsts = {family: those[0] for family, those in choices.items()}
+    if len(set(firsts.values())) == 1:
+        return next(iter(firsts.values()))
+    return ", ".join(f"{first} of {family}" for family, first in firsts.items())
+
+
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
+    synthetic = family_module(args.family, "synthetic")
+    kind = _chosen(args.kind, "kind", synthetic.KINDS, args.family)
+    size = _chosen(args.size, "size", synthetic.SIZES, args.family)
     device = pick_device(args.device)
     try:
         if folder.is_dir() and any(folder.iterdir()) and not args.force:
@@ -54,15 +71,19 @@ def run(args: argparse.Namespace) -> int:
         # Made beside its place and moved there: an interrupted run leaves nothing that looks like a model.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.resolve().parent) as staging:
             made = Path(staging)
-            family_module(args.family, "synthetic").write_checkpoint(
-                made, kind=args.kind, size=args.size, device=device, tokenizer_from=args.tokenizer_from
-            )
+            synthetic.write_checkpoint(made, kind=kind, size=size, device=device, tokenizer_from=args.tokenizer_from)
             size_bytes = _move_files(made, folder)
     except OSError as e:
         raise OutputError(f"cannot write {folder}: {e}") from e
-    size = f"{size_bytes / 1e6:.0f} MB"
-    print(f"{folder}: a {args.size} {args.kind} model of random weights, {size}; it babbles")
+    print(f"{folder}: a {size} {kind} model of random weights, {size_bytes / 1e6:.0f} MB; it babbles")
     return 0
+
+
+def _chosen(given: str | None, what: str, choices: tuple[str, ...], family: str) -> str:
+    """The family's first, if nothing was said. Not every family has what another has."""
+    if given is not None and given not in choices:
+        raise ConfigError(f"{family} has no {what} {given!r}: choose --{what} {', '.join(choices)}")
+    return given or choices[0]
 
 
 def _move_files(source: Path, target: Path) -> int:

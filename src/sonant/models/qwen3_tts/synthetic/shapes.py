@@ -18,8 +18,8 @@ from sonant.models.qwen3_tts.config import (
     SpeakerConfig,
     TalkerConfig,
 )
+from sonant.models.synthetic_tensors import Shape
 
-Shape = tuple[int, ...]
 Entry = tuple[str, Shape]
 
 CONVNEXT_KERNEL = 7

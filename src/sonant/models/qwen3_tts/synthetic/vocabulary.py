@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from sonant.errors import CheckpointError
+from sonant.models.byte_vocabulary import byte_characters
 from sonant.models.published import read_json
 
 # In id order, directly after the vocabulary. Those in PLAIN are matched in text but not marked special.
@@ -82,10 +83,3 @@ def mini_bpe() -> tuple[dict[str, int], list[str]]:
                 vocab[word[:end]] = len(vocab)
                 merges.append(f"{word[: end - 1]} {word[end - 1]}")
     return vocab, merges
-
-
-def byte_characters() -> list[str]:
-    """The printable character that stands for each byte in GPT-2's and Qwen's vocabulary files."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = count(256)
-    return [chr(b if b in printable else next(spare)) for b in range(256)]

@@ -1,17 +1,14 @@
 """Writes checkpoints of random weights in the published layout, at a tiny size or at full size.
 
-Tests, benchmarks and a first try of the program need a model without fetching one. Each tensor is drawn from
-a generator seeded by its own name, so that a checkpoint is the same whenever and in whatever order it is
-made, and scaled so that activations stay near one and the sound stays finite. It speaks noise.
+Tests, benchmarks and a first try of the program need a model without fetching one. Its tensors are scaled so that
+activations stay near one and the sound stays finite. It speaks noise.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,15 +23,13 @@ from sonant.models.qwen3_tts.synthetic.presets import (
     model_config,
     small_files,
 )
-from sonant.models.qwen3_tts.synthetic.shapes import Shape, codec_shapes, model_shapes
+from sonant.models.qwen3_tts.synthetic.shapes import codec_shapes, model_shapes
 from sonant.models.qwen3_tts.synthetic.vocabulary import write_tokenizer
+from sonant.models.synthetic_tensors import RandomTensors, Shape
 
 KIND_SEEDS: Mapping[Kind, int] = {"base": 11, "custom_voice": 22, "voice_design": 33}
 CODEC_SEED = 7
 TEXT_VOCAB_SIZE = 151936  # of the published sizes, whichever tokenizer is used
-STORED_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-
-Edit = Callable[[torch.Tensor], object]
 
 
 def write_checkpoint(
@@ -67,22 +62,20 @@ def write_checkpoint(
     config = write_configs(folder, kind, size, tokenizer_from)
     eos = config.talker.codec_eos_token_id
     last_conv = f"decoder.decoder.{len(config.codec.decoder.upsample_rates) + 2}.conv.weight"
-    _write_tensors(
-        folder / "model.safetensors",
+    RandomTensors(
         model_shapes(config),
-        dtype,
-        torch.device(device),
+        draw,
         seed,
-        {"talker.codec_head.weight": lambda w: w[eos].mul_(eos_gain)},
-    )
-    _write_tensors(
-        folder / "speech_tokenizer" / "model.safetensors",
-        codec_shapes(config.codec),
-        torch.float32,  # the codec is published in float32, whatever the talker's dtype
         torch.device(device),
+        {"talker.codec_head.weight": lambda w: w[eos].mul_(eos_gain)},
+    ).write(folder / "model.safetensors", dtype)
+    RandomTensors(
+        codec_shapes(config.codec),
+        draw,
         CODEC_SEED,
+        torch.device(device),
         {last_conv: lambda w: w.mul_(wav_gain)},
-    )
+    ).write(folder / "speech_tokenizer" / "model.safetensors", torch.float32)  # published so, whatever the talker's
 
 
 def write_configs(folder: Path, kind: Kind, size: Size, tokenizer_from: Path | None) -> Qwen3TTSConfig:
@@ -102,37 +95,6 @@ def write_configs(folder: Path, kind: Kind, size: Size, tokenizer_from: Path | N
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     return Qwen3TTSConfig.read(folder)
-
-
-def _write_tensors(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int,
-    edits: Mapping[str, Edit],
-) -> None:
-    """Draw and store one tensor at a time: a full-size model then needs memory for its largest tensor only.
-
-    safetensors' own writer wants all of them at once. The format is simple: the length of a JSON header, the
-    header with each tensor's place, then the bytes.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": STORED_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins on a multiple of eight bytes
-    generator = torch.Generator(device=device)
-    with path.open("wb") as f:
-        f.write(struct.pack("<Q", len(text)))
-        f.write(text)
-        for name, shape in shapes.items():
-            value = draw(name, shape, generator.manual_seed((zlib.crc32(name.encode()) ^ seed) & 0x7FFFFFFF))
-            if name in edits:
-                edits[name](value)
-            value.to(dtype).cpu().view(torch.uint8).numpy().tofile(f)
 
 
 def draw(name: str, shape: Shape, generator: torch.Generator) -> torch.Tensor:
