@@ -32,7 +32,7 @@ class TextFeed:
         whole: LongText,
         stream: SpeechStream,
         config: EngineConfig,
-        lay_out: Callable[[SpeechRequest, Sink], Request],
+        lay_out: Callable[[SpeechRequest, int, Sink], Request],
     ) -> None:
         self.stream = stream
         self._speech, self._whole, self._config, self._lay_out = speech, whole, config, lay_out
@@ -49,7 +49,7 @@ class TextFeed:
         parts = []
         for index, part in enumerate(split_text(text, self._config.segment_chars), first):
             piece = replace(self._speech, text=part, seed=(self.stream.seed + index) % 2**64)
-            parts.append(self._lay_out(piece, PartSink(self._whole, index)))
+            parts.append(self._lay_out(piece, index, PartSink(self._whole, index)))
         self._whole.add(parts)
         self._chars = chars
         self.stream.input_tokens += sum(p.prompt.length for p in parts)
