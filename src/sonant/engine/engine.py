@@ -32,6 +32,7 @@ from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
 from sonant.errors import BadRequest, BadText, EngineClosed, Unsupported
 from sonant.models.base import SpeechModel
 from sonant.text.sentences import check_text, split_text
+from sonant.text.turns import with_turns
 from sonant.types import MAX_DESCRIPTION_CHARS, Speech, SpeechRequest, Spoken
 from sonant.voice import Voice
 
@@ -106,7 +107,7 @@ class Engine:
         """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
         seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
-        parts = split_text(speech.text, self.config.segment_chars)
+        parts, _ = self._split(speech.text)
         return self._submit_one(speech, parts[0], seed) if len(parts) == 1 else self._submit_long(speech, parts, seed)
 
     def _submit_one(self, speech: SpeechRequest, text: str, seed: int) -> SpeechStream:
@@ -135,7 +136,7 @@ class Engine:
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
         self.loop.watch(whole)
         stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.loop.abort(whole.abort()))
-        return TextFeed(speech, whole, stream, self.config, self._part)
+        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._part)
 
     @property
     def warm_share(self) -> float:
@@ -199,6 +200,16 @@ class Engine:
                     f"frames in context must be [frames, {', '.join(map(str, spec.frame.shape))}] as this model makes "
                     f"them, not {list(piece.frames.shape)}"
                 )
+
+    def _split(self, text: str, speaker: str = "") -> tuple[list[str], str]:
+        """Its parts, and of a dialogue who speaks at the end of them; `speaker` does at the beginning."""
+        parts = split_text(text, self.config.segment_chars)
+        if self.model.spec.most_speakers == 1:
+            return parts, ""
+        parts, speaker = with_turns(parts, speaker)
+        if not parts:
+            raise BadText(f"the text names {speaker} and nothing to say; send the words with it")
+        return parts, speaker
 
     def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
         spec, context = self.model.spec, None
