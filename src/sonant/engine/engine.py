@@ -107,7 +107,9 @@ class Engine:
         """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
         seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
-        parts, _ = self._split(speech.text)
+        parts, speaker = self._split(speech.text, "")
+        if not parts:
+            raise BadText(f"the text names {speaker} and nothing to say; send the words with it")
         return self._submit_one(speech, parts[0], seed) if len(parts) == 1 else self._submit_long(speech, parts, seed)
 
     def _submit_one(self, speech: SpeechRequest, text: str, seed: int) -> SpeechStream:
@@ -201,15 +203,10 @@ class Engine:
                     f"them, not {list(piece.frames.shape)}"
                 )
 
-    def _split(self, text: str, speaker: str = "") -> tuple[list[str], str]:
+    def _split(self, text: str, speaker: str) -> tuple[list[str], str]:
         """Its parts, and of a dialogue who speaks at the end of them; `speaker` does at the beginning."""
         parts = split_text(text, self.config.segment_chars)
-        if self.model.spec.most_speakers == 1:
-            return parts, ""
-        parts, speaker = with_turns(parts, speaker)
-        if not parts:
-            raise BadText(f"the text names {speaker} and nothing to say; send the words with it")
-        return parts, speaker
+        return (parts, "") if self.model.spec.most_speakers == 1 else with_turns(parts, speaker)
 
     def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
         spec, context = self.model.spec, None

@@ -35,24 +35,30 @@ class TextFeed:
         lay_out: Callable[[SpeechRequest, int, Sink], Request],
     ) -> None:
         self.stream = stream
-        self._speech, self._whole, self._max_chars, self._split, self._lay_out = speech, whole, max_chars, split, lay_out
+        self._speech, self._whole, self._max_chars = speech, whole, max_chars
+        self._split, self._lay_out = split, lay_out
         self._chars = 0
         self._speaker = ""  # who spoke last, of a dialogue
 
     def add(self, text: str) -> None:
-        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it."""
+        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it.
+
+        But for whose turn it is: what follows is said by the last one named, spoken or not.
+        """
         check_text(text, self._max_chars)
         chars = self._chars + len(text)
         if chars > self._max_chars:
             limit = f"over the limit of {self._max_chars:,}"
             raise BadText(f"the text has grown to {chars:,} characters, {limit}; begin another")
-        texts, speaker = self._split(text, self._speaker)
+        texts, self._speaker = self._split(text, self._speaker)
+        if not texts:
+            raise BadText(f"the text names {self._speaker} and nothing to say; send the words with it")
         parts = []
         for index, part in enumerate(texts, self._whole.parts):
             piece = replace(self._speech, text=part, seed=(self.stream.seed + index) % 2**64)
             parts.append(self._lay_out(piece, index, PartSink(self._whole, index)))
         self._whole.add(parts)
-        self._chars, self._speaker = chars, speaker
+        self._chars = chars
         self.stream.input_tokens += sum(p.prompt.length for p in parts)
 
     def end(self) -> None:

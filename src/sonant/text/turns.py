@@ -9,6 +9,10 @@ _TURN = re.compile(r"\[SPEAKER\d+\]")
 _DANGLING = re.compile(r"(?:\s*\[SPEAKER\d+\])+\s*$")
 
 
+def without_turns(text: str) -> str:
+    return _TURN.sub("", text)
+
+
 def with_turns(parts: Iterable[str], speaker: str = "") -> tuple[list[str], str]:
     """The parts, each beginning with the speaker who has the word there, and who has it after the last.
 
