@@ -12,35 +12,23 @@ import torch
 from clips import reference_clip
 from sonant import Engine, EngineConfig, SpeechRequest, Voice
 from sonant.errors import BadRequest, BadText, Unsupported
-from sonant.models.base import Prompt
 from toy_family.model import ToyModel
+from toy_family.recording import RecordingToy
 
 TEXT = "[SPEAKER0] Hello. [SPEAKER1] Hi."
 OPTIONS: dict[str, Any] = {"seed": 1, "max_frames": 5}
 
 
-class Talking(ToyModel):
-    """Two or three speakers; keeps what it was asked."""
-
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        super().__init__(config, device, most_speakers=3)
-        self.asked: list[SpeechRequest] = []
-
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        self.asked.append(request)
-        return super().prompt(request)
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     config, device = EngineConfig(max_rows=2, segment_chars=40), torch.device("cpu")
-    with Engine(Talking(config, device), config, device) as opened:
+    with Engine(RecordingToy(config, device, most_speakers=3), config, device) as opened:
         yield opened
 
 
 @pytest.fixture
 def asked(engine: Engine) -> list[SpeechRequest]:
-    assert isinstance(engine.model, Talking)
+    assert isinstance(engine.model, RecordingToy)
     engine.model.asked.clear()
     return engine.model.asked
 
