@@ -11,7 +11,7 @@ from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
 from sonant.load import load
 from sonant.sampling import Sampling
-from sonant.types import AudioChunk, FinishReason, Speech, SpeechRequest
+from sonant.types import AudioChunk, FinishReason, Speech, SpeechRequest, Spoken
 from sonant.voice import Voice
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Speech",
     "SpeechRequest",
     "SpeechStream",
+    "Spoken",
     "Voice",
     "load",
 ]

@@ -62,6 +62,8 @@ class EngineConfig:
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
                 raise ConfigError(f"{f.name} must be over 0, not {value!r}")
+        if self.codec is not None and not self.codec.strip():
+            raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.kv_memory_fraction <= 1:
             raise ConfigError(f"kv_memory_fraction must be at most 1, not {self.kv_memory_fraction!r}")
         if not self.chunk_s or not all(0 < seconds < float("inf") for seconds in self.chunk_s):

@@ -13,6 +13,8 @@ from sonant.errors import BadRequest, BadSampling, BadText
 from sonant.sampling import Sampling
 from sonant.voice import Voice
 
+MAX_DESCRIPTION_CHARS = 1000  # of a speaker, in words
+
 Samples = npt.NDArray[np.float32]
 Frames = npt.NDArray[Any]
 """[frames, …]: int32 codes or float32 latents, whichever the model decodes to."""
@@ -32,6 +34,10 @@ class Spoken:
 
     text: str
     frames: Frames
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not isinstance(self.frames, np.ndarray) or not self.frames.ndim:
+            raise BadRequest("what was said before is a text and its frames, as a Speech or an AudioChunk has them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +78,28 @@ class SpeechRequest:
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
                 raise BadRequest(f"{name} must be {names}, not {value!r}")
+        self._check_speakers()
+        for piece in self.context:
+            if not isinstance(piece, Spoken):
+                raise BadRequest(f"context must hold what was said before, as Spoken, not {type(piece).__name__}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.max_frames is not None and self.max_frames < 1:
             raise BadRequest(f"max_frames must be at least 1, not {self.max_frames}")
+
+    def _check_speakers(self) -> None:
+        if self.speakers and self.voice is not None:
+            raise BadRequest("voice and speakers exclude each other; give each speaker's voice in speakers")
+        for n, speaker in enumerate(self.speakers):
+            if isinstance(speaker, Voice):
+                continue
+            if not isinstance(speaker, str):
+                raise BadRequest(f"speaker {n} must be a Voice, or words, not {type(speaker).__name__}")
+            if not speaker.strip():
+                raise BadRequest(f"speaker {n} has an empty description; say in words how it sounds, or give a Voice")
+            if len(speaker) > MAX_DESCRIPTION_CHARS:
+                limit = f"over the limit of {MAX_DESCRIPTION_CHARS:,}"
+                raise BadRequest(f"the description of speaker {n} has {len(speaker):,} characters, {limit}; shorten it")
 
 
 @dataclass(frozen=True)

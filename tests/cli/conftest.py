@@ -24,7 +24,8 @@ Run = Callable[..., Outcome]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SONANT_MODEL", raising=False)
+    for variable in ("SONANT_MODEL", "SONANT_CODEC"):
+        monkeypatch.delenv(variable, raising=False)
 
     def call(*args: str | Path) -> Outcome:
         try:

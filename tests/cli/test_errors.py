@@ -13,6 +13,8 @@ import pytest
 import soundfile as sf
 
 from clips import reference_clip
+from sonant.cli.main import build_parser
+from sonant.cli.serve import read_options
 
 Folders = Mapping[str, Path]
 Run = Callable[..., Any]  # gives the Outcome of conftest.py
@@ -46,6 +48,13 @@ def refusal(run: Run, *args: str | Path) -> str:
         (["--ref-text", "Words."], "go with --clone"),
         (["--save-voice", "v"], "go with --clone"),
         (["--voice-file", "nowhere.voice"], "nowhere.voice cannot be read as a saved voice"),
+        (["--speaker", "text=low"], "this model speaks with one voice at a time; leave speakers out"),
+        (["--speaker", "clone=nowhere.wav"], "this model speaks with one voice at a time"),
+        (["--speaker", "low"], "--speaker takes text=…, voice=FILE or clone=CLIP, not 'low'"),
+        (["--speaker", "text= "], "--speaker takes text=…, voice=FILE or clone=CLIP, not 'text= '"),
+        (["--speaker", "pitch=low"], "--speaker takes text=…"),
+        (["--codec", "elsewhere"], "this model's codec is in its own folder; leave --codec out"),
+        (["--codec", ""], "codec must be a folder or file"),
         (["--device", "tpu"], "use auto, cpu or cuda"),
         (["--out", "missing/out.wav"], "cannot write missing/out.wav: No such file or directory"),
         (["--out", "."], "does not tell the format"),
@@ -98,6 +107,32 @@ def test_the_model_can_come_from_the_environment(run: Run, monkeypatch: pytest.M
     monkeypatch.setenv("SONANT_MODEL", "from-the-environment")
     assert "from-the-environment is not a folder" in refusal(run, *SAY)
     assert "from-the-option is not a folder" in refusal(run, *SAY, "--model", "from-the-option")
+
+
+def test_a_dialogue_has_no_one_voice(run: Run) -> None:
+    done = run(*SAY, "--speaker", "text=low", "--voice", "ryan")
+    assert done.code == 2 and "not allowed with argument --speaker" in done.err
+
+
+@pytest.mark.parametrize("given", ["option", "environment"])
+@pytest.mark.parametrize("command", ["say", "doctor", "bench offline", "profile run", "serve"])
+def test_a_codec_that_the_model_has_no_use_for_is_refused(
+    run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch, command: str, given: str
+) -> None:
+    folder = str(tiny_checkpoints["custom"])
+    own = {"say": ["Hello.", "--model", folder], "profile run": [folder], "serve": [folder, "--port", "0"]}
+    args = [*command.split(), *own.get(command, ["--model", folder])]
+    if given == "option":
+        args += ["--codec", "elsewhere"]
+    else:
+        monkeypatch.setenv("SONANT_CODEC", "elsewhere")
+    if command == "serve":
+        _, _, config = read_options(build_parser().parse_args(args))
+        assert config.codec == "elsewhere"
+        return
+    done = run(*args)
+    assert done.code == (1 if command == "doctor" else 2)
+    assert "this model's codec is in its own folder" in done.out.decode() + done.err
 
 
 @pytest.mark.parametrize("command", [SAY, ("voices",)], ids=["say", "voices"])

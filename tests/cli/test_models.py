@@ -48,7 +48,7 @@ def test_voices_needs_no_weights(
 
 def test_voices_for_people(run: Run, configs_only: Callable[[str], Path]) -> None:
     shown = run("voices", "--model", configs_only("custom")).out.decode()
-    assert "serena, vivian" in shown and "24000 Hz" in shown
+    assert "serena, vivian" in shown and "24000 Hz" in shown and "one in a text" in shown
     assert "--clone CLIP" in run("voices", "--model", configs_only("base")).out.decode()
     assert "--instruct TEXT" in run("voices", "--model", configs_only("design")).out.decode()
 

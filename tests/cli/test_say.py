@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
+import torch
 
 import sonant
 from clips import reference_clip
+from sonant import Engine, EngineConfig, Voice
 from sonant.cli.progress import Progress
+from toy_family.recording import RecordingToy
 
 Folders = Mapping[str, Path]
 Run = Callable[..., Any]  # gives the Outcome of conftest.py
@@ -133,6 +136,53 @@ def test_all_that_shapes_the_voice_reaches_the_model(run: Run, tiny_checkpoints:
         assert (done.code, name) == (0, name), done.err
         sounds.add(Path(f"{name}.wav").read_bytes())
     assert len(sounds) == len(variants)
+
+
+class Loading:
+    """Opens the toy that speaks dialogues in the place of any folder, and keeps the engine and its config."""
+
+    def __init__(self) -> None:
+        self.configs: list[EngineConfig] = []
+        self.models: list[RecordingToy] = []
+
+    def __call__(self, folder: Path, *, config: EngineConfig, **_: object) -> Engine:
+        self.configs.append(config)
+        self.models.append(RecordingToy(config, torch.device("cpu"), most_speakers=3))
+        return Engine(self.models[-1], config, torch.device("cpu"))
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
+    found = Loading()
+    monkeypatch.setattr("sonant.load", found)
+    return found
+
+
+def test_a_dialogue_has_its_speakers_in_order(run: Run, loading: Loading) -> None:
+    sf.write("ref.wav", *reference_clip())
+    spoken = ("say", "[SPEAKER0] Hello. [SPEAKER1] Hi.", "--model", "any", *SHORT)
+    assert run(*spoken[:1], "Hi.", *spoken[2:], "--clone", "ref.wav", "--save-voice", "me.voice").code == 0
+    kinds = ("text=a warm, low voice: an old man's", "clone=ref.wav:What it says: this.", "voice=me.voice")
+    done = run(*spoken, *(word for kind in kinds for word in ("--speaker", kind)))
+    assert done.code == 0, done.err
+    words, clone, saved = loading.models[-1].asked[-1].speakers
+    assert words == "a warm, low voice: an old man's"
+    assert isinstance(clone, Voice) and clone.text == "What it says: this."
+    assert isinstance(saved, Voice) and saved.text is None
+    assert run(*spoken, "--speaker", "clone=ref.wav").code == 0
+    (timbre,) = loading.models[-1].asked[-1].speakers
+    assert isinstance(timbre, Voice) and timbre.text is None
+    broken = run(*spoken, "--speaker", "clone=nowhere.wav")
+    assert broken.code == 2 and "--speaker clone=nowhere.wav: " in broken.err
+    assert "at most 3 speakers" in run(*spoken, *["--speaker", "text=low"] * 4).err
+
+
+def test_a_codec_elsewhere_reaches_the_model(run: Run, loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("say", TEXT, "--model", "any", *SHORT)
+    monkeypatch.setenv("SONANT_CODEC", "from-the-environment")
+    run("say", TEXT, "--model", "any", *SHORT)
+    run("say", TEXT, "--model", "any", *SHORT, "--codec", "given")
+    assert [config.codec for config in loading.configs] == [None, "from-the-environment", "given"]
 
 
 # --- what is shown

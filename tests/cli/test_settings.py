@@ -48,6 +48,15 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
     assert parsed()[1].drain_s == 1.0
 
 
+def test_the_codecs_place_is_an_option_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sonant.toml"
+    file.write_text('codec = "from-file"')
+    assert parsed()[2].codec is None and parsed("--config", str(file))[2].codec == "from-file"
+    monkeypatch.setenv("SONANT_CODEC", "from-environment")
+    assert parsed("--config", str(file))[2].codec == "from-environment"
+    assert parsed("--codec", "given")[2].codec == "given"
+
+
 def test_lists_are_given_again_or_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("--api-key", "a", "--api-key", "b,c")[1].api_keys == ("a", "b,c")  # a key may hold a comma
     monkeypatch.setenv("SONANT_API_KEYS", "a, b")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sonant.serving.server import server_for
 from sonant.serving.warm_up import warm_up
 from sonant.types import SpeechRequest
 from toy_family.model import ToyModel
+from toy_family.recording import RecordingToy
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,18 @@ class EndlessToy(ToyModel):
         return super().prompt(replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling})))
 
 
+TOYS: Mapping[str, Callable[[EngineConfig, torch.device], ToyModel]] = {
+    "toy": ToyModel,
+    "endless toy": EndlessToy,
+    "dialogue toy": partial(RecordingToy, context_segments=2, most_speakers=3),
+}
+
+
 def _checkpoint(
     name: str, checkpoints: Mapping[str, Path], config: EngineConfig
 ) -> tuple[Callable[[], Engine], Description]:
-    if name in ("toy", "endless toy"):
-        model = ToyModel if name == "toy" else EndlessToy
+    if name in TOYS:
+        model = TOYS[name]
         device = torch.device("cpu")
         shape = {"voices": (), "languages": (), "clones": True, "designs": False}
         described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
@@ -117,8 +126,9 @@ def break_engine(engine: Engine) -> None:
 def serve(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     """`serve(api_keys=("k",), engine={"max_rows": 2})` → a running server, stopped after the test.
 
-    "toy" is the family made for tests, and "endless toy" the cheapest that speaks on and on: 25 frames of 1920 samples
-    a second. Only a `warm` server has done all that is slow the first time.
+    "toy" is the family made for tests, "endless toy" the cheapest that speaks on and on: 25 frames of 1920 samples
+    a second, and "dialogue toy" speaks with up to three, and goes on from what was said before. Only a
+    `warm` server has done all that is slow the first time.
     """
     with servers(checkpoints) as start:
         yield start

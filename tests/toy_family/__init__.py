@@ -2,5 +2,6 @@
 
 Frames are float latents, drawn with a delay pattern; two stacks of layers with different shapes share one block table;
 the codec looks ahead; clips come at 16 kHz and sound leaves at 48; there are no voices, and it speaks without one; the
-last frame carries the stop; a knob picks among two kinds of frame step.
+last frame carries the stop; a knob picks among two kinds of frame step. It can be made to speak dialogues, and to go on
+from what was said before.
 """

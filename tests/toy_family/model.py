@@ -48,6 +48,15 @@ class Layout:
     latents: Samples  # [positions, CHANNELS]
 
 
+def _text(text: str) -> tuple[Ints, Samples]:
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    return ids, np.zeros((len(ids), CHANNELS), np.float32)
+
+
+def _latents(latents: Samples) -> tuple[Ints, Samples]:
+    return np.full(len(latents), -1, np.int32), latents.astype(np.float32)
+
+
 @dataclass
 class ToyStep(FrameStep):
     own: RowValues | None = None
@@ -57,7 +66,9 @@ class ToyStep(FrameStep):
 
 
 class ToyModel:
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, device: torch.device, *, context_segments: int = 0, most_speakers: int = 1
+    ) -> None:
         self.modules, self.device = ToyModules().to(device), device
         self.budget = Budget(config.budget_s or _BUDGET.base_s, config.budget_s_per_token or _BUDGET.s_per_token)
         self.sizes = config.frame_sizes(SAMPLES_PER_FRAME / SAMPLE_RATE, LOOKAHEAD)
@@ -88,6 +99,8 @@ class ToyModel:
             knobs=KNOBS,
             clones=True,
             speaks_without_voice=True,
+            most_speakers=most_speakers,
+            context_segments=context_segments,
         )
         self.frame_parts = (
             FramePart("stacks", self._stacks, lambda rows, positions: positions * self.spec.kv_token_bytes),
@@ -99,13 +112,12 @@ class ToyModel:
 
     def prompt(self, request: SpeechRequest) -> Prompt:
         knobs = resolve(KNOBS, request.sampling)
-        ids = np.frombuffer(request.text.encode(), np.uint8).astype(np.int32)
-        voice = self._voice(request.voice)
-        blank = np.zeros((len(ids), CHANNELS), np.float32)
-        layout = Layout(
-            np.concatenate([np.full(len(voice), -1, np.int32), ids]), np.concatenate([voice, blank]).astype(np.float32)
-        )
-        frames = request.max_frames or self.budget.frames(len(ids), self.spec.frame_s)
+        pieces = [_text(s) if isinstance(s, str) else _latents(self._voice(s)) for s in request.speakers]
+        pieces.append(_latents(self._voice(request.voice)))
+        pieces += [piece for said in request.context for piece in (_text(said.text), _latents(said.frames))]
+        pieces.append(spoken := _text(request.text))
+        layout = Layout(*(np.concatenate(part) for part in zip(*pieces, strict=True)))
+        frames = request.max_frames or self.budget.frames(len(spoken[0]), self.spec.frame_s)
         seed = np.array([(request.seed or 0) & 0xFFFFFFFF, (request.seed or 0) >> 32], np.uint32).view(np.int32)
         return Prompt(
             length=len(layout.ids),

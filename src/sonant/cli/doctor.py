@@ -13,8 +13,8 @@ import torch
 
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
-from sonant.cli.model_folder import given_folder
-from sonant.cli.options import Commands, add_command, add_json, add_model
+from sonant.cli.model_folder import given_codec, given_folder
+from sonant.cli.options import Commands, add_codec, add_command, add_json, add_model
 from sonant.config import EngineConfig
 from sonant.errors import SonantError
 from sonant.load import pick_device, pick_dtype
@@ -44,6 +44,7 @@ def add_parser(commands: Commands) -> None:
     summary = "show what Sonant will run on, and check a model without loading it"
     parser = add_command(commands, "doctor", run, summary=summary, examples=EXAMPLES)
     add_model(parser)
+    add_codec(parser)
     add_json(parser)
 
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}
     folder = given_folder(args.model)
-    check = None if folder is None else check_folder(folder, here, device)
+    check = None if folder is None else check_folder(folder, here, device, given_codec(args.codec))
     problems = machine.problems(here) + _model_problems(check)
     if args.json:
         report: dict[str, Any] = {**asdict(here), "auto": auto, "model": asdict(check) if check else None}
@@ -64,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def check_folder(folder: Path, here: Machine, device: torch.device) -> ModelCheck:
+def check_folder(folder: Path, here: Machine, device: torch.device, codec: str | None = None) -> ModelCheck:
     dtype = pick_dtype("auto", device)
-    config = EngineConfig().resolved(device.type)
     try:
+        config = EngineConfig(codec=codec).resolved(device.type)
         footprint = check_model(folder, config, dtype, dtype)
     except SonantError as e:
         return ModelCheck(str(folder), error=str(e))

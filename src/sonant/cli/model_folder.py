@@ -1,4 +1,4 @@
-"""Which model a command uses: the one it was given, the one the user set up, or the built-in voice."""
+"""Which model a command uses, and which codec: the one it was given, or the user set up; else the built-in voice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
 VARIABLE = "SONANT_MODEL"
+CODEC_VARIABLE = "SONANT_CODEC"
 
 
 def model_folder(given: str | None) -> Path:
@@ -22,6 +23,11 @@ def model_folder(given: str | None) -> Path:
             "weights that babbles"
         )
     return folder
+
+
+def given_codec(given: str | None) -> str | None:
+    """`--codec`, else SONANT_CODEC; None: it is in the model's folder."""
+    return os.environ.get(CODEC_VARIABLE) or None if given is None else given
 
 
 def given_folder(given: str | None) -> Path | None:

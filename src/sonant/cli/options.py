@@ -56,6 +56,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help=model_help())
 
 
+def add_codec(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--codec", metavar="PATH",
+        help="folder or file of the codec's weights, for a model whose folder lacks them (default: the environment "
+        "variable SONANT_CODEC, else the model's folder)",
+    )  # fmt: skip
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs (default: off)")
 

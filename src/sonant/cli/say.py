@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 from safetensors import SafetensorError
 
 import sonant
-from sonant.cli.model_folder import model_folder
-from sonant.cli.options import DTYPES, Commands, add_command, add_model, whole_number
+from sonant.cli import speakers
+from sonant.cli.model_folder import given_codec, model_folder
+from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, whole_number
 from sonant.cli.progress import Progress
 from sonant.cli.sound_file import FORMATS, STDOUT, OutputError, SoundOutput, open_output
 from sonant.cli.text_source import read_text
@@ -32,6 +34,7 @@ sonant say "Hello." --model model --voice ryan --language english --seed 7
 echo "Text from a pipe." | sonant say - --model model -o piped.flac
 sonant say "Hello." --model base --clone ref.wav --ref-text "What ref.wav says." --save-voice me.voice
 sonant say "Hello again." --model base --voice-file me.voice
+sonant say "[SPEAKER0] Hello. [SPEAKER1] Hi." --model dialogues --speaker "text=a low voice" --speaker voice=me.voice
 sonant say "Hello." --model model -o - --format pcm | aplay -f S16_LE -r 24000
 """
 
@@ -43,6 +46,7 @@ def add_parser(commands: Commands) -> None:
         help="what to say; - reads it from stdin, as UTF-8 (default: - if something is piped in)",
     )  # fmt: skip
     add_model(parser)
+    add_codec(parser)
     _add_output(parser)
     _add_voice(parser)
     _add_sampling(parser)
@@ -68,6 +72,7 @@ def _add_voice(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--voice", metavar="NAME", help="a voice of the model's own (default: its first)")
     one.add_argument("--clone", metavar="CLIP", help="an audio file to take the voice from (Base models)")
     one.add_argument("--voice-file", metavar="FILE", help="a voice that --save-voice wrote")
+    one.add_argument("--speaker", metavar="WHO", action="append", help=speakers.HELP)
     group.add_argument("--ref-text", metavar="TEXT", help="what CLIP says: a closer clone (default: its timbre only)")
     group.add_argument("--save-voice", metavar="FILE", help="keep the cloned voice (default: not kept)")
     group.add_argument("--instruct", metavar="TEXT", help="how to speak, in words (default: nothing)")
@@ -110,7 +115,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.clone is None and (args.ref_text is not None or args.save_voice is not None):
         raise ConfigError("--ref-text and --save-voice go with --clone CLIP")
-    config = EngineConfig(max_rows=ROWS)
+    asked = speakers.parse(args.speaker or ())
+    config = EngineConfig(max_rows=ROWS, codec=given_codec(args.codec))
     text = read_text(args.text)
     check_text(text, config.max_text_chars)  # again in the engine, but here before a long load
     folder = model_folder(args.model)
@@ -123,18 +129,24 @@ def run(args: argparse.Namespace) -> int:
             with sonant.load(
                 folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config
             ) as engine:
-                speech = _speak(engine, text, args, output, progress)
+                speech = _speak(engine, _request(engine, text, asked, args, progress), output, progress)
         finally:
             progress.clear()
     progress.summary(output.name, speech)
     return 0
 
 
-def _speak(engine: Engine, text: str, args: argparse.Namespace, output: SoundOutput, progress: Progress) -> Speech:
-    """Write the sound as it comes; the result has the timings, its samples are spent."""
-    request = SpeechRequest(
+def _request(
+    engine: Engine, text: str, asked: Sequence[speakers.Asked], args: argparse.Namespace, progress: Progress
+) -> SpeechRequest:
+    if asked:
+        engine.check_speakers(len(asked))
+    if any(who.clip for who in asked):
+        progress.note("encoding the voices …")
+    return SpeechRequest(
         text=text,
         voice=_voice(engine, args, progress),
+        speakers=tuple(who.found(engine) for who in asked),
         language=args.language,
         instruct=args.instruct,
         sampling=_sampling(args),
@@ -143,6 +155,10 @@ def _speak(engine: Engine, text: str, args: argparse.Namespace, output: SoundOut
         streaming_text=args.streaming_text,
         live=args.out == STDOUT,  # somebody may be listening at the other end of a pipe
     )
+
+
+def _speak(engine: Engine, request: SpeechRequest, output: SoundOutput, progress: Progress) -> Speech:
+    """Write the sound as it comes; the result has the timings, its samples are spent."""
     progress.start()
     with engine.submit(request) as stream:
         output.begin(stream.sample_rate)

@@ -45,6 +45,7 @@ def table(folder: str, d: Description) -> str:
         "languages": ", ".join(d.languages),
         "clones": "yes" if d.clones else "no",
         "designs": "yes" if d.designs else "no",
+        "speakers": f"up to {d.most_speakers} in a text: --speaker" if d.most_speakers > 1 else "one in a text",
         "sound": f"{d.sample_rate} Hz, {d.frame_rate:g} frames a second",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())

@@ -1,13 +1,14 @@
 """The engine as callers see it: text in, sound out, from any thread or event loop.
 
 It checks a request, splits long text, lays out the prompt on the caller's own thread, and leaves the rest to the
-step thread.
+step thread. Only a prompt that goes on from what was just said is laid out later, see `prompt_thread.py`.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,17 +20,20 @@ import torch
 
 from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
+from sonant.engine.context import Context
 from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
 from sonant.engine.loop import StepLoop
+from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.engine.telemetry import Telemetry
 from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
-from sonant.errors import BadText, EngineClosed
+from sonant.errors import BadRequest, BadText, EngineClosed, Unsupported
 from sonant.models.base import SpeechModel
 from sonant.text.sentences import check_text, split_text
-from sonant.types import Speech, SpeechRequest
+from sonant.text.turns import with_turns
+from sonant.types import MAX_DESCRIPTION_CHARS, Speech, SpeechRequest, Spoken
 from sonant.voice import Voice
 
 
@@ -54,6 +58,7 @@ class Engine:
         self.config = replace(config, segment_chars=min(config.segment_chars, most))
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.loop = StepLoop(Runner(model, self.config, self.sizes, device), self.config)
+        self._prompts = PromptThread(self.loop)
         self._closed = False
 
     @property
@@ -90,16 +95,26 @@ class Engine:
         """Say `text`; iterate over the result, with `for` or `async for`, for sound as it is made."""
         return self.submit(SpeechRequest(text=text, **options))
 
+    def check_speakers(self, count: int) -> None:
+        """Raise `Unsupported` if the model cannot speak a text of so many."""
+        most = self.model.spec.most_speakers
+        if most == 1:
+            raise Unsupported("this model speaks with one voice at a time; leave speakers out, and give it a voice")
+        if count > most:
+            raise Unsupported(f"this model speaks with at most {most} speakers in a text, not {count}")
+
     def submit(self, speech: SpeechRequest) -> SpeechStream:
         """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
         seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
-        parts = split_text(speech.text, self.config.segment_chars)
+        parts, speaker = self._split(speech.text, "")
+        if not parts:
+            raise BadText(f"the text names {speaker} and nothing to say; send the words with it")
         return self._submit_one(speech, parts[0], seed) if len(parts) == 1 else self._submit_long(speech, parts, seed)
 
     def _submit_one(self, speech: SpeechRequest, text: str, seed: int) -> SpeechStream:
         mailbox = Mailbox()
-        request = self._request(replace(speech, text=text, seed=seed), mailbox)
+        request = self._part(replace(speech, text=text, seed=seed), 0, mailbox)
         self.loop.post(request)
         prompt, abort = request.prompt, partial(self.loop.abort, [request])
         return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, prompt.opening)
@@ -108,7 +123,7 @@ class Engine:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
         requests = [
-            self._request(replace(speech, text=part, seed=(seed + n) % 2**64), PartSink(whole, n))
+            self._part(replace(speech, text=part, seed=(seed + n) % 2**64), n, PartSink(whole, n))
             for n, part in enumerate(parts)
         ]
         self.loop.watch(whole)
@@ -123,7 +138,7 @@ class Engine:
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
         self.loop.watch(whole)
         stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.loop.abort(whole.abort()))
-        return TextFeed(speech, whole, stream, self.config, self._request)
+        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._part)
 
     @property
     def warm_share(self) -> float:
@@ -154,6 +169,7 @@ class Engine:
         """Take no more requests, give those in flight `drain_s` seconds to end, abort the rest, stop the thread."""
         self._closed = True
         self.loop.close(drain_s)
+        self._prompts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -167,20 +183,63 @@ class Engine:
             raise EngineClosed("the engine is closed; load it again")
         if speech.instruct:
             check_text(speech.instruct, self.config.max_text_chars, "instruct")
+        if speech.speakers:
+            self.check_speakers(len(speech.speakers))
+        for speaker in speech.speakers:
+            if isinstance(speaker, str):
+                check_text(speaker, MAX_DESCRIPTION_CHARS, "description of a speaker")
+        self._check_context(speech.context)
         self.loop.check_room()
         return secrets.randbits(63) if speech.seed is None else speech.seed
 
+    def _check_context(self, said: Sequence[Spoken]) -> None:
+        spec = self.model.spec
+        if said and not spec.context_segments:
+            raise Unsupported("this model does not go on from what was said before; leave context out")
+        for piece in said:
+            if piece.frames.shape[1:] != spec.frame.shape or not len(piece.frames):
+                raise BadRequest(
+                    f"frames in context must be [frames, {', '.join(map(str, spec.frame.shape))}] as this model makes "
+                    f"them, not {list(piece.frames.shape)}"
+                )
+
+    def _split(self, text: str, speaker: str) -> tuple[list[str], str]:
+        """Its parts, and of a dialogue who speaks at the end of them; `speaker` does at the beginning."""
+        parts = split_text(text, self.config.segment_chars)
+        return (parts, "") if self.model.spec.most_speakers == 1 else with_turns(parts, speaker)
+
     def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
-        return LongText(sink, self.model.spec, self.loop, at_once=at_once, live=speech.live)
+        spec, context = self.model.spec, None
+        if spec.context_segments:
+            context = Context(spec.context_segments, speech.context, self._go_on, self._prompts)
+        return LongText(sink, spec, self.loop, at_once=at_once, live=speech.live, context=context)
+
+    def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
+        request = self._request(replace(speech, context=()), sink)
+        return self._go_on(request, speech.context[-self.model.spec.context_segments :]) if index == 0 else request
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
-        spec, c = self.model.spec, self.config
-        request = Request(speech, self.model.prompt(speech), sink, time.monotonic(), spec.delay_steps)
-        room = min(c.max_positions, spec.max_positions, self.loop.pool.total * c.block_tokens)
-        if request.positions > room:
+        request = Request(speech, self.model.prompt(speech), sink, time.monotonic(), self.model.spec.delay_steps)
+        if request.positions > self._room:
             raise BadText(
                 f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "
-                f"{request.prompt.max_frames} of speech), over the {room} that one request may hold; shorten the text "
-                "or reference, lower max_frames, or raise max_positions and kv_tokens"
+                f"{request.prompt.max_frames} of speech), over the {self._room} that one request may hold; shorten the "
+                "text or reference, lower max_frames, or raise max_positions and kv_tokens"
             )
         return request
+
+    def _go_on(self, part: Request, said: Sequence[Spoken]) -> Request:
+        """The part after what was said before it: all of that, or the latest of it that there is room for."""
+        for first in range(len(said)):
+            speech = replace(part.speech, context=tuple(said[first:]))
+            request = Request(speech, self.model.prompt(speech), part.sink, part.arrival_s, part.delay_steps)
+            if request.positions <= self._room:
+                return request
+        return part
+
+    @property
+    def _room(self) -> int:
+        """Positions that one request may hold."""
+        c = self.config
+        return min(c.max_positions, self.model.spec.max_positions, self.loop.pool.total * c.block_tokens)

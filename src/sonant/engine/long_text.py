@@ -5,27 +5,36 @@ made one or two at a time for a listener, who has sound buffered, and a few at a
 leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
 would fill the memory: it is begun when they have read on. Every prompt is laid out before its part gets here, so that
 going on from part to part costs the step thread nothing.
+
+Where the model goes on from what was said before (`Context`), parts are made strictly one after the other. What comes
+here of them is laid out without context, which only shows that they can be spoken; a part is laid out anew, on the
+engine's prompt thread, when the one before it has ended.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from sonant.audio.join import Joiner
+from sonant.engine.context import Context
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import Mailbox
-from sonant.errors import EngineClosed
+from sonant.errors import EngineClosed, EngineError, SonantError
 from sonant.models.spec import ModelSpec
 from sonant.types import AudioChunk, FinishReason, Samples
 
 OFFLINE_PARTS_AT_ONCE = 4
+
+logger = logging.getLogger(__name__)
 
 
 class StepQueue(Protocol):
@@ -63,17 +72,28 @@ class LongText:
     """Submits the parts in turn and joins their sound into `sink`.
 
     Sound and ends of parts come on the step thread; parts, the end of the text, aborts and the word that there is room
-    again from any other. The sink's lock is taken inside this one's, never the other way round.
+    again from any other; parts with their context from the prompt thread. The sink's lock is taken inside this one's,
+    never the other way round.
     """
 
-    def __init__(self, sink: Sink, spec: ModelSpec, queue: StepQueue, *, at_once: int, live: bool) -> None:
-        self.sink, self.sample_rate, self.steps = sink, spec.sample_rate, queue
-        self.at_once, self.live = at_once, live
+    def __init__(
+        self,
+        sink: Sink,
+        spec: ModelSpec,
+        queue: StepQueue,
+        *,
+        at_once: int,
+        live: bool,
+        context: Context | None = None,
+    ) -> None:
+        self.sink, self.sample_rate, self.steps, self.context = sink, spec.sample_rate, queue, context
+        self.at_once, self.live = at_once if context is None else 1, live
         self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
         self.no_frames = torch.empty(0, *spec.frame.shape, dtype=spec.frame.dtype).numpy()
         self.joiner = Joiner(spec.sample_rate)
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
+        self.laying_out = False  # the next part, on the prompt thread
         self.active: list[Request] = []  # submitted ever, in order: their indices are the parts'
         self.segments: list[int] = []  # of each part: which piece of the caller's text it belongs to
         self.early: dict[int, list[AudioChunk]] = {}  # sound of parts whose turn has not come
@@ -132,6 +152,8 @@ class LongText:
         with self.lock:
             if self.over:
                 return
+            if self.context is not None:
+                self.context.hear(chunk.frames)
             if index == self.playing:
                 self._play(chunk, self.joiner.push(chunk.samples))
                 self._submit_what_may()
@@ -143,6 +165,8 @@ class LongText:
             self.ended[index] = reason
             if reason is FinishReason.ABORT:
                 return self._end(reason)
+            if self.context is not None:
+                self.context.end_part(self.active[index].speech.text)
             while self.playing in self.ended and not self.over:
                 self._next_part()
             self._submit_what_may()
@@ -180,15 +204,42 @@ class LongText:
 
     def _submit_what_may(self) -> None:
         """For a listener the second part waits for the first one's sound, which it must not delay."""
-        while self.queue and self._unfinished() < self.at_once:
+        while self.queue and not self.laying_out and self._unfinished() < self.at_once:
             if self.live and self._unfinished() and not self.given_samples:
                 return
             if self.listener is not None and not self.listener.has_room(self._go_on):
                 return
-            request = self.queue.popleft()
-            self._set_clock(request)
-            self.active.append(request)
-            self.steps.post(request)
+            part = self.queue.popleft()
+            if self.context is None or not self.active or not self.context.said:
+                self._post(part)
+            else:
+                self.laying_out = True
+                self.context.thread.run_soon(partial(self._lay_out, part, self.context))
+
+    def _lay_out(self, part: Request, context: Context) -> None:
+        """After what was said before it, on the prompt thread. What goes wrong ends this text and no other."""
+        with self.lock:
+            if self.over or self.aborted:
+                return
+            said = tuple(context.said)
+        try:
+            request = context.go_on(part, said)
+            with self.lock:
+                self.laying_out = False
+                if not self.over and not self.aborted:
+                    self._post(request)
+        except SonantError as e:
+            self.on_fail(e)
+        except Exception as e:
+            logger.warning("the next part of a text could not be laid out", exc_info=True)
+            error = EngineError(f"the next part of the text could not be laid out: {type(e).__name__}: {e}")
+            error.__cause__ = e
+            self.on_fail(error)
+
+    def _post(self, request: Request) -> None:
+        self._set_clock(request)
+        self.active.append(request)
+        self.steps.post(request)
 
     def _set_clock(self, request: Request) -> None:
         """Tell a later part what its listener has buffered: at least what is unread. One who has nothing waits anew."""

@@ -53,7 +53,8 @@ class StepLoop:
         self._aborts: list[Request] = []
         self._open: WeakSet[OpenText] = WeakSet()
         self._wake = threading.Condition()
-        self._stop = self._ended = False
+        self._expected = 0  # requests that are still being laid out, see `expect`
+        self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
@@ -68,6 +69,18 @@ class StepLoop:
         with self._wake:
             self._check_running()
             self._inbox.append(request)
+            self._wake.notify()
+
+    def expect(self) -> None:
+        """A text will post a request, though it has none in flight now: an engine that drains does not end before."""
+        with self._wake:
+            self._check_running()
+            self._expected += 1
+
+    def stop_expecting(self) -> None:
+        """It has posted it, or never will."""
+        with self._wake:
+            self._expected -= 1
             self._wake.notify()
 
     def abort(self, requests: Iterable[Request]) -> None:
@@ -96,7 +109,7 @@ class StepLoop:
             raise Overloaded(f"{waiting} requests are waiting already; try again later")
 
     def waiting(self) -> int:
-        return len(self._inbox) + len(self.scheduler.waiting)
+        return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
     def join(self) -> None:
         self._thread.join()
@@ -106,6 +119,7 @@ class StepLoop:
             self._stop = True
             self._wake.notify()
         self._thread.join(drain_s)
+        self._in_haste = True
         while self._thread.is_alive():  # a long text may still post its next part
             self.abort([*self._inbox, *self.scheduler.waiting, *self.scheduler.running])
             self._thread.join(0.05)
@@ -156,7 +170,7 @@ class StepLoop:
     def _may_capture(self) -> bool:
         """Whether a graph is still to be captured, and every listener has sound buffered for as long as that takes."""
         warmup, now_s = self.runner.warmup, time.monotonic()
-        if not warmup.pending or warmup.held or self._stop or self._inbox:
+        if not warmup.pending or warmup.held or self._stop or self._inbox or self._expected:
             return False
         requests = [*self.scheduler.waiting, *self.scheduler.running]
         live = [r for r in requests if r.speech.live and not r.abort_requested]
@@ -177,7 +191,7 @@ class StepLoop:
         with self._wake:
             if self._inbox or self._aborts or self.scheduler.running or self.scheduler.waiting:
                 return True
-            if self._stop:
+            if self._stop and (self._in_haste or not self._expected):
                 return False
             self._wake.wait()
             return True

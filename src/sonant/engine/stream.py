@@ -146,7 +146,7 @@ class SpeechStream:
     ) -> None:
         self._mailbox, self._abort, self._opening = mailbox, abort, opening
         self.seed = seed
-        self.input_tokens = input_tokens  # positions of the prompt, or of all prompts of a long text
+        self.input_tokens = input_tokens  # positions of the prompt, or of a long text's, each part's own
         self.sample_rate = sample_rate
 
     @property

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonant.config import EngineConfig
 from sonant.engine.long_text import LongText, PartSink
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadText
-from sonant.text.sentences import check_text, split_text
+from sonant.text.sentences import check_text
 from sonant.types import SpeechRequest
 
 PARTS_AT_ONCE = 2  # the next is begun beside the one that plays: short clauses leave no time between them
@@ -31,25 +30,33 @@ class TextFeed:
         speech: SpeechRequest,
         whole: LongText,
         stream: SpeechStream,
-        config: EngineConfig,
-        lay_out: Callable[[SpeechRequest, Sink], Request],
+        max_chars: int,
+        split: Callable[[str, str], tuple[list[str], str]],
+        lay_out: Callable[[SpeechRequest, int, Sink], Request],
     ) -> None:
         self.stream = stream
-        self._speech, self._whole, self._config, self._lay_out = speech, whole, config, lay_out
+        self._speech, self._whole, self._max_chars = speech, whole, max_chars
+        self._split, self._lay_out = split, lay_out
         self._chars = 0
+        self._speaker = ""  # who spoke last, of a dialogue
 
     def add(self, text: str) -> None:
-        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it."""
-        check_text(text, self._config.max_text_chars)
+        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it.
+
+        But for whose turn it is: what follows is said by the last one named, spoken or not.
+        """
+        check_text(text, self._max_chars)
         chars = self._chars + len(text)
-        if chars > self._config.max_text_chars:
-            limit = self._config.max_text_chars
-            raise BadText(f"the text has grown to {chars:,} characters, over the limit of {limit:,}; begin another")
-        first = self._whole.parts
+        if chars > self._max_chars:
+            limit = f"over the limit of {self._max_chars:,}"
+            raise BadText(f"the text has grown to {chars:,} characters, {limit}; begin another")
+        texts, self._speaker = self._split(text, self._speaker)
+        if not texts:
+            raise BadText(f"the text names {self._speaker} and nothing to say; send the words with it")
         parts = []
-        for index, part in enumerate(split_text(text, self._config.segment_chars), first):
+        for index, part in enumerate(texts, self._whole.parts):
             piece = replace(self._speech, text=part, seed=(self.stream.seed + index) % 2**64)
-            parts.append(self._lay_out(piece, PartSink(self._whole, index)))
+            parts.append(self._lay_out(piece, index, PartSink(self._whole, index)))
         self._whole.add(parts)
         self._chars = chars
         self.stream.input_tokens += sum(p.prompt.length for p in parts)

@@ -20,6 +20,7 @@ class Description:
     designs: bool  # makes its voice up from a description in words
     sample_rate: int
     frame_rate: float  # frames a second
+    most_speakers: int = 1  # in one text
 
 
 @dataclass(frozen=True)

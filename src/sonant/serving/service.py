@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
-from sonant.errors import BadAudio, BadRequest, Overloaded, Unsupported
+from sonant.errors import BadAudio, BadRequest, Overloaded, UnknownVoice, Unsupported
 from sonant.models.spec import ModelSpec
 from sonant.serving.api.error_responses import Refused
-from sonant.serving.api.schemas import SpeechBody, SpeechFields, TaskType, VoiceId
+from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.engine_supervisor import EngineSupervisor
@@ -110,6 +110,7 @@ class SpeechService:
     async def request(self, engine: Engine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
         spec = engine.model.spec
         _check_task(fields.task_type, spec)
+        speakers = await self._speakers(engine, fields)
         clip = None
         if fields.ref_audio is not None:
             clip = await self._clip_bytes(fields.ref_audio)
@@ -117,6 +118,7 @@ class SpeechService:
         return SpeechRequest(
             text=text,
             voice=voice,
+            speakers=speakers,
             language=fields.language or "auto",
             instruct=fields.instructions if spec.instructs else None,
             sampling=fields.sampling(),
@@ -139,8 +141,36 @@ class SpeechService:
         if clip is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
             return self._clip(engine, clip, text)
-        name = fields.voice.id if isinstance(fields.voice, VoiceId) else fields.voice
-        return self.names.resolve(name, engine)
+        return self.names.resolve(_name(fields.voice), engine)
+
+    async def _speakers(self, engine: Engine, fields: SpeechFields) -> tuple[str | Voice, ...]:
+        """One after the other, so that no client holds all who fetch, nor all its clips in memory at once."""
+        if fields.speakers is None:
+            return ()
+        for name in ("voice", "ref_audio", "ref_text", "speaker_embedding"):
+            if getattr(fields, name) is not None:
+                raise BadRequest(f"{name} and speakers exclude each other; say who each speaker is in speakers")
+        engine.check_speakers(len(fields.speakers))
+        found: list[str | Voice] = []
+        for speaker in fields.speakers:
+            try:
+                clip = None if speaker.ref_audio is None else await self._clip_bytes(speaker.ref_audio)
+                text = None if fields.x_vector_only_mode else speaker.ref_text
+                found.append(await run_in_threadpool(self._speaker, engine, speaker, clip, text))
+            except BadRequest as e:
+                raise type(e)(f"speaker {len(found)}: {e}") from None
+        return tuple(found)
+
+    def _speaker(self, engine: Engine, speaker: SpeakerFields, clip: bytes | None, text: str | None) -> str | Voice:
+        if clip is not None:
+            return self._clip(engine, clip, text)
+        if speaker.description is not None:
+            return speaker.description
+        name = _name(speaker.voice)
+        voice = self.names.resolve(name, engine)
+        if voice is None:
+            raise UnknownVoice(f"{name!r} is nobody's voice here; name an upload, or give a description or ref_audio")
+        return voice
 
     async def _clip_bytes(self, given: str) -> bytes:
         if is_address(given):
@@ -167,6 +197,10 @@ class SpeechService:
 
     def _ended(self, began_s: float) -> None:
         self.admission.ended(time.monotonic() - began_s)
+
+
+def _name(voice: str | VoiceId | None) -> str | None:
+    return voice.id if isinstance(voice, VoiceId) else voice
 
 
 def _check_task(task: TaskType | None, spec: ModelSpec) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sonant.text.sentences import CLAUSE_END, SENTENCE_END, ends_in, fit, speakable
+from sonant.text.turns import without_turns
 
 Granularity = Literal["auto", "none", "sentence", "clause"]
 
@@ -58,9 +59,9 @@ class IncrementalSplitter:
         return segment if speakable(segment) else None
 
     def _end(self, text: str, eager: bool) -> int | None:
-        sentence = next((end for end in ends_in(text, SENTENCE_END) if speakable(text[:end])), None)
+        sentence = next((end for end in ends_in(text, SENTENCE_END) if _has_words(text[:end])), None)
         if self.granularity == "clause":
-            clause = next((end for end in ends_in(text, CLAUSE_END) if speakable(text[:end])), None)
+            clause = next((end for end in ends_in(text, CLAUSE_END) if _has_words(text[:end])), None)
             return min((end for end in (sentence, clause) if end is not None), default=None)
         if sentence is not None or not eager or self.granularity != "auto":
             return sentence
@@ -73,6 +74,11 @@ class IncrementalSplitter:
     def _cut(self, end: int) -> str:
         segment, self._buffer = self._buffer[:end].strip(), self._buffer[end:]
         return segment
+
+
+def _has_words(text: str) -> bool:
+    """Whose turn it is belongs to what they say, though a line may end between."""
+    return speakable(without_turns(text))
 
 
 def _letters(text: str) -> int:

@@ -48,6 +48,7 @@ class StartupJob:
     dtype: str
     codec_dtype: str
     max_rows: int
+    codec: str | None = None
 
 
 def measure(job: StartupJob) -> Startup:
@@ -84,7 +85,7 @@ def _speak(job: StartupJob) -> dict[str, float]:
     from sonant.models.registry import load_model
 
     marks = {"imported": time.time()}
-    device, config = pick_device(job.device), EngineConfig(max_rows=job.max_rows)
+    device, config = pick_device(job.device), EngineConfig(max_rows=job.max_rows, codec=job.codec)
     dtypes = (pick_dtype(name, device) for name in (job.dtype, job.codec_dtype))
     model = load_model(Path(job.folder), config, device, *dtypes)
     if device.type == "cuda":

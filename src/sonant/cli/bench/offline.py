@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import sonant
 from sonant.cli.bench.facts import machine_facts
-from sonant.cli.model_folder import model_folder
-from sonant.cli.options import DTYPES, Commands, add_command, add_model, positive_numbers, whole_number
+from sonant.cli.model_folder import given_codec, model_folder
+from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.load import pick_device
@@ -34,6 +34,7 @@ def add_parser(commands: Commands) -> None:
     summary = "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up"
     parser = add_command(commands, "offline", run, summary=summary, examples=EXAMPLES)
     add_model(parser)
+    add_codec(parser)
     parser.add_argument(
         "--streams", metavar="N,N…",
         help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
@@ -97,10 +98,9 @@ def run(args: argparse.Namespace) -> int:
         if not {"streams", "steps"} <= wanted:
             raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
     folder = model_folder(args.model)
-    startup = _startup(args, folder, max(streams)) if "startup" in wanted else None
-    engine = sonant.load(
-        folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=_config(streams)
-    )
+    config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), codec=given_codec(args.codec))
+    startup = _startup(args, folder, config) if "startup" in wanted else None
+    engine = sonant.load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
         report = offline.run(engine, streams if "streams" in wanted else [], args.frames, on_level=_tell)
         if "saturated" in wanted:
@@ -119,15 +119,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(streams: list[int]) -> EngineConfig:
-    return EngineConfig(max_rows=max(streams), warm_rows=max(streams))
-
-
-def _startup(args: argparse.Namespace, folder: Path, rows: int) -> Startup:
+def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> Startup:
     """Call it before the engine is loaded here, which would leave no memory for another."""
     from sonant.bench.engine.startup import StartupJob, measure
 
-    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, rows))
+    assert config.max_rows is not None
+    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, config.max_rows, config.codec))
 
 
 def _find_sustained(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> SustainedListeners:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 import sonant
-from sonant.cli.model_folder import model_folder
-from sonant.cli.options import DTYPES, Commands, add_command, whole_number
+from sonant.cli.model_folder import given_codec, model_folder
+from sonant.cli.options import DTYPES, Commands, add_codec, add_command, whole_number
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
@@ -24,6 +24,7 @@ def add_parser(commands: Commands) -> None:
     summary = "record our engine in two traces, one for times and one for sources, and say what it wastes"
     parser = add_command(commands, "run", run, summary=summary, examples=EXAMPLES)
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="folder of a checkpoint (default: SONANT_MODEL)")
+    add_codec(parser)
     parser.add_argument(
         "--concurrency", metavar="N", type=whole_number(1), default=4, help="streams at once (default: 4)"
     )
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
-    config = EngineConfig(max_rows=args.concurrency, warm_rows=args.concurrency)
+    rows = args.concurrency
+    config = EngineConfig(max_rows=rows, warm_rows=rows, codec=given_codec(args.codec))
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
     with sonant.load(folder, device=args.device, config=config, **types) as engine:
         traces = record_traces(

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from sonant.config import EngineConfig
+from sonant.errors import ConfigError
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.manifest import FRONT_ENDS, Manifest
@@ -34,6 +35,8 @@ def front_end_of(folder: Path, manifest: Manifest) -> FrontEnd | None:
 def load(
     folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> Qwen3TTS:
+    if options.codec is not None:
+        raise ConfigError("this model's codec is in its own folder; leave --codec out")
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
     builder = PromptBuilder(config, TextTokenizer(folder), front_end_of(folder, manifest))
     frame_s = config.codec.samples_per_frame / config.codec.sample_rate

@@ -60,6 +60,8 @@ def _facts(service: SpeechService, engine: Engine, model_name: str) -> dict[str,
         "instructs": spec.instructs,
         "clones": spec.clones,
         "speaks_without_voice": spec.speaks_without_voice,
+        "most_speakers": spec.most_speakers,  # in one text; 1: it takes no `speakers`
+        "context_segments": spec.context_segments,  # of a long text that its next part goes on from
         "knobs": [_knob(knob) for knob in spec.knobs],  # that `extra_params` may set
         "uploads": uploads,  # null: the server takes none
         "max_text_chars": config.max_text_chars,

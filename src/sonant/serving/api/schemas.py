@@ -6,13 +6,14 @@ anyway (`initial_codec_chunk_frames`), they are taken and change nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from sonant.errors import BadSampling
 from sonant.sampling import Sampling, Value
 from sonant.text.splitter import Granularity
+from sonant.types import MAX_DESCRIPTION_CHARS
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
@@ -23,6 +24,7 @@ MAX_BATCH_ITEMS = 32
 MAX_EMBEDDING = 8192
 MAX_FIELDS = 100
 MAX_KNOBS = 64
+MAX_SPEAKERS = 8  # a model may take fewer
 KnobName = Annotated[str, Field(max_length=64)]
 
 
@@ -43,11 +45,31 @@ class VoiceId(Closed):
     id: Name
 
 
+class SpeakerFields(Closed):
+    """One speaker of a dialogue: by name, in words, or by a clip."""
+
+    voice: Name | VoiceId | None = None
+    description: Annotated[str, Field(min_length=1, max_length=MAX_DESCRIPTION_CHARS)] | None = None
+    ref_audio: str | None = None
+    ref_text: Annotated[str, Field(max_length=4096)] | None = None
+
+    @model_validator(mode="after")
+    def check_one(self) -> Self:
+        given = [name for name in ("voice", "description", "ref_audio") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"a speaker has one of voice, description and ref_audio, but there is {found}")
+        if self.ref_text is not None and self.ref_audio is None:
+            raise ValueError("ref_text is what ref_audio says, and there is none")
+        return self
+
+
 class SpeechFields(Closed):
     """How to speak: what every route takes."""
 
     model: Name | None = None
     voice: Annotated[Name | VoiceId | None, Field(validation_alias=AliasChoices("voice", "speaker"))] = None
+    speakers: Annotated[list[SpeakerFields], Field(min_length=1, max_length=MAX_SPEAKERS)] | None = None
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] | None = None
     instructions: Annotated[str, Field(max_length=4096)] | None = None
     language: Name | None = None
@@ -107,7 +129,8 @@ class BatchBody(SpeechFields):
 
     def bodies(self) -> list[SpeechBody]:
         shared = _given(self, {"items"})
-        return [SpeechBody.model_validate({**shared, **_given(item, set()), "stream": False}) for item in self.items]
+        merged = [_merged(shared, _given(item, set())) for item in self.items]
+        return [SpeechBody.model_validate({**fields, "stream": False}) for fields in merged]
 
 
 class SessionConfig(SpeechFields):
@@ -120,6 +143,13 @@ class SessionConfig(SpeechFields):
     @property
     def streams(self) -> bool:
         return self.response_format == "pcm" if self.stream_audio is None else self.stream_audio
+
+
+def _merged(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """An item that says who speaks, alone or in turns, leaves nothing of what the batch says of it."""
+    one = {"voice", "ref_audio", "speaker_embedding"}
+    replaced = {*one, "ref_text"} if "speakers" in own else {"speakers"} if one & own.keys() else set()
+    return {**{name: value for name, value in shared.items() if name not in replaced}, **own}
 
 
 def _given(fields: SpeechFields, without: set[str]) -> dict[str, Any]:

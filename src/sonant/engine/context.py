@@ -1,0 +1,33 @@
+"""What has been said of a long text, as far as its next part goes on from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sonant.engine.prompt_thread import PromptThread
+from sonant.engine.request import Request
+from sonant.types import Frames, Spoken
+
+GoOn = Callable[[Request, Sequence[Spoken]], Request]
+"""Lays a part out anew after what was said, as much of it as there is room for."""
+
+
+class Context:
+    """Under the lock of its `LongText`, but for `go_on` and `thread`, which never change."""
+
+    def __init__(self, most: int, given: Sequence[Spoken], go_on: GoOn, thread: PromptThread) -> None:
+        self.go_on, self.thread = go_on, thread
+        self.said: deque[Spoken] = deque(given, maxlen=most)  # the oldest first
+        self._frames: list[Frames] = []  # of the part that is being said
+
+    def hear(self, frames: Frames) -> None:
+        self._frames.append(frames)
+
+    def end_part(self, text: str) -> None:
+        """A part that came to no sound was not said."""
+        frames, self._frames = self._frames, []
+        if frames:
+            self.said.append(Spoken(text, np.concatenate(frames)))

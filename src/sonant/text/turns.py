@@ -1,0 +1,27 @@
+"""Whose turn it is in a text of several speakers, whatever pieces it is cut into: [SPEAKER0] Hello. [SPEAKER1] Hi."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_TURN = re.compile(r"\[SPEAKER\d+\]")
+_DANGLING = re.compile(r"(?:\s*\[SPEAKER\d+\])+\s*$")
+
+
+def without_turns(text: str) -> str:
+    return _TURN.sub("", text)
+
+
+def with_turns(parts: Iterable[str], speaker: str = "") -> tuple[list[str], str]:
+    """The parts, each beginning with the speaker who has the word there, and who has it after the last.
+
+    `speaker` has it before the first; "": nobody was named. A part that only names a speaker is none.
+    """
+    named: list[str] = []
+    for part in parts:
+        words = _DANGLING.sub("", part)
+        if words.strip():
+            named.append(words if not speaker or _TURN.match(words) else f"{speaker} {words}")
+        speaker = (_TURN.findall(part) or [speaker])[-1]
+    return named, speaker
