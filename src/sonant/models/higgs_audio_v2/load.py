@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from sonant.config import EngineConfig
-from sonant.models.higgs_audio_v2.codec_weights import load_codec
+from sonant.models.higgs_audio_v2.codec_weights import load_codec, open_codec
 from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.model import MAX_POSITIONS, HiggsAudioV2, Modules
@@ -32,11 +32,12 @@ def load(
 ) -> HiggsAudioV2:
     config = HiggsConfig.read(folder)
     builder = PromptBuilder(config, TextTokenizer(folder))
-    decoder, encoder = load_codec(folder, options.codec, device, codec_dtype)
-    model = _load_language_model(config, open_weights(folder), device, dtype)
-    c = decoder.config
-    sizes = options.frame_sizes(c.samples_per_frame / c.sample_rate, decoder.context_frames)
-    return HiggsAudioV2(config, Modules(model, decoder, encoder), builder, Limits(sizes, _budget(options)))
+    codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
+    decoder, encoder = load_codec(codec, device, codec_dtype)
+    model = _load_language_model(config, weights, device, dtype)
+    sizes = options.frame_sizes(codec.config.samples_per_frame / codec.config.sample_rate, decoder.context_frames)
+    limits = Limits(sizes, _budget(options), codec.config.sample_rate)
+    return HiggsAudioV2(config, Modules(model, decoder, encoder), builder, limits)
 
 
 def _load_language_model(

@@ -117,9 +117,9 @@ def _spec(config: HiggsConfig, modules: Modules, limits: Limits) -> ModelSpec:
     dtype = model.audio_lm_head.weight.dtype
     return ModelSpec(
         family=FAMILY,
-        sample_rate=decoder.config.sample_rate,
-        clip_sample_rate=decoder.config.sample_rate,
-        samples_per_frame=decoder.config.samples_per_frame,
+        sample_rate=limits.sample_rate,
+        clip_sample_rate=limits.sample_rate,
+        samples_per_frame=decoder.samples_per_frame,
         frame=Field("codes", (CODEBOOKS,), torch.int32),
         kv=(KVGroup(KV, llama.num_hidden_layers, llama.num_key_value_heads, llama.head_dim, dtype),),
         staged=staged_fields(),

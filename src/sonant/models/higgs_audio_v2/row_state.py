@@ -33,6 +33,7 @@ _SPARE = 2  # steps that may be launched while the codec reads
 class Limits:
     sizes: FrameSizes
     budget: Budget
+    sample_rate: int
 
 
 def staged_fields() -> tuple[Field, ...]:
