@@ -17,12 +17,16 @@ from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.cli.main import main
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.workload import workloads
+from sonant.models.workload import StackWorkload
 
 pytest.importorskip("triton")
-from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
+from sonant.bench.kernels.tune_cases import ConvCase, DualCase, ProductCase, conv_cases, dual_cases, product_cases
+from sonant.kernels.triton import dual_tile
 
 SHAPES = workloads(["1.7b"])
 PRODUCTS, CONVOLUTIONS = list(product_cases(SHAPES.stacks)), list(conv_cases(SHAPES.codec))
+BOTH = StackWorkload("both", 3072, 8192, 24, 8, 128, vocab=8208, context=300, per_frame=False, dual=True, codebooks=8)
+DUAL = list(dual_cases((*SHAPES.stacks, BOTH)))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 
@@ -103,7 +107,7 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *CONVOLUTIONS):
+    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
@@ -111,10 +115,34 @@ def test_every_candidate_fits_its_shape() -> None:
                 assert case.depth % (tile.k * tile.splits) == 0
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
+            else:
+                assert tile.splits <= case.depth // tile.k and tile.m <= case.rows
+                assert dual_tile.shared_bytes(tile, case.gated, item_bytes=2) <= 227 << 10
 
 
-@pytest.mark.parametrize("case", [PRODUCTS[0], *CONVOLUTIONS[-4:]], ids=lambda case: case.where)
-def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase) -> None:
+def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:
+    assert {(c.op, c.depth, c.columns) for c in DUAL} == {
+        ("dual_norm_gated", 3072, 8192), ("dual_linear_add", 8192, 3072),
+    }  # fmt: skip
+    assert len({c.key for c in DUAL}) == len(DUAL)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40, 64, 65, 128, 129, 600, 2048])
+@pytest.mark.parametrize(("depth", "columns", "gated"), [(3072, 8192, True), (8192, 3072, False), (96, 40, True)])
+def test_the_rule_for_two_sided_layers_needs_no_more_than_a_processor_has(
+    rows: int, depth: int, columns: int, gated: bool
+) -> None:
+    for item_bytes in (2, 4):
+        tile = dual_tile.rule(rows, depth, columns, gated, item_bytes)
+        assert dual_tile.shared_bytes(tile, gated, item_bytes) <= 227 << 10
+        assert 1 <= tile.splits <= -(-depth // tile.k)
+
+
+SMALL = [DualCase("dual_norm_gated", "gate, up", 5, 64, 48), DualCase("dual_linear_add", "down", 5, 48, 64)]
+
+
+@pytest.mark.parametrize("case", [PRODUCTS[0], *CONVOLUTIONS[-4:], *SMALL], ids=lambda case: case.where)
+def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase | DualCase) -> None:
     """On a CPU the library's path is all that runs."""
     call = case.with_other_weights(case.make(CPU))
     with torch.inference_mode():

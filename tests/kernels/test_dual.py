@@ -111,10 +111,9 @@ def test_a_prefill_may_be_of_one_kind(kind: int) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        Tile(16, 16, 32, stages=2),
-        Tile(16, 32, 16, stages=2, splits=2),
-        Tile(32, 16, 64, stages=2, splits=1),
-        Tile(64, 64, 16, stages=2, splits=3),
+        Tile(16, 64, 64, stages=2),
+        Tile(16, 32, 32, stages=2, splits=2),
+        Tile(64, 16, 16, stages=2, splits=3),
         LIBRARY,
     ],
     ids=str,
@@ -138,7 +137,7 @@ def test_a_layer_of_kernels_leaves_padding_as_it_was_and_lets_it_reach_nobody() 
     split: Split = values["dual_norm"][1]
     padding = split.kinds == 2
     results = []
-    for fill in (0.0, float("nan"), float("inf")):
+    for fill in (1.0, float("nan")):
         x = torch.where(padding[..., None], fill, stream)
         inner = kernel("dual_norm_gated")(x, split, gains, EPS, weights)
         results.append(kernel("dual_linear_add")(inner, split, down, x.clone()))

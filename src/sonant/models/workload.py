@@ -24,6 +24,9 @@ class StackWorkload:
     context: int  # positions that attention looks at
     per_frame: bool  # starts afresh with every frame: no prefill, no paged cache, nothing masked when it draws
 
+    dual: bool = False  # norms and feed-forward weights exist twice, and a prefill has positions of both sides
+    codebooks: int = 1  # drawn at once; each has its share of `vocab`, and RAS looks back at what was drawn
+
     @property
     def qkv(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonant.kernels.reference import Heads, LogitMask, Place, SamplingParams, Snake
+from sonant.bench.kernels.by_index import ByIndex
+from sonant.kernels.reference import Heads, LogitMask, Place, Ras, SamplingParams, Sides, Snake, split_kinds
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 _BLOCK_TOKENS = 16
 _EPS = 1e-6
+_RAS_ROWS = 7  # that are looked back at
 
 Args = tuple[Any, ...]
 
@@ -39,6 +41,7 @@ class Case:
     streamed_bytes: int  # of weights and cache, which no call finds in a cache of the device
     bytes: int  # all that must be read or written
     flops: int = 0
+    usual: Callable[..., Any] | None = None  # what our kernel is compared with; None: the reference
 
 
 class Cases:
@@ -54,8 +57,10 @@ class Cases:
                     yield self._frame_attention(stack, count)
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
+            if prefill and stack.dual:
+                yield from self._dual(stack, prefill)
             for count in rows:
-                yield self._sample(stack, count)
+                yield self._ras_sample(stack, count) if stack.codebooks > 1 else self._sample(stack, count)
         for count in rows:
             yield self._uniforms(count, workloads.codebooks)
             yield from self._codec(workloads.codec, count)
@@ -88,6 +93,36 @@ class Cases:
         weights = self.item * planes * columns * depth
         moved = weights + self.item * rows * (depth + columns * (2 if op == "linear_add" else 1))
         return Case(op, where, rows, make, weights, moved, flops=2 * rows * depth * planes * columns)
+
+    def _dual(self, s: StackWorkload, rows: int) -> Iterator[Case]:
+        """A prefill, half of it text and half audio: both sides' weights are read."""
+        audio = torch.arange(rows, device=self.device) >= (rows + 1) // 2
+        split = split_kinds(audio.int()[None])
+        by_index = ByIndex.of(split)
+        x, inner = self._normal(1, rows, s.hidden), self._normal(1, rows, s.inner)
+        gains = self._sides(s.hidden)
+
+        def norm_gated() -> Call:
+            return Call((x, split, gains, _EPS, self._sides(2 * s.inner, s.hidden)), {})
+
+        def linear_add() -> Call:
+            return Call((inner, split, self._sides(s.hidden, s.inner), x.clone()), {})
+
+        moved = self.item * (2 * rows * s.hidden + 2 * s.hidden)
+        norm = partial(Call, (x, split, gains, _EPS), {})
+        yield Case("dual_norm", f"{s.name} norm", rows, norm, 0, moved, usual=by_index.dual_norm)
+        for op, where, make, usual, planes, values in (
+            ("dual_norm_gated", "gate, up", norm_gated, by_index.dual_norm_gated, 2, s.hidden + s.inner),
+            ("dual_linear_add", "down", linear_add, by_index.dual_linear_add, 1, 2 * s.hidden + s.inner),
+        ):
+            one_side = planes * s.inner * s.hidden
+            weights = 2 * self.item * one_side
+            moved = weights + self.item * rows * values
+            yield Case(op, f"{s.name} {where}", rows, make, weights, moved, flops=2 * rows * one_side, usual=usual)
+
+    def _sides(self, *shape: int) -> Sides:
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
+        return Sides(*(scale * self._normal(*shape) for _ in range(2)))
 
     def _attention(self, s: StackWorkload, rows: int, *, prefill: bool) -> Iterator[Case]:
         """Decode: each row has its own context. Prefill: one row, whose positions see those before them."""
@@ -141,19 +176,28 @@ class Cases:
 
     def _sample(self, s: StackWorkload, rows: int) -> Case:
         logits, uniform = self._normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)
-        flags = torch.zeros(rows, dtype=torch.bool, device=self.device)
-        params = SamplingParams(
-            greedy=flags,
-            temperature=torch.full_like(uniform, 0.9),
-            top_k=torch.full((rows,), 50, dtype=torch.int32, device=self.device),
-            top_p=torch.ones_like(uniform),
-        )
+        params = self._params(rows)
         mask, moved = None, rows * s.vocab * self.item
         if not s.per_frame:  # only the first code has what keeps ids from being drawn
             seen = torch.zeros(rows, s.vocab, dtype=torch.bool, device=self.device)
-            mask = LogitMask(seen, torch.full_like(uniform, 1.05), seen[0], 7, flags)
+            mask = LogitMask(seen, torch.full_like(uniform, 1.05), seen[0], 7, params.greedy)
             moved += rows * s.vocab
         return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform, params, mask), {}), 0, moved)
+
+    def _ras_sample(self, s: StackWorkload, rows: int) -> Case:
+        """Every code is drawn twice, as happens where all of them repeat."""
+        books, vocab = s.codebooks, s.vocab // s.codebooks
+        logits, uniform = self._normal(rows, books, vocab), torch.full((rows, 2 * books), 0.5, device=self.device)
+        recent = torch.zeros(rows, _RAS_ROWS, books, dtype=torch.int32, device=self.device)
+        length = torch.full((rows,), _RAS_ROWS, dtype=torch.int32, device=self.device)
+        ras = Ras(recent, length, torch.zeros_like(length), vocab)
+        make = partial(Call, (logits, uniform, self._params(rows), ras), {})
+        moved = rows * books * (vocab * self.item + 4 * _RAS_ROWS)
+        return Case("ras_sample", f"{s.name} {books} codes", rows, make, 0, moved)
+
+    def _params(self, rows: int) -> SamplingParams:
+        ones = torch.ones(rows, device=self.device)
+        return SamplingParams(greedy=ones < 0, temperature=0.9 * ones, top_k=(50 * ones).int(), top_p=ones)
 
     def _uniforms(self, rows: int, count: int) -> Case:
         seed = torch.ones(rows, 2, dtype=torch.int32, device=self.device)

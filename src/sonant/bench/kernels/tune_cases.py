@@ -14,14 +14,15 @@ from torch import Tensor
 
 from sonant.bench.kernels.cases import Call
 from sonant.kernels import reference, tuning
-from sonant.kernels.reference import Snake
-from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile
+from sonant.kernels.reference import Sides, Snake, split_kinds
+from sonant.kernels.triton import conv, conv_tile, dual_ffn, dual_tile, gemv, small_m_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
 PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
+DUAL_ROWS = (512, 256, 128, 64, 32)  # of a prefill; 32 serves all that are fewer
 CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
 
 
@@ -100,6 +101,68 @@ class ProductCase:
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return getattr(gemv, self.op)(*call.args, tile=tile)
+
+    def expected(self, call: Call) -> Tensor:
+        return getattr(reference, self.op)(*call.args)
+
+
+@dataclass(frozen=True)
+class DualCase:
+    """Of a two-sided layer: half of the rows are text, half audio."""
+
+    op: str
+    where: str
+    rows: int
+    depth: int
+    columns: int
+
+    @property
+    def gated(self) -> bool:
+        return self.op == "dual_norm_gated"
+
+    @property
+    def key(self) -> str:
+        shape = dual_tile.shape_key(self.depth, self.columns, self.gated, _ITEM_BYTES)
+        return tuning.key("dual_ffn", shape, self.rows)
+
+    @property
+    def streamed_bytes(self) -> int:
+        return 2 * _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
+
+    @property
+    def bytes(self) -> int:
+        return self.streamed_bytes + _ITEM_BYTES * self.rows * (self.depth + self.columns * (1 if self.gated else 2))
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.depth * self.columns * (2 if self.gated else 1)
+
+    def candidates(self) -> list[Tile]:
+        found = dual_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)
+        return list(dict.fromkeys(found))
+
+    def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
+        return self.op, self.depth % tile.k == 0, tile
+
+    def least(self) -> DualCase:
+        return replace(self, rows=DUAL_ROWS[-1])
+
+    def make(self, device: torch.device) -> Call:
+        kinds = torch.arange(self.rows, device=device) >= self.rows // 2
+        x, split = _normal(device, 1, self.rows, self.depth), split_kinds(kinds.int()[None])
+        wide = (2 if self.gated else 1) * self.columns
+        weights = Sides(*(_normal(device, wide, self.depth) * self.depth**-0.5 for _ in range(2)))
+        if self.gated:
+            return Call((x, split, Sides(*(_normal(device, self.depth) for _ in range(2))), _EPS, weights), {})
+        return Call((x, split, weights, _normal(device, 1, self.rows, self.columns)), {})
+
+    def with_other_weights(self, call: Call) -> Call:
+        at = 4 if self.gated else 2
+        weights = Sides(*(weight.clone() for weight in call.args[at]))
+        return Call((*call.args[:at], weights, *call.args[at + 1 :]), call.kwargs)
+
+    def run(self, call: Call, tile: Tile) -> Tensor:
+        return getattr(dual_ffn, self.op)(*call.args, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
         return getattr(reference, self.op)(*call.args)
@@ -195,6 +258,14 @@ def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
             yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
             yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
             yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+
+
+def dual_cases(stacks: Sequence[StackWorkload]) -> Iterator[DualCase]:
+    for rows in DUAL_ROWS:
+        for s in stacks:
+            if s.dual:
+                yield DualCase("dual_norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
+                yield DualCase("dual_linear_add", f"{s.name} down", rows, s.inner, s.hidden)
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:

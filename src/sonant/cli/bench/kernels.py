@@ -102,7 +102,7 @@ def _tune(
 
     from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
     from sonant.bench.kernels import tune
-    from sonant.bench.kernels.tune_cases import Tunable, conv_cases, product_cases
+    from sonant.bench.kernels.tune_cases import Tunable, conv_cases, dual_cases, product_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
@@ -110,7 +110,7 @@ def _tune(
     gpu = torch.cuda.get_device_name(device)
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
-        every += [*product_cases(workloads.stacks), *conv_cases(workloads.codec)]
+        every += [*product_cases(workloads.stacks), *dual_cases(workloads.stacks), *conv_cases(workloads.codec)]
     cases = [case for case in every if case.op in ops]
     if not cases:
         raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")

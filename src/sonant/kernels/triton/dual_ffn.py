@@ -83,22 +83,20 @@ def _reduce(
 
 @triton.jit(do_not_specialize=["rows"])
 def _dual_gemm(
-    x, order, counts, text_weight, audio_weight, out, partials, arrivals, rows, columns, depth,
+    x, order, counts, text_weight, audio_weight, residual, out, partials, arrivals, rows, columns, depth,
     GATED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """GATED: `out` is filled with SwiGLU of both halves, zero for padding. Else the product is added to `out`.
+    """GATED: SwiGLU of the product's halves, zero for padding. Else the residual and the product, which padding lacks.
 
-    Long, because Triton keeps sums in registers only within one function's loop.
+    Long, since a tile's place, its product and what becomes of it share nearly all their values.
     """
     launch_dependents(PDL)
     group, split = tl.program_id(0), tl.program_id(1)
     wait_prior(PDL)
     text, audio = tl.load(counts), tl.load(counts + 1)
     text_tiles, audio_tiles = tl.cdiv(text, BLOCK_M), tl.cdiv(audio, BLOCK_M)
-    tiles = text_tiles + audio_tiles
-    if GATED:
-        tiles += tl.cdiv(rows - text - audio, BLOCK_M)
+    tiles = text_tiles + audio_tiles + tl.cdiv(rows - text - audio, BLOCK_M)
     if group >= tiles * tl.cdiv(columns, BLOCK_N):
         return
     column = (group // tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -106,11 +104,14 @@ def _dual_gemm(
     place = first + tl.arange(0, BLOCK_M)
     # rows and columns past the end are the last ones again: what comes of them is not stored
     row = tl.load(order + tl.minimum(place, end - 1)).to(tl.int64)
-    target = out + row[None] * columns + column[:, None]
+    cell = row[None] * columns + column[:, None]
     mask = (place < end)[None] & (column < columns)[:, None]
     dtype = out.dtype.element_ty
     if side == 2:
-        tl.store(target, tl.zeros([BLOCK_N, BLOCK_M], dtype), mask=mask & (split == 0))
+        fill = tl.zeros([BLOCK_N, BLOCK_M], dtype)
+        if not GATED:
+            fill = tl.load(residual + cell, mask=mask, other=0.0)
+        tl.store(out + cell, fill, mask=mask)
         return
 
     weight = tl.where(side == 0, text_weight, audio_weight)
@@ -139,22 +140,26 @@ def _dual_gemm(
             silu = (total / (1 + tl.exp(-total))).to(dtype).to(tl.float32)
             total = silu * other.to(dtype).to(tl.float32)
         else:
-            total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-        tl.store(target, total.to(dtype), mask=mask)
+            total += tl.load(residual + cell, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + cell, total.to(dtype), mask=mask)
 
 
-def _product(x: Tensor, split: Split, weights: Sides, out: Tensor, *, gated: bool, tile: Tile) -> None:
-    """x [rows, depth] and out [rows, columns], both contiguous."""
-    (rows, depth), columns = x.shape, out.shape[1]
-    groups = row_tiles(rows, tile.m, 3 if gated else 2) * triton.cdiv(columns, tile.n)
+def _product(x: Tensor, split: Split, weights: Sides, residual: Tensor | None, tile: Tile) -> Tensor:
+    """x: [B, T, depth]. Gated where nothing is to be added."""
+    gated, depth = residual is None, x.shape[-1]
+    columns = weights.text.shape[0] // (2 if gated else 1)
+    out = x.new_empty(*x.shape[:-1], columns)
+    rows = out.numel() // columns
+    groups = row_tiles(rows, tile.m) * triton.cdiv(columns, tile.n)
     cells = (2 if gated else 1) * tile.m * tile.n
     _dual_gemm[(groups, tile.splits)](
-        x, split.order, split.counts, weights.text, weights.audio, out,
+        x.contiguous(), split.order, split.counts, *weights, out if residual is None else residual.contiguous(), out,
         workspace(x, groups, tile.splits, cells), counters(weights.text, groups, tile.splits), rows, columns, depth,
         GATED=gated, PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", EVEN=depth % tile.k == 0,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
+    return out
 
 
 def _suits(weights: Sides, like: Tensor) -> bool:
@@ -176,26 +181,16 @@ def dual_norm_gated(
     x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides, *, tile: Tile | None = None
 ) -> Tensor:
     """`tile` is what a tuner tries; None: the best known."""
-    columns, depth = weights.text.shape[0] // 2, x.shape[-1]
-    x = x.contiguous()
-    tile = tile or tile_for(x.view(-1, depth), columns, gated=True)
+    tile = tile or tile_for(x, weights.text.shape[0] // 2, gated=True)
     if tile.library or not _suits(weights, x):
         return reference.dual_norm_gated(x, split, gains, eps, weights)
-    normed = dual_norm(x, split, gains, eps)
-    out = x.new_empty(*x.shape[:-1], columns)
-    _product(normed.view(-1, depth), split, weights, out.view(-1, columns), gated=True, tile=tile)
-    return out
+    return _product(dual_norm(x, split, gains, eps), split, weights, None, tile)
 
 
 def dual_linear_add(
     inner: Tensor, split: Split, weights: Sides, residual: Tensor, *, tile: Tile | None = None
 ) -> Tensor:
-    """Into the residual itself, which so stays as it is where there is padding."""
-    columns, depth = weights.text.shape
-    inner = inner.contiguous().view(-1, depth)
-    tile = tile or tile_for(inner, columns, gated=False)
+    tile = tile or tile_for(inner, weights.text.shape[0], gated=False)
     if tile.library or not _suits(weights, inner):
-        return reference.dual_linear_add(inner.view(*residual.shape[:-1], depth), split, weights, residual)
-    out = residual.contiguous()
-    _product(inner, split, weights, out.view(-1, columns), gated=False, tile=tile)
-    return out
+        return reference.dual_linear_add(inner, split, weights, residual)
+    return _product(inner, split, weights, residual, tile)

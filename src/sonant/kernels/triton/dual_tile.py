@@ -21,16 +21,15 @@ def shape_key(depth: int, columns: int, gated: bool, item_bytes: int) -> str:
 
 
 def tile_for(x: Tensor, columns: int, gated: bool) -> Tile:
-    """x: [rows, depth]."""
-    rows, depth = x.shape
-    item = x.dtype.itemsize
+    depth, item = x.shape[-1], x.dtype.itemsize
+    rows = x.numel() // depth
     found = find("dual_ffn", shape_key(depth, columns, gated, item), rows, x.device)
     return found or rule(rows, depth, columns, gated, item)
 
 
-def row_tiles(rows: int, block: int, kinds: int) -> int:
-    """Enough for any split among so many kinds of rows, each of which has at most one tile that is not full."""
-    return min(rows, -(-rows // block) + kinds - 1)
+def row_tiles(rows: int, block: int) -> int:
+    """Enough for any split: text, audio and padding each have at most one tile that is not full."""
+    return min(rows, -(-rows // block) + 2)
 
 
 def shared_bytes(tile: Tile, gated: bool, item_bytes: int) -> int:
@@ -55,29 +54,29 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> T
 def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
     """Those worth a measurement; the rule's own comes first."""
     yield rule(rows, depth, columns, gated, item_bytes)
+    shapes = ((64, 64), (64, 128), (128, 64), (256, 64))
     for m in (16, 32, 64, 128, 256):
-        if not rows <= 8 * m or m > max(16, 2 * rows):
-            continue
-        for n, k in ((32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (256, 64)):
-            for warps, stages in ((4, 3), (4, 4), (4, 6), (8, 3), (8, 4)):
-                tile = Tile(m, n, k, warps, stages)
-                if _sensible(tile, depth, gated, item_bytes):
+        for n, k in shapes if rows <= 8 * m <= 8 * max(16, rows) else ():
+            for warps in (4, 8):
+                tile = Tile(m, n, k, warps, stages=1)
+                # four warps of tensor cores work on 64 columns together; eight are for sums that four cannot hold
+                if n < 16 * warps or not (8 if warps == 4 else 32) <= _sums(tile, gated) <= 128:
+                    continue
+                for stages in _stages(tile, gated, item_bytes):
                     for splits in _splits(tile, rows, depth, columns, gated):
-                        yield replace(tile, splits=splits)
+                        yield replace(tile, stages=stages, splits=splits)
 
 
-def _sensible(tile: Tile, depth: int, gated: bool, item_bytes: int) -> bool:
-    sums = _sums(tile, gated)
-    # a warp has 16 columns at least, four of them together 64
-    if not 8 <= sums <= 128 or tile.n < 16 * tile.warps or tile.k > depth:
-        return False
-    shared = shared_bytes(tile, gated, item_bytes)
-    return 48 << 10 <= shared <= _SHARED_BYTES
+def _stages(tile: Tile, gated: bool, item_bytes: int) -> list[int]:
+    """As many as let a processor hold one program, or two."""
+    one = shared_bytes(replace(tile, stages=1), gated, item_bytes)
+    most = {min(6, _SHARED_BYTES // programs // one) for programs in (1, 2)}
+    return sorted(stages for stages in most if stages >= 2)
 
 
 def _splits(tile: Tile, rows: int, depth: int, columns: int, gated: bool) -> list[int]:
     """1, and where programs are few also what comes near filling the GPU, with the rows spread over two sides."""
-    programs = row_tiles(rows, tile.m, 2) * -(-columns // tile.n)
+    programs = (-(-rows // tile.m) + 1) * -(-columns // tile.n)
     most = min(_MOST_SPLITS, -(-depth // tile.k) // 4, _FILL * _PROCESSORS // programs)
     if _sums(tile, gated) > _MOST_SPLIT_SUMS or most < 2:
         return [1]

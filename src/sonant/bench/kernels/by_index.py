@@ -1,0 +1,43 @@
+"""Two-sided layers the usual way, to compare with: each side's rows gathered, computed and put back.
+
+The indices are made once. The boolean index that is more usual still makes them anew for each product and waits for
+the device to know how many there are, so no graph could hold it, and it would be slower than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sonant.kernels import reference
+from sonant.kernels.reference import Sides, Split
+
+
+class ByIndex(NamedTuple):
+    text: Tensor  # flat positions
+    audio: Tensor
+
+    @classmethod
+    def of(cls, split: Split) -> ByIndex:
+        text, audio = split.counts.tolist()
+        order = split.order.long()
+        return cls(order[:text], order[text : text + audio])
+
+    def dual_norm(self, x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+        return self._each(x, lambda rows, side: reference.rms_norm(rows, gains[side], eps))
+
+    def dual_norm_gated(self, x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+        return self._each(x, lambda rows, side: reference.norm_gated(rows, gains[side], eps, weights[side]))
+
+    def dual_linear_add(self, inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+        return residual + self._each(inner, lambda rows, side: reference.linear(rows, weights[side]))
+
+    def _each(self, x: Tensor, one: Callable[[Tensor, int], Tensor]) -> Tensor:
+        flat = x.flatten(0, 1)
+        parts = [one(flat[index], side) for side, index in enumerate(self)]
+        out = parts[0].new_zeros(len(flat), parts[0].shape[1])
+        for index, part in zip(self, parts, strict=True):
+            out[index] = part
+        return out.view(*x.shape[:2], -1)
