@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sonant.models.higgs_audio_v2.synthetic import write_checkpoint
 
 import sonant
 from sonant import EngineConfig
@@ -25,6 +24,7 @@ from sonant.bench.engine.breakdown import break_down
 from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.offline_table import table
 from sonant.models.higgs_audio_v2.model import HiggsAudioV2
+from sonant.models.higgs_audio_v2.synthetic import write_checkpoint
 from sonant.types import SpeechRequest
 
 FRAME_S = 0.04

@@ -34,10 +34,10 @@ class StackWorkload:
 
 @dataclass(frozen=True)
 class CodecWorkload:
-    """A decoder from frames to samples: attention over a window, then convolutions between upsamplings."""
+    """A decoder from frames to samples: attention over a window, if any, then convolutions between upsamplings."""
 
     name: str
-    heads: int
+    heads: int  # 0: there is no attention, and what goes with it
     head_dim: int
     window: int  # positions before a chunk that its attention still sees
     latent: int  # channels before the convolutions

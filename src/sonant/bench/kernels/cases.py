@@ -207,6 +207,18 @@ class Cases:
 
     def _codec(self, c: CodecWorkload, rows: int, frames: int = 4) -> Iterator[Case]:
         """A chunk of four frames, as settled streams have."""
+        length = frames * c.steps_per_frame
+        if c.heads:
+            yield from self._codec_transformer(c, rows, frames)
+        thin = c.channels >> len(c.upsample_rates)
+        for name, steps, channels in (("first", length, c.channels), ("last", frames * c.samples_per_frame, thin)):
+            value, alpha = self._normal(rows, steps, channels), self._normal(channels)
+            moved = self.item * 2 * (value.numel() + channels)
+            yield Case("snake_beta", f"{c.name} {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
+
+        yield from self._convolutions(c, rows, length)
+
+    def _codec_transformer(self, c: CodecWorkload, rows: int, frames: int) -> Iterator[Case]:
         window, heads, dim = c.window, c.heads, c.head_dim
         q = self._normal(rows, frames, heads, dim)
         visible = torch.ones(rows, 1, frames, window + frames, dtype=torch.bool, device=self.device)
@@ -221,14 +233,6 @@ class Cases:
         taps = self._normal(7, 1, latent).permute(2, 1, 0)  # laid out as layers/conv_stream.py does
         moved = self.item * (rows * (2 * length + 6) * latent + 8 * latent)
         yield Case("depthwise", f"{c.name} ConvNeXt", rows, lambda: Call((x, taps, bias), {}), 0, moved)
-
-        thin = c.channels >> len(c.upsample_rates)
-        for name, steps, channels in (("first", length, c.channels), ("last", frames * c.samples_per_frame, thin)):
-            value, alpha = self._normal(rows, steps, channels), self._normal(channels)
-            moved = self.item * 2 * (value.numel() + channels)
-            yield Case("snake_beta", f"{c.name} {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
-
-        yield from self._convolutions(c, rows, length)
 
     def _convolutions(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
         """The wide one of a residual unit, after each upsampling: its past, bias and activation inside."""

@@ -49,7 +49,7 @@ def _as_transformers(size: Size, ids: Mapping[str, int], vocab_size: int) -> Jso
         "architectures": ["HiggsAudioV2ForConditionalGeneration"],
         "model_type": "higgs_audio_v2",
         "dtype": "float32" if size == "tiny" else "bfloat16",
-        **_llama(size, vocab_size),
+        **llama_config(size, vocab_size),
         "max_position_embeddings": 2048,
         "rope_parameters": {"rope_theta": 500000.0, **_ROPE["transformers"]},
         "tie_word_embeddings": False,
@@ -67,7 +67,7 @@ def _as_transformers(size: Size, ids: Mapping[str, int], vocab_size: int) -> Jso
 
 
 def _as_boson(size: Size, ids: Mapping[str, int], vocab_size: int) -> Json:
-    llama = _llama(size, vocab_size)
+    llama = llama_config(size, vocab_size)
     dtype = "float32" if size == "tiny" else "bfloat16"
     return {
         "architectures": ["HiggsAudioModel"],
@@ -117,7 +117,7 @@ def _as_boson(size: Size, ids: Mapping[str, int], vocab_size: int) -> Json:
     }
 
 
-def _llama(size: Size, vocab_size: int) -> Json:
+def llama_config(size: Size, vocab_size: int) -> Json:
     tiny = size == "tiny"
     return {
         "vocab_size": vocab_size,
@@ -166,7 +166,7 @@ def codec_config(size: Size, form: Form) -> Json:
     Boson's form leaves out what its code has fixed: the widths of both encoders and of the decoder. A tiny codec says
     them as transformers' form does; the published file of that form has neither of the two objects.
     """
-    acoustic, semantic = _acoustic(size), _semantic(size)
+    acoustic, semantic = acoustic_config(size), _semantic(size)
     codebook_dim = 8 if size == "tiny" else 64
     if form == "boson":
         published = {
@@ -203,7 +203,7 @@ def codec_config(size: Size, form: Form) -> Json:
     }
 
 
-def _acoustic(size: Size) -> Json:
+def acoustic_config(size: Size) -> Json:
     tiny = size == "tiny"
     return {
         "model_type": "dac",
