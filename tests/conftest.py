@@ -87,6 +87,15 @@ def full_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def full_higgs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of the 3B shapes, for a GPU. SONANT_FULL_HIGGS: where `sonant random-model` has made them."""
+    folder = Path(os.environ.get("SONANT_FULL_HIGGS") or tmp_path_factory.mktemp("full") / "higgs")
+    if not (folder / "config.json").exists():
+        write_higgs_checkpoint(folder, size="3b", device="cuda")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
     """`golden("custom")`: what the official code computed from that checkpoint; see parity/README.md."""
 
