@@ -96,9 +96,10 @@ def feed_all(engine: Engine) -> SpeechStream:
 WAYS = {"live": stream_of, "file": lambda engine: stream_of(engine, live=False), "feed": feed_all}
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("way", WAYS)
-def test_each_part_goes_on_from_the_two_before_it(make: Make, way: str) -> None:
-    engine, model = make()
+def test_each_part_goes_on_from_the_two_before_it(make: Make, way: str, steps_ahead: int) -> None:
+    engine, model = make(steps_ahead=steps_ahead)
     whole = WAYS[way](engine).result()
     spoken = [Spoken(s, whole.frames[n * FRAMES : (n + 1) * FRAMES]) for n, s in enumerate(SENTENCES)]
     assert len(whole.frames) == len(SENTENCES) * FRAMES and model.threads == {"sonant-prompt_0"}
