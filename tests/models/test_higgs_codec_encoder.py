@@ -89,8 +89,13 @@ def hubert(samples: Tensor) -> Tensor:
 def official_layer(index: int) -> nn.Module:
     own = part(f"semantic_model.encoder.layers.{index}.")
     layer = nn.TransformerEncoderLayer(12, 3, 20, 0.0, "gelu", batch_first=True, norm_first=False)
-    names = {"linear1": "feed_forward.intermediate_dense", "linear2": "feed_forward.output_dense",
-             "norm1": "layer_norm", "norm2": "final_layer_norm", "self_attn.out_proj": "attention.out_proj"}  # fmt: skip
+    names = {
+        "linear1": "feed_forward.intermediate_dense",
+        "linear2": "feed_forward.output_dense",
+        "norm1": "layer_norm",
+        "norm2": "final_layer_norm",
+        "self_attn.out_proj": "attention.out_proj",
+    }
     state = {f"{a}.{kind}": own[f"{b}.{kind}"] for a, b in names.items() for kind in ("weight", "bias")}
     for kind in ("weight", "bias"):
         state[f"self_attn.in_proj_{kind}"] = torch.cat([own[f"attention.{p}_proj.{kind}"] for p in "qkv"])

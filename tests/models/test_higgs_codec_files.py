@@ -163,7 +163,7 @@ def test_no_codec_says_where_it_was_looked_for(tmp_path: Path) -> None:
         open_codec(tmp_path, str(tmp_path / "none"))
     (tmp_path / "codec").mkdir()
     (tmp_path / "codec" / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(CheckpointError, match="neither model.safetensors nor model.pth"):
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.pth"):
         open_codec(tmp_path, None)
 
 
