@@ -41,6 +41,7 @@ CONFIG: dict[str, Any] = {
         "num_conv_pos_embedding_groups": 2,
     },
 }
+_ENDS = {"conv1": 0, "snake1": 6, "conv2": 7}
 _UNIT = ("snake1", "conv1", "snake2", "conv2")
 _ENCODER_BLOCK = ("res_unit1", "res_unit2", "res_unit3", "snake1", "conv1")
 _DECODER_BLOCK = ("snake1", "conv_t1", "res_unit1", "res_unit2", "res_unit3")
@@ -105,14 +106,13 @@ def boson_name(name: str) -> str:
     if side in ("acoustic_encoder", "acoustic_decoder"):
         theirs, block = ("encoder.block", _ENCODER_BLOCK) if side[9] == "e" else ("decoder_2.model", _DECODER_BLOCK)
         if path[0] != "block":
-            return f"{theirs}.{dict(conv1=0, snake1=6, conv2=7)[path[0]]}.{path[1]}"
+            return f"{theirs}.{_ENDS[path[0]]}.{path[1]}"
         layer = f"{theirs}.{int(path[1]) + 1}.block.{block.index(path[2])}"
         return f"{layer}.block.{_UNIT.index(path[3])}.{path[4]}" if len(path) == 5 else f"{layer}.{path[3]}"
     for ours, theirs in (
-        (r"^quantizer\.quantizers\.", "quantizer.vq.layers."), (r"\.codebook\.", "._codebook."), (r"^fc\.", "fc_prior."),
-        (r"^fc1\.", "fc_post1."), (r"^fc2\.", "fc_post2."),
+        (r"^quantizer\.quantizers\.", "quantizer.vq.layers."), (r"\.codebook\.", "._codebook."),
+        (r"^fc\.", "fc_prior."), (r"^fc1\.", "fc_post1."), (r"^fc2\.", "fc_post2."),
         (r"^((?:en|de)coder_semantic\..*conv1?)\.(weight|bias)$", r"\1.conv.\2"),
-        (r"^(encoder_semantic\.conv)\.weight$", r"\1.conv.weight"),
     ):  # fmt: skip
         name = re.sub(ours, theirs, name)
     return name

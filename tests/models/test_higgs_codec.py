@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.small_higgs_codec import CONFIG, config_of, random_weight, random_weights
+from sonant.kernels import ops
+from sonant.kernels.dispatch import choose
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_config import AcousticConfig, CodecConfig
 
@@ -170,6 +172,40 @@ def test_bfloat16_is_close_and_the_same_in_any_chunks() -> None:
     torch.testing.assert_close(got, decode(decoder, codes, [20]), rtol=0, atol=0.02)
     kept = {name: value.dtype for name, value in decoder.state_dict().items() if "alpha" in name or "table" in name}
     assert set(kept.values()) == {torch.float32}  # a phase is x·α: eight bits of it would be heard
+
+
+def test_with_the_kernels_that_a_gpu_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter: windows whose past, rest and residual are slices of one tensor."""
+    pytest.importorskip("triton")
+    decoder, codes = decoder_of(OTHER_RATIOS, torch.float32), frames(9, seed=8)
+    expected = decode(decoder, codes, [9])
+    monkeypatch.setattr(ops, "pick", lambda op, on: choose(op, "cuda").function)
+    torch.testing.assert_close(decode(decoder, codes, [4]), expected, rtol=0, atol=TOLERANCE[torch.float32])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_in_a_graph(dtype: torch.dtype, error: float) -> None:
+    """Captured at one place of an utterance and replayed at others, as the engine does."""
+    decoder, codes, size = decoder_of(PUBLISHED, dtype).cuda(), frames(23, seed=9), 8
+    context = decoder.context_frames
+    exact = whole(PUBLISHED, weights_of(PUBLISHED, torch.float64), codes)
+    given = torch.zeros(1, size + 2 * context, 8, dtype=torch.int32, device="cuda")
+    first, total = (torch.zeros(1, dtype=torch.int32, device="cuda") for _ in "ab")
+    decoder(given, first, total)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        samples = decoder(given, first, total)
+    parts = []
+    for at in range(0, 24, size):
+        given.copy_(window(codes, at - context, size + 2 * context)[None])
+        first.fill_(at - context)
+        total.fill_(23)
+        graph.replay()
+        parts.append(samples[0].cpu().double())
+    got = torch.cat(parts)
+    assert not got[23 * 960 :].any()
+    assert float((got[: 23 * 960] - exact).norm() / exact.norm()) < error
 
 
 def test_a_prepared_decoder_holds_nothing_twice() -> None:
