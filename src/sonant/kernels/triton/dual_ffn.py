@@ -131,9 +131,7 @@ def _dual_gemm(
 
     last = True
     if SPLITS > 1:
-        total, other, last = _reduce(
-            total, other, partials, arrivals, group, split, GATED, BLOCK_M, BLOCK_N, SPLITS
-        )
+        total, other, last = _reduce(total, other, partials, arrivals, group, split, GATED, BLOCK_M, BLOCK_N, SPLITS)
     if last:
         total = total.to(dtype).to(tl.float32)  # each result is rounded where the reference rounds it
         if GATED:
