@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [op for op in ops if op not in OPS]:
         raise ConfigError(f"there is no op {unknown[0]!r}; there are {', '.join(OPS)}")
     providers = _providers()
-    if args.tune:
-        return _tune(providers, device, ops, args.tune_seconds, args.out)
     sizes = args.size.split(",") if args.size else _sizes(providers)
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
+    if args.tune:
+        return _tune([p for p in providers if p.TUNED_SIZE in sizes], device, ops, args.tune_seconds, args.out)
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
     wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]

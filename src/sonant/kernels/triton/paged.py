@@ -5,7 +5,8 @@ tile, so keys and values are read once for all of them. How far to read comes fr
 depends on a length known to the host and one CUDA graph serves every length.
 
 In a step of one position a row (`paged_step`) the same program makes its queries and the position's key and value from
-the fused projection: they enter the sums from its registers, and the cache for the steps to come.
+the fused projection: they enter the sums from its registers, and the cache for the steps to come. Where rows and heads
+are too few for the GPU, several programs share the positions of one, and the last to arrive puts their sums together.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from torch import Tensor
 from sonant.kernels.reference import Heads
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.split_k import arrived_last, counters, workspace
+
+_PROCESSORS = 132  # of an H100 or H200
+_MOST_SPLITS = 16
 
 
 @triton.jit
 def _over_cache(
-    tile_q, best, weight, total, cache, table, kv_head, count, plane, scale,
+    tile_q, best, weight, total, cache, table, kv_head, first, count, plane, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the queries gather from the first `count` positions, added to what they have: `total` over `weight`."""
+    """What the queries gather from positions `first` up to `count`, added to what they have: `total` over `weight`,
+    both of which are relative to a score of `best`."""
     column = tl.arange(0, DIM)
-    for start in range(0, count, TILE):
+    for start in range(first, count, TILE):
         index = start + tl.arange(0, TILE)
         seen = index < count
         block = tl.load(table + index // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
@@ -43,7 +49,38 @@ def _over_cache(
         weight = weight * shrink + tl.sum(share_of, 1)
         total = total * shrink[:, None] + tl.dot(share_of.to(values.dtype), values, input_precision=PRECISION)
         best = highest
-    return total / weight[:, None]
+    return best, weight, total
+
+
+@triton.jit
+def _together(
+    best, weight, total, partials, arrivals, group, split, real,
+    DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
+    cells: tl.constexpr = GROUP * (DIM + 2)
+    slot = partials + group * SPLITS * cells
+    cell = member[:, None] * DIM + column[None]
+    own = slot + split * cells
+    tl.store(own + cell, total, mask=real[:, None])
+    tl.store(own + GROUP * DIM + member, best, mask=real)
+    tl.store(own + GROUP * DIM + GROUP + member, weight, mask=real)
+    last = arrived_last(arrivals + group, SPLITS)
+    if last:
+        best = tl.full([GROUP], float("-inf"), tl.float32)
+        for other in tl.static_range(SPLITS):
+            theirs = slot + other * cells + GROUP * DIM + member
+            best = tl.maximum(best, tl.load(theirs, mask=real, other=0.0, cache_modifier=".cg"))
+        weight = tl.zeros([GROUP], tl.float32)
+        total = tl.zeros([GROUP, DIM], tl.float32)
+        for other in tl.static_range(SPLITS):
+            theirs = slot + other * cells
+            shrink = tl.exp(tl.load(theirs + GROUP * DIM + member, mask=real, other=0.0, cache_modifier=".cg") - best)
+            share = tl.load(theirs + GROUP * DIM + GROUP + member, mask=real, other=1.0, cache_modifier=".cg")
+            weight += shrink * share
+            total += shrink[:, None] * tl.load(theirs + cell, mask=real[:, None], other=0.0, cache_modifier=".cg")
+    return weight, total, last
 
 
 @triton.jit
@@ -64,23 +101,24 @@ def _attention(
     best = tl.full([GROUP], float("-inf"), tl.float32)
     weight = tl.zeros([GROUP], tl.float32)
     total = tl.zeros([GROUP, DIM], tl.float32)
-    mixed = _over_cache(
-        tile_q, best, weight, total, cache, tables + query // length * table_stride, kv_head,
+    best, weight, total = _over_cache(
+        tile_q, best, weight, total, cache, tables + query // length * table_stride, kv_head, 0,
         tl.load(positions + query) + 1, plane, scale, KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
     )  # fmt: skip
-    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real)
+    tl.store(out + at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _step_attention(
-    qkv, q_weight, k_weight, cos, sin, cache, tables, positions, out,
+    qkv, q_weight, k_weight, cos, sin, cache, tables, positions, out, partials, arrivals,
     plane, table_stride, position_stride, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
     partner = partner_of(column, DIM)
     share: tl.constexpr = HEADS // KV_HEADS
@@ -107,16 +145,32 @@ def _step_attention(
     best = tl.sum(tile_q.to(tl.float32) * key.to(tl.float32)[None], 1) * scale
     weight = tl.full([GROUP], 1.0, tl.float32)
     total = tl.zeros([GROUP, DIM], tl.float32) + value.to(tl.float32)[None]
-    mixed = _over_cache(
-        tile_q, best, weight, total, cache, table, kv_head, last, plane, scale,
+    first, end = 0, last
+    if SPLITS > 1:  # the new position is the first program's
+        if split > 0:
+            best = tl.full([GROUP], float("-inf"), tl.float32)
+            weight, total = tl.zeros([GROUP], tl.float32), tl.zeros([GROUP, DIM], tl.float32)
+        share_of = tl.cdiv(tl.cdiv(last, TILE), SPLITS) * TILE
+        first = split * share_of
+        end = tl.minimum(first + share_of, last)
+    best, weight, total = _over_cache(
+        tile_q, best, weight, total, cache, table, kv_head, first, end, plane, scale,
         KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
     )  # fmt: skip
-    block = tl.load(table + last // BLOCK_TOKENS).to(tl.int64)
-    slot = ((block * BLOCK_TOKENS + last % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM + column
-    tl.store(cache + slot, key)
-    tl.store(cache + plane + slot, value)
-    at = (row * HEADS + head[:, None]) * DIM + column[None]
-    tl.store(out + at, mixed.to(dtype), mask=real)
+    if split == 0:
+        block = tl.load(table + last // BLOCK_TOKENS).to(tl.int64)
+        slot = ((block * BLOCK_TOKENS + last % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM + column
+        tl.store(cache + slot, key)
+        tl.store(cache + plane + slot, value)
+    complete = True
+    if SPLITS > 1:
+        group = row * KV_HEADS + kv_head
+        weight, total, complete = _together(
+            best, weight, total, partials, arrivals, group, split, member < share, DIM, GROUP, SPLITS
+        )
+    if complete:
+        at = (row * HEADS + head[:, None]) * DIM + column[None]
+        tl.store(out + at, (total / weight[:, None]).to(dtype), mask=real)
 
 
 def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
@@ -131,6 +185,11 @@ def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
         "PRECISION": "ieee" if cache.dtype.itemsize == 4 else "tf32",
         "num_warps": 4,
     }
+
+
+def _splits(programs: int) -> int:
+    """So many that the GPU is full twice over; powers of two only, since each count is another kernel to compile."""
+    return 1 << max(0, min(_MOST_SPLITS, 2 * _PROCESSORS // programs).bit_length() - 1)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
@@ -151,10 +210,15 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
-    _step_attention[(batch, kv_heads)](
+    constants, splits = _constants(heads.heads, cache), _splits(batch * kv_heads)
+    # counters belong to the engine's whole cache, of which this is one layer: layers come one after the other
+    owner = cache if cache._base is None else cache._base
+    _step_attention[(batch, kv_heads, splits)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
         cache, tables, positions, out,
+        workspace(qkv, batch * kv_heads, splits, constants["GROUP"] * (dim + 2)),
+        counters(owner, batch * kv_heads, splits),
         cache.stride(0), tables.stride(0), positions.stride(0), 0 if len(cos) == 1 else dim, heads.eps, dim**-0.5,
-        NORM=norm, **_constants(heads.heads, cache), **launch_options(qkv),
+        NORM=norm, SPLITS=splits, **constants, **launch_options(qkv),
     )  # fmt: skip
     return out
