@@ -20,43 +20,58 @@ from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
 
 _DEEPEST = 8192
-_VECTORS = 64  # elements of the weights in each thread's hands
+_VECTORS = 64  # elements of the weights in each thread's hands …
+_TILED_VECTORS = 100  # … and where the depth is no power of two, so that it is cut into tiles of …
+_TILE = 1024
 
 
 @triton.jit
 def _gemv(
     x, weight, gain, residual, out, columns, depth, eps,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = column < columns
-    k = tl.arange(0, BLOCK_K)
-    inside = k < depth
     dtype = out.dtype.element_ty
-    at = column.to(tl.int64)[:, None] * depth + k[None]
-    mask = known[:, None] & inside[None]
-    own = tl.load(weight + at, mask=mask, other=0.0)
-    if GATED:
-        up = tl.load(weight + columns.to(tl.int64) * depth + at, mask=mask, other=0.0)
-    if NORM:
-        scale_of = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
+    start = weight + column.to(tl.int64)[:, None] * depth
+    own, up, scales = (), (), ()
+    for tile in tl.static_range(TILES):
+        k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+        mask = known[:, None] & (k < depth)[None]
+        own = own + (tl.load(start + k[None], mask=mask, other=0.0),)
+        if GATED:
+            up = up + (tl.load(start + columns.to(tl.int64) * depth + k[None], mask=mask, other=0.0),)
+        if NORM:
+            scales = scales + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)
     wait_prior(PDL)
-    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        # each result is rounded where the reference rounds it; the arithmetic between is float32
-        scale = tl.rsqrt(tl.sum(value * value, axis=0) / depth + eps)
-        value = (scale_of * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    total = tl.sum(own.to(tl.float32) * value[None], axis=1).to(dtype)
+    values = ()
+    square = tl.zeros([BLOCK_K], tl.float32)
+    for tile in tl.static_range(TILES):
+        k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+        value = tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)
+        values = values + (value,)
+        square += value * value
+    scale = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
+    total, other = tl.zeros([BLOCK_N, BLOCK_K], tl.float32), tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for tile in tl.static_range(TILES):
+        value = values[tile]
+        if NORM:
+            # each result is rounded where the reference rounds it; the arithmetic between is float32
+            value = (scales[tile] * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        total += own[tile].to(tl.float32) * value[None]
+        if GATED:
+            other += up[tile].to(tl.float32) * value[None]
+    result = tl.sum(total, axis=1).to(dtype)
     if GATED:
-        gate = total.to(tl.float32)
+        gate = result.to(tl.float32)
         silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        total = (silu * tl.sum(up.to(tl.float32) * value[None], axis=1).to(dtype).to(tl.float32)).to(dtype)
+        result = (silu * tl.sum(other, axis=1).to(dtype).to(tl.float32)).to(dtype)
     if ADD:
         before = tl.load(residual + column, mask=known, other=0.0).to(tl.float32)
-        total = (before + total.to(tl.float32)).to(dtype)
-    tl.store(out + column, total, mask=known)
+        result = (before + result.to(tl.float32)).to(dtype)
+    tl.store(out + column, result, mask=known)
 
 
 def _product(
@@ -86,13 +101,17 @@ def _launch_gemv(
     x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None
 ) -> None:
     depth, columns = x.shape[1], out.shape[1]
-    block_k = triton.next_power_of_2(depth)
+    planes = 2 if gated else 1
+    block_k, tiles = triton.next_power_of_2(depth), 1
     warps = 8 if block_k > 4096 else 4
-    block_n = max(1, _VECTORS * 32 * warps // block_k // (2 if gated else 1))
+    block_n = max(1, _VECTORS * 32 * warps // block_k // planes)
+    if block_k != depth and depth % _TILE == 0:  # no lane is idle then
+        block_k, tiles, warps = _TILE, depth // _TILE, 4
+        block_n = 1 << max(0, (_TILED_VECTORS * 32 * warps // (depth * planes)).bit_length() - 1)
     _gemv[(triton.cdiv(columns, block_n),)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **launch_options(x),
+        BLOCK_N=block_n, BLOCK_K=block_k, TILES=tiles, num_warps=warps, **launch_options(x),
     )  # fmt: skip
 
 
