@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -46,18 +46,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Tiny random checkpoints "base", "custom" and "design", written once a session and never changed."""
-    root = tmp_path_factory.getbasetemp()
+    ready = once_a_session(tmp_path_factory, "tiny_checkpoints", write_checkpoint)
+    return {name: ready / name for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def few_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The same with four codebooks instead of sixteen, whose frames cost less than half.
+
+    For all that is around the model: the golden values are of sixteen.
+    """
+    ready = once_a_session(tmp_path_factory, "few_codebooks", partial(write_checkpoint, code_groups=4))
+    return {name: ready / name for name in KINDS}
+
+
+def once_a_session(factory: pytest.TempPathFactory, name: str, write: Callable[..., None]) -> Path:
+    """A folder with a checkpoint of each kind, written by whichever worker comes first."""
+    root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # a worker's own folder lies in the session's
-    ready = root / "tiny_checkpoints"
-    with (root / "tiny_checkpoints.lock").open("w") as lock:
+    ready = root / name
+    with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
-            staging = root / "tiny_checkpoints.partial"
-            for name, kind in KINDS.items():
-                write_checkpoint(staging / name, kind=kind)
+            staging = root / f"{name}.partial"
+            for folder, kind in KINDS.items():
+                write(staging / folder, kind=kind)
             staging.rename(ready)
-    return {name: ready / name for name in KINDS}
+    return ready
 
 
 @pytest.fixture(scope="session")
