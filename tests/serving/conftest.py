@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +23,7 @@ from sonant.models.base import Prompt
 from sonant.models.description import Description
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe
+from sonant.serving import engine_supervisor
 from sonant.serving.app import create_app
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.options import ServeOptions
@@ -46,6 +49,18 @@ class Served:
 
 
 Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uncollected() -> Iterator[None]:
+    """A server walks over all there is, twice, before it is shown: of what pytest has loaded that takes half a second.
+
+    Whether an engine that failed is given back is asked in test_ready.py, with a collector that works.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        still = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)
+        patch.setattr(engine_supervisor, "gc", still)
+        yield
 
 
 @pytest.fixture(scope="session")
