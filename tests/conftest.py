@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +47,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Tiny random checkpoints "base", "custom" and "design", written once a session and never changed."""
-
-    def write(folder: Path) -> None:
-        for name, kind in KINDS.items():
-            write_checkpoint(folder / name, kind=kind)
-
-    ready = once_a_session(tmp_path_factory, "tiny_checkpoints", write)
+    ready = once_a_session(tmp_path_factory, "tiny_checkpoints", partial(write_kinds, write_checkpoint))
     return {name: ready / name for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def few_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The same with four codebooks instead of sixteen, whose frames cost less than half.
+
+    For all that is around the model: the golden values are of sixteen.
+    """
+    write = partial(write_kinds, partial(write_checkpoint, code_groups=4))
+    ready = once_a_session(tmp_path_factory, "few_codebooks", write)
+    return {name: ready / name for name in KINDS}
+
+
+def write_kinds(write: Callable[..., None], folder: Path) -> None:
+    for name, kind in KINDS.items():
+        write(folder / name, kind=kind)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from sonant.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture
-def shipped(tiny_checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shipped(few_codebooks: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that holds a voice."""
     folder = tmp_path / "sonant" / "voices" / "english"
-    shutil.copytree(tiny_checkpoints["custom"], folder)
+    shutil.copytree(few_codebooks["custom"], folder)
     bundled.write_sums(folder)
     monkeypatch.setattr("sonant.bundled.resources.files", lambda package: tmp_path / package)
     return folder

@@ -35,14 +35,14 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
 def test_python_runs_as_printed(newcomer: Path, block: str) -> None:
-    write_checkpoint(newcomer / "base-model", kind="base", eos_gain=EOS_GAIN)
+    write_checkpoint(newcomer / "base-model", kind="base", eos_gain=EOS_GAIN, code_groups=4)
     sf.write(newcomer / "ref.wav", *reference_clip())
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.heavy
 def test_commands_run_as_printed(newcomer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    briefly = partial(write_checkpoint, eos_gain=EOS_GAIN)
+    briefly = partial(write_checkpoint, eos_gain=EOS_GAIN, code_groups=4)
     monkeypatch.setattr("sonant.models.qwen3_tts.synthetic.write_checkpoint", briefly)
     monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)  # the benchmark's figures need not be precise here
     monkeypatch.setattr(breakdown, "_WALL_ROUNDS", 1)

@@ -30,8 +30,8 @@ FRAMES = 6
 
 
 @pytest.fixture
-def closed(tiny_checkpoints: Folders) -> Iterator[Engine]:
-    with sonant.load(tiny_checkpoints["custom"], device="cpu", config=EngineConfig(max_rows=3)) as engine:
+def closed(few_codebooks: Folders) -> Iterator[Engine]:
+    with sonant.load(few_codebooks["custom"], device="cpu", config=EngineConfig(max_rows=3)) as engine:
         pass
     yield engine
     stats = engine.stats()
@@ -39,14 +39,14 @@ def closed(tiny_checkpoints: Folders) -> Iterator[Engine]:
 
 
 def test_all_figures_in_a_table_a_file_and_a_picture(
-    tiny_checkpoints: Folders, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    few_codebooks: Folders, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)  # one run a batch is precise enough to be printed
     monkeypatch.setattr(breakdown, "_WALL_ROUNDS", 1)
     monkeypatch.setattr(breakdown, "time_ms", partial(device_clock.time_ms, batches=1))
     out, plot = tmp_path / "deep" / "report.json", tmp_path / "report.png"
     options = ["--streams", "1,2", "--frames", str(FRAMES), "--device", "cpu", "--out", str(out), "--plot", str(plot)]
-    assert main(["bench", "offline", "--model", str(tiny_checkpoints["custom"]), *options]) == 0
+    assert main(["bench", "offline", "--model", str(few_codebooks["custom"]), *options]) == 0
     shown = capsys.readouterr().out
     for word in ("talker", "its sampling", "codec by 1", "gaps", "audio-s/s", "Saturated", "syncs", "floor"):
         assert word in shown
@@ -99,9 +99,9 @@ def test_a_rig_repeats_one_step_and_leaves_its_rows(closed: Engine) -> None:
         assert rig.positions == before
 
 
-def test_a_rig_is_refused_while_the_engine_runs_and_beyond_its_rows(tiny_checkpoints: Folders, closed: Engine) -> None:
+def test_a_rig_is_refused_while_the_engine_runs_and_beyond_its_rows(few_codebooks: Folders, closed: Engine) -> None:
     with (
-        sonant.load(tiny_checkpoints["custom"], device="cpu") as running,
+        sonant.load(few_codebooks["custom"], device="cpu") as running,
         pytest.raises(ConfigError, match="close it first"),
     ):
         StepRig(running, 1, FRAMES)
@@ -109,9 +109,9 @@ def test_a_rig_is_refused_while_the_engine_runs_and_beyond_its_rows(tiny_checkpo
         StepRig(closed, 4, FRAMES)
 
 
-def test_a_rig_without_room_says_so_and_gives_back_what_it_had(tiny_checkpoints: Folders) -> None:
+def test_a_rig_without_room_says_so_and_gives_back_what_it_had(few_codebooks: Folders) -> None:
     config = EngineConfig(max_rows=3, kv_tokens=256)
-    with sonant.load(tiny_checkpoints["custom"], device="cpu", config=config) as engine:
+    with sonant.load(few_codebooks["custom"], device="cpu", config=config) as engine:
         pass
     with pytest.raises(ConfigError, match="raise kv_tokens"), StepRig(engine, 3, FRAMES):
         pass
@@ -135,8 +135,8 @@ def test_more_positions_in_the_cache_raise_the_floor(closed: Engine) -> None:
     assert without[0] == without[1]
 
 
-def test_a_fresh_process_tells_where_its_start_went(tiny_checkpoints: Folders) -> None:
-    stages = startup._start(StartupJob(str(tiny_checkpoints["custom"]), "cpu", "auto", "auto", 1))
+def test_a_fresh_process_tells_where_its_start_went(few_codebooks: Folders) -> None:
+    stages = startup._start(StartupJob(str(few_codebooks["custom"]), "cpu", "auto", "auto", 1))
     assert min(stages.imports, stages.weights, stages.engine, stages.first_request) > 0
     assert stages.imports > stages.engine  # torch alone takes longer than a tiny engine
 

@@ -38,21 +38,21 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
     monkeypatch.setattr(stream, "isatty", lambda: True)
 
 
-def test_it_writes_what_the_engine_makes(run: Run, tiny_checkpoints: Folders, tmp_path: Path) -> None:
-    done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", "a.wav", *SHORT)
+def test_it_writes_what_the_engine_makes(run: Run, few_codebooks: Folders, tmp_path: Path) -> None:
+    done = run("say", TEXT, "--model", few_codebooks["custom"], "-o", "a.wav", *SHORT)
     assert (done.code, done.out) == (0, b"")
     info = sf.info("a.wav")
     assert (info.format, info.subtype, info.channels) == ("WAV", "PCM_16", 1)
     assert (info.samplerate, info.frames) == (RATE, FRAMES * FRAME_SAMPLES)
-    with sonant.load(tiny_checkpoints["custom"], device="cpu") as engine:
+    with sonant.load(few_codebooks["custom"], device="cpu") as engine:
         speech = engine.speak(TEXT, seed=1, max_frames=FRAMES)
     np.testing.assert_allclose(sf.read("a.wav", dtype="float32")[0], speech.samples, atol=1.1 / 32768)
     assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_the_same_seed_gives_the_same_bytes(run: Run, tiny_checkpoints: Folders) -> None:
+def test_the_same_seed_gives_the_same_bytes(run: Run, few_codebooks: Folders) -> None:
     for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
-        done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", f"{name}.wav", *SHORT, "--seed", seed)
+        done = run("say", TEXT, "--model", few_codebooks["custom"], "-o", f"{name}.wav", *SHORT, "--seed", seed)
         assert done.code == 0
         assert f"seed {seed}" in done.err
     a, b, c = (Path(f"{name}.wav").read_bytes() for name in "abc")
@@ -61,23 +61,23 @@ def test_the_same_seed_gives_the_same_bytes(run: Run, tiny_checkpoints: Folders)
 
 @pytest.mark.parametrize("text", [("-",), ()], ids=["dash", "nothing"])
 def test_text_can_be_piped_in(
-    run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch, text: tuple[str, ...]
+    run: Run, few_codebooks: Folders, monkeypatch: pytest.MonkeyPatch, text: tuple[str, ...]
 ) -> None:
-    model = ("--model", tiny_checkpoints["custom"])
+    model = ("--model", few_codebooks["custom"])
     run("say", "Grüße, 世界.", *model, "-o", "given.wav", *SHORT)
     pipe_in(monkeypatch, b"\xef\xbb\xbf" + "Grüße, 世界.\n".encode())
     assert run("say", *text, *model, "-o", "piped.wav", *SHORT).code == 0
     assert Path("given.wav").read_bytes() == Path("piped.wav").read_bytes()
 
 
-def test_text_that_looks_like_an_option_can_be_said(run: Run, tiny_checkpoints: Folders) -> None:
-    assert run("say", "--model", tiny_checkpoints["custom"], *SHORT, "--", "--5 degrees").code == 0
+def test_text_that_looks_like_an_option_can_be_said(run: Run, few_codebooks: Folders) -> None:
+    assert run("say", "--model", few_codebooks["custom"], *SHORT, "--", "--5 degrees").code == 0
     assert Path("out.wav").exists()
 
 
 @pytest.mark.parametrize("name", ["a.flac", "a.pcm", "a.raw", "a.sound"])
-def test_the_format_is_by_suffix_unless_it_is_given(run: Run, tiny_checkpoints: Folders, name: str) -> None:
-    model = ("--model", tiny_checkpoints["custom"])
+def test_the_format_is_by_suffix_unless_it_is_given(run: Run, few_codebooks: Folders, name: str) -> None:
+    model = ("--model", few_codebooks["custom"])
     run("say", TEXT, *model, "-o", "a.wav", *SHORT)
     given = ("--format", "flac") if name == "a.sound" else ()
     assert run("say", TEXT, *model, "-o", name, *given, *SHORT).code == 0
@@ -90,8 +90,8 @@ def test_the_format_is_by_suffix_unless_it_is_given(run: Run, tiny_checkpoints: 
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm"])
-def test_stdout_carries_the_sound_and_nothing_else(run: Run, tiny_checkpoints: Folders, format: str) -> None:
-    model = ("--model", tiny_checkpoints["custom"])
+def test_stdout_carries_the_sound_and_nothing_else(run: Run, few_codebooks: Folders, format: str) -> None:
+    model = ("--model", few_codebooks["custom"])
     run("say", TEXT, *model, "-o", "a.wav", *SHORT)
     given = () if format == "wav" else ("--format", format)
     done = run("say", TEXT, *model, "-o", "-", *given, *SHORT)
@@ -104,8 +104,8 @@ def test_stdout_carries_the_sound_and_nothing_else(run: Run, tiny_checkpoints: F
     assert np.abs(samples - sf.read("a.wav", dtype="int16")[0]).max() <= 1
 
 
-def test_a_clone_can_be_kept_and_used_again(run: Run, tiny_checkpoints: Folders) -> None:
-    model = ("--model", tiny_checkpoints["base"])
+def test_a_clone_can_be_kept_and_used_again(run: Run, few_codebooks: Folders) -> None:
+    model = ("--model", few_codebooks["base"])
     sf.write("ref.wav", *reference_clip())
     cloned = run(
         "say", TEXT, *model, "-o", "a.wav", *SHORT,
@@ -118,8 +118,8 @@ def test_a_clone_can_be_kept_and_used_again(run: Run, tiny_checkpoints: Folders)
     assert Path("c.wav").read_bytes() != Path("a.wav").read_bytes()
 
 
-def test_all_that_shapes_the_voice_reaches_the_model(run: Run, tiny_checkpoints: Folders) -> None:
-    model = ("--model", tiny_checkpoints["custom"])
+def test_all_that_shapes_the_voice_reaches_the_model(run: Run, few_codebooks: Folders) -> None:
+    model = ("--model", few_codebooks["custom"])
     variants: dict[str, tuple[str, ...]] = {
         "plain": (),
         "voice": ("--voice", "Sohee"),
@@ -188,26 +188,26 @@ def test_a_codec_elsewhere_reaches_the_model(run: Run, loading: Loading, monkeyp
 # --- what is shown
 
 
-def test_the_summary_is_one_line_that_can_be_silenced(run: Run, tiny_checkpoints: Folders) -> None:
+def test_the_summary_is_one_line_that_can_be_silenced(run: Run, few_codebooks: Folders) -> None:
     # the second frame budget is large, so that this one ends by itself
-    options = ("--model", tiny_checkpoints["custom"], "--seed", "7", "--device", "cpu", "-o", "a.wav")
+    options = ("--model", few_codebooks["custom"], "--seed", "18", "--device", "cpu", "-o", "a.wav")
     shown = run("say", "A short reference.", *options).err
     assert shown.startswith("a.wav: 0.56 s of sound in ")
-    assert shown.endswith(" ms, finish stop, seed 7\n")
+    assert shown.endswith(" ms, finish stop, seed 18\n")
     assert shown.count("\n") == 1
     assert run("say", "A short reference.", *options, "--quiet").err == ""
 
 
-def test_speech_that_was_cut_is_pointed_out_even_when_quiet(run: Run, tiny_checkpoints: Folders) -> None:
-    done = run("say", TEXT, "--model", tiny_checkpoints["custom"], *SHORT, "--quiet")
+def test_speech_that_was_cut_is_pointed_out_even_when_quiet(run: Run, few_codebooks: Folders) -> None:
+    done = run("say", TEXT, "--model", few_codebooks["custom"], *SHORT, "--quiet")
     assert (done.code, done.err.count("\n")) == (0, 1)
     assert "was cut" in done.err and "--max-frames" in done.err
 
 
-def test_a_terminal_sees_progress(run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_progress(run: Run, few_codebooks: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     as_terminal(monkeypatch, sys.stderr)
     monkeypatch.setattr("sonant.cli.progress_line._REDRAW_S", 0.0)
-    shown = run("say", TEXT, "--model", tiny_checkpoints["custom"], *SHORT).err
+    shown = run("say", TEXT, "--model", few_codebooks["custom"], *SHORT).err
     assert "loading" in shown
     assert "\r\x1b[K0.5 s of sound, RTF " in shown
 
@@ -216,7 +216,7 @@ def test_a_terminal_sees_progress(run: Run, tiny_checkpoints: Folders, monkeypat
 
 
 def test_ctrl_c_leaves_no_new_file_and_keeps_the_old_one(
-    run: Run, tiny_checkpoints: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, few_codebooks: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: Progress, sound_s: float) -> None:
         assert [p for p in tmp_path.iterdir() if p.suffix == ".part" and p.stat().st_size > 44]
@@ -225,19 +225,19 @@ def test_ctrl_c_leaves_no_new_file_and_keeps_the_old_one(
     monkeypatch.setattr(Progress, "add", interrupt)
     (tmp_path / "old.wav").write_bytes(b"what was here before")
     for name in ("old.wav", "new.wav"):
-        done = run("say", TEXT, "--model", tiny_checkpoints["custom"], "-o", name, *SHORT)
+        done = run("say", TEXT, "--model", few_codebooks["custom"], "-o", name, *SHORT)
         assert (done.code, done.err) == (130, "sonant: interrupted\n")
     assert [p.name for p in tmp_path.iterdir()] == ["old.wav"]
     assert (tmp_path / "old.wav").read_bytes() == b"what was here before"
 
 
-def test_a_real_process_ends_on_a_real_signal(tiny_checkpoints: Folders, tmp_path: Path) -> None:
+def test_a_real_process_ends_on_a_real_signal(few_codebooks: Folders, tmp_path: Path) -> None:
     # a runner in the background may have made us deaf to SIGINT, and children inherit that
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from sonant.cli.main import main; sys.exit(main())"
     )
-    options = ("--model", tiny_checkpoints["custom"], "-o", tmp_path / "a.wav", "--device", "cpu")
+    options = ("--model", few_codebooks["custom"], "-o", tmp_path / "a.wav", "--device", "cpu")
     command = [sys.executable, "-c", program, "say", TEXT * 200, *map(str, options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 import sonant
-from engine.families import QWEN3_TTS, TOY, Family
+from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, Family
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(
+    tiny_checkpoints: Mapping[str, Path], few_codebooks: Mapping[str, Path], tiny_higgs: Path
+) -> Mapping[str, Path]:
+    """In this folder those of few codebooks: an engine does the same with them at less than half the cost."""
+    return {**tiny_checkpoints, **few_codebooks, "higgs": tiny_higgs}
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def make_engine(tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> M
     return make
 
 
-@pytest.fixture(params=[QWEN3_TTS, TOY], ids=lambda family: family.name, scope="module")
+@pytest.fixture(params=[QWEN3_TTS, HIGGS_AUDIO_V2, TOY], ids=lambda family: family.name, scope="module")
 def family(request: pytest.FixtureRequest) -> Family:
     """A test that asks for it runs on every family."""
     found: Family = request.param

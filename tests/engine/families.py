@@ -1,4 +1,4 @@
-"""The families that the engine's own tests run on: tiny Qwen3-TTS, and the toy that uses the rest of the contract."""
+"""The families that the engine's own tests run on: those we speak, tiny, and the toy that uses all of the contract."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ def _open_toy(checkpoints: Checkpoints, config: EngineConfig) -> Engine:
     return Engine(ToyModel(config, device), config, device)
 
 
+def _open_higgs(checkpoints: Checkpoints, config: EngineConfig) -> Engine:
+    return sonant.load(checkpoints["higgs"], device="cpu", config=config)
+
+
 def _varied_qwen(n: int) -> Options:
     sampling = Sampling.greedy() if n % 5 == 0 else Sampling(top_k=[50, 3, 0][n % 3], top_p=[1.0, 0.7][n % 2])
     return {"voice": VOICES[n // 2 % 4], "streaming_text": n % 3 == 0, "sampling": sampling}
@@ -55,7 +59,13 @@ def _varied_toy(n: int) -> Options:
     return {"sampling": Sampling(refinements=1 + n % 2, temperature=[0.5, 0.0, 2.0][n % 3], stop_chance=0.05)}
 
 
+def _varied_higgs(n: int) -> Options:
+    sampling = Sampling.greedy() if n % 5 == 0 else Sampling(top_k=[50, 3, 0][n % 3], ras_win_len=[7, 0, 20][n % 3])
+    return {"instruct": [None, "", "A small room."][n // 2 % 3], "sampling": sampling}
+
+
 QWEN3_TTS = Family("qwen3_tts", _open_qwen, _varied_qwen)
+HIGGS_AUDIO_V2 = Family("higgs_audio_v2", _open_higgs, _varied_higgs)
 TOY = Family("toy", _open_toy, _varied_toy)
 
 

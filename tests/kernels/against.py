@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +12,13 @@ from sonant.kernels import ops
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
 RELATIVE_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # the interpreter truncates where a GPU rounds
+
+T = TypeVar("T")
+
+
+def cases(*here: T, gpu: Iterable[T] = ()) -> list[T]:
+    """Of a test: the slow interpreter takes one for each way through the code, a GPU those of the models' sizes too."""
+    return [*here, *(gpu if DEVICE == "cuda" else ())]
 
 
 def kernel(op: str) -> Any:

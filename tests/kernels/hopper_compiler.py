@@ -54,9 +54,9 @@ POINTERS = {
 SHARED_BYTES = 227 << 10  # that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 Shape = tuple[int, ...]
-PRODUCTS: tuple[Shape, ...] = ((1, 1024), (1, 6144), (8, 1024), (64, 6144))  # rows, depth
+PRODUCTS: tuple[Shape, ...] = ((1, 1024), (1, 6144), (8, 1024))  # rows, depth; what a tuner tries has more of both
 CONVOLUTIONS: tuple[Shape, ...] = (  # inputs, columns, taps
-    (768, 768, 7), (1536, 6144, 2), (96, 96, 7), (96, 1, 7), (768, 768, 1),
+    (1536, 6144, 2), (96, 96, 7), (96, 1, 7), (768, 768, 1),
 )  # fmt: skip
 compiled: list[str] = []
 
@@ -90,7 +90,11 @@ def is_aligned(parameter: KernelParam, value: Any) -> bool:
 def all_kernels(
     dtype: torch.dtype, products: Sequence[Shape], convolutions: Sequence[Shape], *, every_form: bool = True
 ) -> None:
-    """With `every_form` an op that has several (with and without norms, masks, lookups) is compiled in each of them."""
+    """With `every_form` an op that has several (with and without norms, masks, lookups) is compiled in each of them.
+
+    Without it heads are small: their products are unrolled where there are no tensor cores for them.
+    """
+    dim = 128 if every_form else 32
 
     def values(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype)
@@ -100,10 +104,9 @@ def all_kernels(
     for rows, depth in products:
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
         gemv.norm_gated(x, gain, 1e-6, weight)
-        if rows < 64:  # the gated one holds all that the others do
-            gemv.linear(x, weight)
-            gemv.linear_add(x, weight, values(rows, 1, 256))
-            gemv.norm_linear(x, gain, 1e-6, weight)
+        gemv.linear(x, weight)
+        gemv.linear_add(x, weight, values(rows, 1, 256))
+        gemv.norm_linear(x, gain, 1e-6, weight)
     for dilation in (1, 3):
         depthwise.depthwise(values(2, 27, 96), values(96, 1, 7), values(96), dilation)
     for inputs, columns, taps in convolutions:
@@ -121,25 +124,24 @@ def all_kernels(
             window = values(32, 700, columns)[:, 30:-30]
             conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
-    cache, slots = values(2, 5, 16, 8, 128), torch.zeros(2, dtype=torch.int64)
-    rotations = values(2, 1, 1, 128), values(2, 1, 1, 128)
-    for weights in ((values(128), values(128)), (None, None)):
+    cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
+    rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
+    for weights in ((values(dim), values(dim)), (None, None)):
         for place in (None, Place(cache, slots)) if every_form else (None,):
-            qk_rope.qk_rope(values(2, 1, 32 * 128), Heads(*weights, *rotations, 16, 8, 1e-6), place)
+            qk_rope.qk_rope(values(2, 1, 32 * dim), Heads(*weights, *rotations, 16, 8, 1e-6), place)
     tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
-    paged.paged_attention(values(2, 1, 16, 128), cache, tables, positions, 4)
+    paged.paged_attention(values(2, 1, 16, dim), cache, tables, positions, 4)
     for steps in (1, 2) if every_form else (1,):
-        of = Heads(values(128), values(128), values(1, steps, 1, 128), values(1, steps, 1, 128), 16, 8, 1e-6)
+        of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
         for first in (0, 14):
-            short.short_attention(values(2, steps, 32 * 128), of, values(2, 2, 16, 8, 128), first)
+            short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
         if steps == 1:
-            paged.paged_step(values(2, 1, 32 * 128), of, cache, tables, positions.int(), 4)
+            paged.paged_step(values(2, 1, 32 * dim), of, cache, tables, positions.int(), 4)
     flags = torch.zeros(2, dtype=torch.bool)
     params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))
     mask = LogitMask(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags)
-    sample.sample(values(2, 2048), torch.zeros(2), params)
-    if every_form:
+    if every_form:  # with a mask logits are float32, whatever they were
         sample.sample(values(2, 2048), torch.zeros(2), params, lookup=lookup)
         sample.sample(values(2, 3072), torch.zeros(2), params, mask)
     recent = torch.zeros(2, 32, 8, dtype=torch.int32)

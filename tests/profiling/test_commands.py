@@ -20,9 +20,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_our_engine_is_recorded_and_looked_at(
-    here: Path, tiny_checkpoints: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+    here: Path, few_codebooks: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(tiny_checkpoints["custom"])
+    model = str(few_codebooks["custom"])
     load = ["--concurrency", "1", "--frames", "12", "--steps", "8", "--mapping-steps", "1", "--device", "cpu"]
     files = ["--html", "page.html", "--save", "report.json", "--perfetto", "marked.json.gz"]
     assert main(["profile", "run", model, *load, *files, "--assert", "host_reads=0,syncs=0"]) == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import sonant
 from serving.conftest import wait_for
 from sonant import Engine
 from sonant.errors import EngineClosed
+from sonant.serving import engine_supervisor
 from sonant.serving import warm_up as warm_up_module
 from sonant.serving.encode import FORMATS, Encoder, open_encoder
 from sonant.serving.engine_supervisor import EngineSupervisor
@@ -70,6 +73,40 @@ def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoi
     with pytest.raises(EngineClosed):
         tried[0].stream("hello")
     supervisor.close()
+
+
+class Failing:
+    """As much of an engine as a supervisor keeps; it fails when it is told to, and holds itself."""
+
+    def __init__(self) -> None:
+        self.me, self.fail = self, threading.Event()
+
+    def join(self) -> None:
+        self.fail.wait(20)
+
+    def close(self) -> None:
+        self.fail.set()
+
+
+def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or there would have to be room for both."""
+    monkeypatch.setattr(engine_supervisor, "gc", gc)
+    loaded: list[weakref.ref[Failing]] = []
+    held: list[int] = []
+
+    def load() -> Engine:
+        held.append(sum(one() is not None for one in loaded))
+        engine = Failing()
+        loaded.append(weakref.ref(engine))
+        return engine  # type: ignore[return-value]
+
+    supervisor = EngineSupervisor(load, lambda _: None)
+    supervisor.start()
+    wait_for(lambda: supervisor.ready)
+    supervisor.engine.fail.set()  # type: ignore[attr-defined]
+    wait_for(lambda: supervisor.ready and len(loaded) == 2)
+    supervisor.close()
+    assert held == [0, 0]
 
 
 def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[str, Path]) -> None:

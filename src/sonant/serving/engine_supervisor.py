@@ -76,6 +76,7 @@ class EngineSupervisor:
                 self.drain()
                 return engine.close()
             engine.join()
+            del engine  # This name would hold the one that failed until another is loaded.
             if not self._closing.is_set():
                 self.trouble, self._engine = "it failed and is being loaded again", None
                 self.restarts += 1

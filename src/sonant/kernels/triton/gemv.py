@@ -36,22 +36,23 @@ def _gemv(
     known = column < columns
     dtype = out.dtype.element_ty
     start = weight + column.to(tl.int64)[:, None] * depth
-    own, up, scales = (), (), ()
+    up_start = start + columns.to(tl.int64) * depth
+    own, up, scales = (), (), ()  # a tile each; Triton knows no unpacking into a tuple
     for tile in tl.static_range(TILES):
         k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = known[:, None] & (k < depth)[None]
-        own = own + (tl.load(start + k[None], mask=mask, other=0.0),)
+        own = own + (tl.load(start + k[None], mask=mask, other=0.0),)  # noqa: RUF005
         if GATED:
-            up = up + (tl.load(start + columns.to(tl.int64) * depth + k[None], mask=mask, other=0.0),)
+            up = up + (tl.load(up_start + k[None], mask=mask, other=0.0),)  # noqa: RUF005
         if NORM:
-            scales = scales + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)
+            scales = scales + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)  # noqa: RUF005
     wait_prior(PDL)
     values = ()
     square = tl.zeros([BLOCK_K], tl.float32)
     for tile in tl.static_range(TILES):
         k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
         value = tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)
-        values = values + (value,)
+        values = values + (value,)  # noqa: RUF005
         square += value * value
     scale = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
     total, other = tl.zeros([BLOCK_N, BLOCK_K], tl.float32), tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

@@ -45,9 +45,11 @@ SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920
 
 
-def model_config(size: Size, kind: Kind, text_ids: Mapping[str, int], text_vocab_size: int) -> Json:
+def model_config(
+    size: Size, kind: Kind, text_ids: Mapping[str, int], text_vocab_size: int, code_groups: int = CODE_GROUPS
+) -> Json:
     """The root config.json. `text_ids` are the ids of the text tokenizer's added tokens."""
-    talker = _talker(size, kind, text_vocab_size)
+    talker = _talker(size, kind, text_vocab_size, code_groups)
     config: Json = {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -75,7 +77,7 @@ def model_config(size: Size, kind: Kind, text_ids: Mapping[str, int], text_vocab
     return config
 
 
-def _talker(size: Size, kind: Kind, text_vocab_size: int) -> Json:
+def _talker(size: Size, kind: Kind, text_vocab_size: int, code_groups: int) -> Json:
     custom = kind == "custom_voice"
     width = {
         "tiny": _stack(hidden=64, inner=160, layers=3, heads=4, kv_heads=2, head_dim=32),
@@ -94,7 +96,7 @@ def _talker(size: Size, kind: Kind, text_vocab_size: int) -> Json:
             "type": "default",
         },
         "position_id_per_seconds": 13,
-        "num_code_groups": CODE_GROUPS,
+        "num_code_groups": code_groups,
         "text_hidden_size": 48 if size == "tiny" else 2048,
         "text_vocab_size": text_vocab_size,
         "codec_pad_id": 2148,
@@ -107,11 +109,11 @@ def _talker(size: Size, kind: Kind, text_vocab_size: int) -> Json:
         "codec_language_id": LANGUAGES | (DIALECTS if custom else {}),
         "spk_id": dict(SPEAKERS) if custom else {},
         "spk_is_dialect": {s: SPEAKER_DIALECTS.get(s, False) for s in SPEAKERS} if custom else {},
-        "code_predictor_config": _predictor(size, kind),
+        "code_predictor_config": _predictor(size, kind, code_groups),
     }
 
 
-def _predictor(size: Size, kind: Kind) -> Json:
+def _predictor(size: Size, kind: Kind, code_groups: int) -> Json:
     if size == "tiny":
         # As wide as the talker for one kind and narrower for the others, so that tests cover both forms.
         hidden = 64 if kind == "base" else 48
@@ -124,7 +126,7 @@ def _predictor(size: Size, kind: Kind) -> Json:
         "max_position_embeddings": 65536,
         **width,
         "rope_scaling": None,
-        "num_code_groups": CODE_GROUPS,
+        "num_code_groups": code_groups,
         "layer_types": ["full_attention"] * width["num_hidden_layers"],
         "max_window_layers": 28,
     }
@@ -150,22 +152,22 @@ def _stack(*, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, h
     }
 
 
-def codec_config(size: Size) -> Json:
+def codec_config(size: Size, code_groups: int = CODE_GROUPS) -> Json:
     """speech_tokenizer/config.json; all published sizes share one codec."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
-        "encoder_valid_num_quantizers": CODE_GROUPS,
+        "encoder_valid_num_quantizers": code_groups,
         "input_sample_rate": SAMPLE_RATE,
         "output_sample_rate": SAMPLE_RATE,
         "decode_upsample_rate": SAMPLES_PER_FRAME,
         "encode_downsample_rate": SAMPLES_PER_FRAME,
-        "decoder_config": _codec_decoder(tiny=size == "tiny"),
+        "decoder_config": _codec_decoder(code_groups, tiny=size == "tiny"),
         "encoder_config": _codec_encoder(tiny=size == "tiny"),
     }
 
 
-def _codec_decoder(*, tiny: bool) -> Json:
+def _codec_decoder(code_groups: int, *, tiny: bool) -> Json:
     return {
         "latent_dim": 48 if tiny else 1024,
         "codebook_dim": 32 if tiny else 512,
@@ -179,7 +181,7 @@ def _codec_decoder(*, tiny: bool) -> Json:
         "num_hidden_layers": 2 if tiny else 8,
         "sliding_window": 8 if tiny else 72,
         "vector_quantization_hidden_dimension": 32 if tiny else 512,
-        "num_quantizers": CODE_GROUPS,
+        "num_quantizers": code_groups,
         "num_semantic_quantizers": 1,
         "semantic_codebook_size": 4096,
         "upsample_rates": [8, 5, 4, 3],

@@ -16,6 +16,7 @@ import torch
 from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import Kind, Qwen3TTSConfig
 from sonant.models.qwen3_tts.synthetic.presets import (
+    CODE_GROUPS,
     Json,
     Size,
     codec_config,
@@ -43,14 +44,15 @@ def write_checkpoint(
     eos_gain: float | None = None,
     wav_gain: float = 0.05,
     tokenizer_from: Path | None = None,
+    code_groups: int = CODE_GROUPS,
 ) -> None:
     """Write a whole checkpoint folder; it must not hold one already.
 
     `tokenizer_from` is a folder with the real vocab.json and merges.txt; without it a byte-level vocabulary
     is written. `eos_gain` scales the end-of-speech row of the talker's head: at the tiny size it is 2, so
     that utterances end by themselves about one step in twenty; at full size 0, so that they run to the
-    frame budget, which is what a benchmark wants. `wav_gain` keeps the last convolution from clipping. CPU
-    and GPU draw different values.
+    frame budget, which is what a benchmark wants. `wav_gain` keeps the last convolution from clipping. Fewer
+    `code_groups` than published make a frame cheaper. CPU and GPU draw different values.
     """
     if (folder / "model.safetensors").exists():
         raise CheckpointError(f"{folder} already holds a model.safetensors, which random weights would overwrite")
@@ -59,7 +61,7 @@ def write_checkpoint(
     dtype = dtype or (torch.float32 if tiny else torch.bfloat16)
     eos_gain = (2.0 if tiny else 0.0) if eos_gain is None else eos_gain
 
-    config = write_configs(folder, kind, size, tokenizer_from)
+    config = write_configs(folder, kind, size, tokenizer_from, code_groups)
     eos = config.talker.codec_eos_token_id
     last_conv = f"decoder.decoder.{len(config.codec.decoder.upsample_rates) + 2}.conv.weight"
     RandomTensors(
@@ -78,7 +80,9 @@ def write_checkpoint(
     ).write(folder / "speech_tokenizer" / "model.safetensors", torch.float32)  # published so, whatever the talker's
 
 
-def write_configs(folder: Path, kind: Kind, size: Size, tokenizer_from: Path | None) -> Qwen3TTSConfig:
+def write_configs(
+    folder: Path, kind: Kind, size: Size, tokenizer_from: Path | None, code_groups: int = CODE_GROUPS
+) -> Qwen3TTSConfig:
     """Everything but the weights, read back as the loader will read it."""
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     text_ids = write_tokenizer(folder, tokenizer_from)
@@ -87,9 +91,9 @@ def write_configs(folder: Path, kind: Kind, size: Size, tokenizer_from: Path | N
     if ids_used > text_vocab_size:
         raise CheckpointError(f"{tokenizer_from} has {ids_used} tokens; the model takes {text_vocab_size}")
     files: dict[str, Json] = {
-        "config.json": model_config(size, kind, text_ids, text_vocab_size),
+        "config.json": model_config(size, kind, text_ids, text_vocab_size, code_groups),
         "generation_config.json": generation_config(),
-        "speech_tokenizer/config.json": codec_config(size),
+        "speech_tokenizer/config.json": codec_config(size, code_groups),
         **small_files(),
     }
     for name, content in files.items():
