@@ -10,7 +10,7 @@ import pytest
 from engine.conftest import MakeEngine
 from engine.families import same_frames
 from engine.test_scheduler import SPEC
-from sonant import FinishReason
+from sonant import FinishReason, Spoken
 from sonant.audio.join import FADE_S
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
@@ -24,7 +24,12 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
     engine = make_any(segment_chars=60)
     text = " ".join(SENTENCES)
     whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
-    parts = [engine.speak(s, seed=10 + n, max_frames=6) for n, s in enumerate(SENTENCES)]
+    context: list[Spoken] = []  # where the model goes on from what it said before
+    kept, parts = engine.model.spec.context_segments, []
+    for n, sentence in enumerate(SENTENCES):
+        before = tuple(context[-kept:]) if kept else ()
+        parts.append(engine.speak(sentence, seed=10 + n, max_frames=6, context=before))
+        context.append(Spoken(sentence, parts[-1].frames))
     same_frames(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
     assert len(whole.samples) == len(apart)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="assignment"
 """Matrix products with few rows: as fast as the weights can be read, with the norm before and the sum after inside.
 
 One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
