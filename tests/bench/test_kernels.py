@@ -17,7 +17,8 @@ from sonant.models.qwen3_tts import workload
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 CPU = torch.device("cpu")
-OF_OTHER_FAMILIES = {"dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample"}  # see test_any_familys_workloads…
+# see test_any_familys_workloads_can_be_measured
+OF_OTHER_FAMILIES = {"dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step"}
 
 
 def test_every_op_has_cases_that_run() -> None:
@@ -61,7 +62,7 @@ def test_any_familys_workloads_can_be_measured() -> None:
     assert ("short_attention", "details position 3", 3) in rows and ("norm_linear", "details qkv", 9) not in rows
     assert {("causal_conv", "vocoder 8 × 24", 3), ("causal_conv", "vocoder 4 × 96", 3)} <= rows
     assert {(op, rows) for op, where, rows in rows if where.startswith("both") and op in OF_OTHER_FAMILIES} == {
-        ("dual_norm", 9), ("dual_norm_gated", 9), ("dual_linear_add", 9), ("ras_sample", 3),
+        ("dual_norm", 9), ("dual_norm_gated", 9), ("dual_linear_add", 9), ("ras_sample", 3), ("delay_step", 3),
     }  # fmt: skip
     assert {case.op for case in cases} == set(OPS)
 

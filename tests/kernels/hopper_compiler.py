@@ -19,18 +19,22 @@ from triton.runtime.jit import JITFunction, KernelParam
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
 from sonant.kernels.reference import (
     Bounds,
+    DelayPattern,
     Heads,
     LogitMask,
     Lookup,
     Place,
     Ras,
+    RowCounters,
     SamplingParams,
     Sides,
     Snake,
+    Statuses,
     split_kinds,
 )
 from sonant.kernels.triton import (
     conv,
+    delay,
     depthwise,
     dual_ffn,
     gemv,
@@ -147,6 +151,11 @@ def all_kernels(
     recent = torch.zeros(2, 32, 8, dtype=torch.int32)
     ras = Ras(recent, recent[:, 0, 0], recent[:, 1, 0], 1024)
     ras_sample.ras_sample(values(2, 8, 1026), torch.zeros(2, 16), params, ras)
+    if every_form:
+        lines = torch.zeros(3, 9, dtype=torch.int32)
+        own, pattern = RowCounters(*lines[:2, :5].unbind(1)), DelayPattern(1024, 1025, 31, Statuses(0, 1, 2, 4))
+        codes, rows = torch.zeros(2, 8, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        delay.delay_step(codes, own, rows, torch.zeros(3, 84, 8, dtype=torch.int32), lines[:, 1:5], pattern)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.by_index import ByIndex
-from sonant.kernels.reference import Heads, LogitMask, Place, Ras, SamplingParams, Sides, Snake, split_kinds
+from sonant.kernels.reference import (
+    DelayPattern,
+    Heads,
+    LogitMask,
+    Place,
+    Ras,
+    RowCounters,
+    SamplingParams,
+    Sides,
+    Snake,
+    Statuses,
+    split_kinds,
+)
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 _BLOCK_TOKENS = 16
@@ -60,7 +72,7 @@ class Cases:
             if prefill and stack.dual:
                 yield from self._dual(stack, prefill)
             for count in rows:
-                yield self._ras_sample(stack, count) if stack.codebooks > 1 else self._sample(stack, count)
+                yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
         for count in rows:
             yield self._uniforms(count, workloads.codebooks)
             yield from self._codec(workloads.codec, count)
@@ -184,8 +196,8 @@ class Cases:
             moved += rows * s.vocab
         return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform, params, mask), {}), 0, moved)
 
-    def _ras_sample(self, s: StackWorkload, rows: int) -> Case:
-        """Every code is drawn twice, as happens where all of them repeat."""
+    def _ras_sample(self, s: StackWorkload, rows: int) -> Iterator[Case]:
+        """Every code is drawn twice, as happens where all of them repeat; then the row that they make."""
         books, vocab = s.codebooks, s.vocab // s.codebooks
         logits, uniform = self._normal(rows, books, vocab), torch.full((rows, 2 * books), 0.5, device=self.device)
         recent = torch.zeros(rows, _RAS_ROWS, books, dtype=torch.int32, device=self.device)
@@ -193,7 +205,13 @@ class Cases:
         ras = Ras(recent, length, torch.zeros_like(length), vocab)
         make = partial(Call, (logits, uniform, self._params(rows), ras), {})
         moved = rows * books * (vocab * self.item + 4 * _RAS_ROWS)
-        return Case("ras_sample", f"{s.name} {books} codes", rows, make, 0, moved)
+        yield Case("ras_sample", f"{s.name} {books} codes", rows, make, 0, moved)
+        drawn, counted = torch.zeros(rows, books, dtype=torch.int64, device=self.device), recent[:, 0, :1].expand(-1, 5)
+        ring, lines = recent.repeat(1, 2, 1), counted[:, :4].clone()
+        pattern = DelayPattern(vocab - 2, vocab - 1, _RAS_ROWS - 1, Statuses(0, 1, 2, 3))
+        own, row = RowCounters(*counted.unbind(1)), torch.arange(rows, device=self.device)
+        step = partial(Call, (drawn, own, row, ring, lines, pattern), {})
+        yield Case("delay_step", f"{s.name} row", rows, step, 0, rows * (12 * books + 4 * books + 48))
 
     def _params(self, rows: int) -> SamplingParams:
         ones = torch.ones(rows, device=self.device)

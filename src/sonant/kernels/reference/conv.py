@@ -100,7 +100,8 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -
     """
     if log_scale:
         alpha, beta = alpha.exp(), beta.exp()
-    return (x + torch.sin(x * alpha).square() / (beta + 1e-9)).to(x.dtype)
+    y = x + torch.sin(x * alpha).square() / (beta + 1e-9)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def exact_conv(

@@ -24,6 +24,7 @@ _DEEPEST = 8192
 _VECTORS = 64  # elements of the weights in each thread's hands …
 _TILED_VECTORS = 100  # … and where the depth is no power of two, so that it is cut into tiles of …
 _TILE = 1024
+_PROGRAMS = 512  # fewer would leave processors idle
 
 
 @triton.jit
@@ -109,7 +110,8 @@ def _launch_gemv(
     block_n = max(1, _VECTORS * 32 * warps // block_k // planes)
     if block_k != depth and depth % _TILE == 0:  # no lane is idle then
         block_k, tiles, warps = _TILE, depth // _TILE, 4
-        block_n = 1 << max(0, (_TILED_VECTORS * 32 * warps // (depth * planes)).bit_length() - 1)
+        most = min(_TILED_VECTORS * 32 * warps // (depth * planes), columns // _PROGRAMS)
+        block_n = 1 << max(0, most.bit_length() - 1)
     _gemv[(triton.cdiv(columns, block_n),)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,

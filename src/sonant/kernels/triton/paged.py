@@ -23,7 +23,7 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 from sonant.kernels.triton.split_k import arrived_last, counters, workspace
 
 _PROCESSORS = 132  # of an H100 or H200
-_MOST_SPLITS = 16
+_MOST_SPLITS = 8  # more are put together more slowly than they gather
 
 
 @triton.jit
@@ -188,8 +188,8 @@ def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
 
 
 def _splits(programs: int) -> int:
-    """So many that the GPU is full twice over; powers of two only, since each count is another kernel to compile."""
-    return 1 << max(0, min(_MOST_SPLITS, 2 * _PROCESSORS // programs).bit_length() - 1)
+    """So many that each processor has four programs; powers of two only, since each count is a kernel to compile."""
+    return 1 << max(0, min(_MOST_SPLITS, 4 * _PROCESSORS // programs).bit_length() - 1)
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:

@@ -78,7 +78,7 @@ class PromptBuilder:
         if request.streaming_text:
             raise Unsupported("this model reads its whole text before it speaks; leave streaming_text out")
         said = clean(request.text)
-        before = [(clean(s.text), self._codes_said(s)) for s in _checked_context(request.context)]
+        before = [(clean(s.text), self._codes_said(s)) for s in request.context]
         tagged = said.speakers.union(*(text.speakers for text, _ in before))
         cast = self._cast(request)
         _check_tags(tagged, len(cast))
@@ -106,7 +106,7 @@ class PromptBuilder:
                 raise BadRequest("voice and speakers exclude each other; give one of them")
             if len(request.speakers) > MOST_SPEAKERS:
                 raise BadRequest(f"{len(request.speakers)} speakers, over the limit of {MOST_SPEAKERS}")
-            return tuple(self._speaker(k, speaker) for k, speaker in enumerate(request.speakers))
+            return tuple(map(self._speaker, request.speakers))
         if request.voice is None:
             return ()
         if isinstance(request.voice, str):
@@ -116,13 +116,10 @@ class PromptBuilder:
             )
         return (self._checked(request.voice),)
 
-    def _speaker(self, k: int, speaker: str | Voice) -> str | Voice:
+    def _speaker(self, speaker: str | Voice) -> str | Voice:
         if isinstance(speaker, Voice):
             return self._checked(speaker)
-        words = " ".join(speaker.split()) if isinstance(speaker, str) else ""  # one line of the scene
-        if not words:
-            raise BadRequest(f"speaker {k} must be a voice, or a description in words, not {speaker!r}")
-        return words
+        return " ".join(speaker.split())  # one line of the scene
 
     def _checked(self, voice: Voice) -> Voice:
         fits = voice.family == FAMILY and set(voice.tensors) == {"codes"} and self._are_codes(voice.tensors["codes"])
@@ -228,13 +225,6 @@ def _words(voice: Voice) -> str:
 
 def _codes(voice: Voice) -> Ints:
     return voice.tensors["codes"].astype(np.int32)
-
-
-def _checked_context(context: tuple[Spoken, ...]) -> tuple[Spoken, ...]:
-    for spoken in context:
-        if not isinstance(spoken, Spoken):
-            raise BadRequest(f"context must hold Spoken, not {type(spoken).__name__}")
-    return context
 
 
 def _check_tags(tagged: Iterable[int], voices: int) -> None:
