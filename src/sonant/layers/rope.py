@@ -30,14 +30,32 @@ class Llama3Scaling:
         return torch.where(between, blended, stretched)
 
 
+@dataclass(frozen=True)
+class LongRope:
+    """Slows each rotation by a factor of its own, and makes all of them larger by `amplitude`."""
+
+    factors: tuple[float, ...]
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        return frequencies / torch.tensor(self.factors, device=frequencies.device)
+
+
+Scaling = Llama3Scaling | LongRope
+
+
 def rope_tables(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: Llama3Scaling | None = None
+    positions: Tensor, head_dim: int, theta: float | None, dtype: torch.dtype, scaling: Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, T, 1, head_dim] for positions [B, T], computed in float32."""
+    """cos and sin [B, T, 1, head_dim] for positions [B, T], computed in float32. Without `theta` nothing is rotated."""
+    if theta is None:
+        still = torch.ones(*positions.shape, 1, head_dim, dtype=dtype, device=positions.device)
+        return still, torch.zeros_like(still)
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / theta**steps
     if scaling is not None:
         frequencies = scaling(frequencies)
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, :, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    amplitude = scaling.amplitude if isinstance(scaling, LongRope) else 1.0
+    return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
-from sonant.layers.rope import Llama3Scaling, rope_tables
+from sonant.layers.rope import Scaling, rope_tables
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class StackShape:
     kv_heads: int
     head_dim: int
     eps: float
-    rope_theta: float
+    rope_theta: float | None  # None: positions are not rotated in
     qk_norm: bool = True
     layer_scale: bool = False
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: Scaling | None = None
 
 
 class RMSNorm(nn.Module):
