@@ -49,7 +49,8 @@ class LanguageModelConfig(Published):
         if kind != "longrope" or not isinstance(original, int) or original < 2:
             raise CheckpointError(f"{where}: rope_scaling is of type {kind!r}; Sonant supports only 'longrope'")
         key = "long_factor" if self.max_position_embeddings > original else "short_factor"
-        factors = strict.convert(tuple[float, ...], self.rope_scaling.get(key), f"{where}: {key}", error=CheckpointError)
+        given = self.rope_scaling.get(key)
+        factors = strict.convert(tuple[float, ...], given, f"{where}: {key}", error=CheckpointError)
         if len(factors) != self.kv_channels // 2 or not all(factor > 0 for factor in factors):
             raise CheckpointError(f"{where}: {key} must be {self.kv_channels // 2} numbers over 0")
         stretch = self.max_position_embeddings / original
