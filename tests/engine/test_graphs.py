@@ -55,7 +55,7 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
     def make(*args: Any, **options: Any) -> Engine:
         with monkeypatch.context() as patch:
             patch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
-            patch.setattr(runner, "PREFILL_BUCKETS", BUCKETS)
+            patch.setattr(runner, "PREFILL_SIZES", BUCKETS)
             engine = make_engine(*args, **{"warm_rows": 4, "max_rows": 4, **options})
         assert engine.warm_share > 0
         return engine

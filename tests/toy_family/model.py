@@ -13,7 +13,7 @@ from torch import Tensor
 from sonant.config import EngineConfig
 from sonant.errors import UnknownVoice
 from sonant.kernels import ops
-from sonant.models.base import FramePart, FrameStep, Ints, PrefillItem, PrefillShape, Prompt, Status
+from sonant.models.base import FramePart, FrameStep, Ints, PackedSize, PrefillItem, PrefillShape, Prompt, Status
 from sonant.models.memory import Memory, RowValues
 from sonant.models.spec import Budget, Field, KVGroup, ModelSpec
 from sonant.sampling import Knob, resolve
@@ -152,8 +152,8 @@ class ToyModel:
             memory.rows[name].zero_()
         memory.rows["status"].fill_(Status.STOPPED)
 
-    def packed_positions(self, item: PrefillItem) -> int:
-        return item.end - item.start
+    def packed_size(self, item: PrefillItem) -> PackedSize:
+        return PackedSize(item.end - item.start)
 
     def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
         lines = np.zeros((shape.prompts, _HEAD + (shape.positions + 1) * (1 + CHANNELS)), np.int32)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,9 +33,9 @@ from sonant.models.base import PrefillItem, PrefillShape, SpeechModel
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Tensor], Tensor]
-Bucket = tuple[int, int]  # prompts, positions of each
+Bucket = tuple[int, int, int]  # prompts, positions of each, and their kind
 
-PREFILL_BUCKETS: tuple[Bucket, ...] = (
+PREFILL_SIZES = (
     (1, 32), (1, 64), (1, 128), (1, 256), (4, 32), (4, 64), (4, 128), (16, 16), (16, 32), (16, 48), (16, 64), (16, 128),
 )  # fmt: skip
 
@@ -158,47 +159,47 @@ class PrefillGraphs:
         for bucket in buckets:
             shape = self._shape(bucket)
             packed = to_device(self.model.pack([], shape), self.device)
-            name = f"prefill of {shape.prompts} × {shape.positions}"
+            name = f"prefill of {shape.prompts} × {shape.positions}" + (f" ({shape.kind})" if shape.kind else "")
             self.captured[bucket] = capture_graph(name, partial(self._run, shape=shape), packed, pool)
 
     def compile(self) -> None:
         """Run an eager prefill into scratch memory, so that no listener waits for kernels to be compiled."""
-        self._eager([], PrefillShape(1, _WARM_POSITIONS, 1))
+        for kind in self.model.spec.prefill_kinds:
+            self._eager([], PrefillShape(1, _WARM_POSITIONS, 1, kind))
 
     def __call__(self, items: Sequence[PrefillItem]) -> None:
-        eager: list[PrefillItem] = []
-        fitting: list[tuple[int, PrefillItem]] = []
+        kinds: defaultdict[int, list[tuple[int, PrefillItem]]] = defaultdict(list)
         for item in items:
-            need = self.model.packed_positions(item)
-            if self.replays and self._bucket(1, need) is not None:
-                fitting.append((need, item))
-            else:
-                eager.append(item)
-        self._replay(sorted(fitting, key=lambda pair: pair[0]))
-        if eager:
-            positions = max(1, *map(self.model.packed_positions, eager))
-            span_blocks = -(-max(i.end for i in eager) // self.block_tokens)
-            self._eager(eager, PrefillShape(len(eager), positions, max(1, span_blocks)))
+            positions, kind = self.model.packed_size(item)
+            kinds[kind].append((positions, item))
+        for kind, sized in kinds.items():
+            fits = [self.replays and self._bucket(1, positions, kind) is not None for positions, _ in sized]
+            self._replay(sorted((s for s, fit in zip(sized, fits, strict=True) if fit), key=lambda s: s[0]), kind)
+            if eager := [s for s, fit in zip(sized, fits, strict=True) if not fit]:
+                longest = max(1, *(positions for positions, _ in eager))
+                span_blocks = max(1, -(-max(item.end for _, item in eager) // self.block_tokens))
+                self._eager([item for _, item in eager], PrefillShape(len(eager), longest, span_blocks, kind))
 
-    def _replay(self, fitting: list[tuple[int, PrefillItem]]) -> None:
-        most = max((count for count, _ in self.captured), default=1)
-        while fitting:
-            group = fitting[:most]
-            bucket = self._bucket(len(group), group[-1][0])
+    def _replay(self, sized: list[tuple[int, PrefillItem]], kind: int) -> None:
+        most = max((bucket[0] for bucket in self.captured if bucket[2] == kind), default=1)
+        while sized:
+            group = sized[:most]
+            bucket = self._bucket(len(group), group[-1][0], kind)
             if bucket is None:  # there is none for so many as long as that: the shortest goes first, alone
                 group = group[:1]
-                bucket = self._bucket(1, group[0][0])
+                bucket = self._bucket(1, group[0][0], kind)
             assert bucket is not None
             self.captured[bucket].replay(self.model.pack([item for _, item in group], self._shape(bucket)))
-            fitting = fitting[len(group) :]
+            sized = sized[len(group) :]
 
-    def _bucket(self, count: int, positions: int) -> Bucket | None:
+    def _bucket(self, count: int, positions: int, kind: int) -> Bucket | None:
         """The smallest that takes so many prompts of so many positions."""
-        fits = (b for b in self.captured if b[0] >= count and b[1] >= positions)
+        fits = (b for b in self.captured if b[0] >= count and b[1] >= positions and b[2] == kind)
         return min(fits, key=lambda b: b[0] * b[1], default=None)
 
     def _shape(self, bucket: Bucket) -> PrefillShape:
-        return PrefillShape(*bucket, self.table_blocks)  # a graph must do for every length
+        prompts, positions, kind = bucket
+        return PrefillShape(prompts, positions, self.table_blocks, kind)  # a graph must do for every length
 
     def _eager(self, items: Sequence[PrefillItem], shape: PrefillShape) -> None:
         self.model.prefill(to_device(self.model.pack(items, shape), self.device), shape)

@@ -17,7 +17,7 @@ from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.graphs import (
-    PREFILL_BUCKETS,
+    PREFILL_SIZES,
     GraphedStep,
     GraphPool,
     PrefillGraphs,
@@ -90,7 +90,8 @@ class Runner:
     def _graphs(self) -> list[PendingGraph]:
         largest = self.config.max_batch
         assert largest is not None
-        buckets = [bucket for bucket in PREFILL_BUCKETS if bucket[0] == 1 or largest > 1]
+        kinds = self.model.spec.prefill_kinds
+        buckets = [(*size, kind) for kind in kinds for size in PREFILL_SIZES if size[0] == 1 or largest > 1]
         graphs = [PendingGraph(self.prefill, bucket, min(bucket[0], largest)) for bucket in buckets]
         for step in self.frame.values():
             graphs += [PendingGraph(step, size, size) for size in buckets_up_to(largest)]

@@ -43,8 +43,10 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "dual_linear_add": "dual_ffn",
         "dual_norm": "dual_ffn",
         "dual_norm_gated": "dual_ffn",
+        "guided_step": None,
         "linear": "gemv",
         "linear_add": "gemv",
+        "local_attention": None,
         "norm_gated": "gemv",
         "norm_linear": "gemv",
         "paged_attention": "paged",
@@ -182,3 +184,11 @@ def delay_step(
 
 def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras) -> Tensor:
     return pick("ras_sample", logits)(logits, uniform, params, ras)
+
+
+def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
+    return pick("local_attention", qkv)(qkv, heads)
+
+
+def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
+    return pick("guided_step", x)(x, velocity, guidance, length)

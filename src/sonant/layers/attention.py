@@ -70,6 +70,13 @@ class ShortContext:
         return ops.short_attention(qkv, heads, self.cache[layer], self.first)
 
 
+class LocalContext:
+    """A few positions at once that all see each other, and nothing else."""
+
+    def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+        return ops.local_attention(qkv, heads)
+
+
 class RingContext:
     """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,11 @@ class PrefillItem:
         return self.end == self.prompt.length - 1
 
 
+class PackedSize(NamedTuple):
+    positions: int
+    kind: int = 0
+
+
 @dataclass(frozen=True)
 class PrefillShape:
     """Sizes of packed prompts: a graph has its own, an eager prefill just as much as its items need."""
@@ -72,6 +77,7 @@ class PrefillShape:
     prompts: int
     positions: int  # of each
     span_blocks: int  # of a row's table, as far as attention must look
+    kind: int = 0  # one of the spec's `prefill_kinds`
 
 
 @dataclass
@@ -120,8 +126,8 @@ class SpeechModel(Protocol):
         """Take the engine's memory; called once, before the first step."""
         ...
 
-    def packed_positions(self, item: PrefillItem) -> int:
-        """How many positions a shape must have for this item."""
+    def packed_size(self, item: PrefillItem) -> PackedSize:
+        """How many positions a shape must have for this item, and of what kind it must be."""
         ...
 
     def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:

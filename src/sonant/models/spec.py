@@ -64,6 +64,7 @@ class ModelSpec:
     frame_weight_bytes: int  # read once for each frame step, whatever the batch: the floor of its time
     delay_steps: int = 0  # decode steps before the first that completes a frame, as a delay pattern has them
     codec_lookahead: int = 0  # frames that the codec reads past those that it makes sound of
+    prefill_kinds: tuple[int, ...] = (0,)  # kinds of prompts that are packed and prefilled apart from each other
     variants: tuple[int, ...] = (0,)  # kinds of frame step, each with graphs of its own, such as flow steps
     knobs: tuple[Knob, ...] = ()
     voices: tuple[str, ...] = ()  # of the checkpoint's own

@@ -17,6 +17,7 @@ from sonant.kernels.reference.conv import (
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
 from sonant.kernels.reference.dual import Sides, Split, dual_linear_add, dual_norm, dual_norm_gated, split_kinds
+from sonant.kernels.reference.flow import guided_step
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -33,6 +34,7 @@ from sonant.kernels.reference.transformer import (
     dense_attention,
     linear,
     linear_add,
+    local_attention,
     norm_gated,
     norm_linear,
     paged_attention,
@@ -68,9 +70,11 @@ __all__ = [
     "dual_norm",
     "dual_norm_gated",
     "exact_conv",
+    "guided_step",
     "inside",
     "linear",
     "linear_add",
+    "local_attention",
     "norm_gated",
     "norm_linear",
     "paged_attention",

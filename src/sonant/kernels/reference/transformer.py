@@ -141,6 +141,12 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
     return dense_attention(q, cache[0, :, :end], cache[1, :, :end], visible)
 
 
+def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
+    """Of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
+    q, k, v = (x.transpose(1, 2) for x in qk_rope(qkv, heads))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
 

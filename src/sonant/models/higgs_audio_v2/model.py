@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels.reference import split_kinds
-from sonant.models.base import Ints, PrefillItem, PrefillShape, Prompt, seed_words
+from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prompt, seed_words
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
@@ -70,8 +70,8 @@ class HiggsAudioV2:
         settle(memory)
         self.frame_parts = FrameDecoder(self.config, self.modules.language_model, memory).parts()
 
-    def packed_positions(self, item: PrefillItem) -> int:
-        return item.end - item.start
+    def packed_size(self, item: PrefillItem) -> PackedSize:
+        return PackedSize(item.end - item.start)
 
     def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
         return PackedShape(shape.positions).pack(items, shape.prompts, self.memory.scratch_row)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonant.device_copy import to_device
 from sonant.errors import BadText, Unsupported
-from sonant.models.base import Ints, PrefillItem, PrefillShape, Prompt, seed_words
+from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prompt, seed_words
 from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
@@ -99,8 +99,8 @@ class Qwen3TTS:
         self.decoder = FrameDecoder(self.config, self.modules.talker, memory)
         self.frame_parts = self.decoder.parts()
 
-    def packed_positions(self, item: PrefillItem) -> int:
-        return positions_needed(item)
+    def packed_size(self, item: PrefillItem) -> PackedSize:
+        return PackedSize(positions_needed(item))
 
     def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
         return self._packed_shape(shape).pack(items, shape.prompts, self.memory.scratch_row)

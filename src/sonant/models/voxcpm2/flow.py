@@ -1,0 +1,75 @@
+"""From noise to a patch: Euler's method along the estimator's velocities, guided away from what it makes of nothing.
+
+What does not depend on a request is worked out once for each number of steps: the grid, which lingers near the noise,
+the lengths of the steps, and the embeddings of their times. CFG-Zero*: at first nothing moves, and the free velocity
+is scaled to fit the guided one before it is taken away. All of it in the model's own dtype, as officially.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonant.kernels import ops
+from sonant.models.voxcpm2.modules import Estimator
+
+_STILL_SHARE = 0.04  # of the grid's points: so many steps, and one at least, do not move
+_TIME_SCALE = 1000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Of the steps that move: their lengths, and what the estimator is told of their times."""
+
+    lengths: tuple[float, ...]
+    times: Tensor  # [steps, hidden]
+
+
+@torch.no_grad()
+def schedule(estimator: Estimator, steps: int) -> Schedule:
+    weight = estimator.in_proj.weight
+    grid = torch.linspace(1, 0, steps + 1, dtype=weight.dtype, device=weight.device)
+    grid = grid + (torch.cos(torch.pi / 2 * grid) - 1 + grid)
+    still = max(1, int(len(grid) * _STILL_SHARE))
+    lengths, times = [], []
+    now, length = grid[0], grid[0] - grid[1]
+    for step in range(1, len(grid)):
+        if step > still:
+            lengths.append(length)
+            times.append(now)
+        now = now - length
+        if step < steps:
+            length = now - grid[step + 1]
+    told = estimator.time_mlp(_sinusoids(torch.stack(times), weight.shape[0]))
+    none = estimator.delta_time_mlp(_sinusoids(torch.zeros_like(times[0])[None], weight.shape[0]))
+    return Schedule(tuple(float(length) for length in lengths), told + none)
+
+
+def _sinusoids(times: Tensor, dim: int) -> Tensor:
+    half = dim // 2
+    index = torch.arange(half, dtype=times.dtype, device=times.device)
+    angles = _TIME_SCALE * times[:, None] * torch.exp(index * -(math.log(10_000) / (half - 1)))
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def normals(seed: Tensor, frame: Tensor, count: int) -> Tensor:
+    """[B, count] float32, a function of (seed, frame): Box and Muller's transform of uniform numbers."""
+    radius, angle = ops.uniforms(seed, frame, count).chunk(2, 1)
+    radius, angle = torch.sqrt(-2 * torch.log1p(-radius)), 2 * math.pi * angle
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+
+
+def flow(
+    estimator: Estimator, plan: Schedule, noise: Tensor, prefix: Tensor, before: Tensor, guidance: Tensor
+) -> Tensor:
+    """noise and before (the patch before) [B, patch_size, feat_dim], prefix [B, 2, hidden], guidance [B] → a patch."""
+    x = noise
+    prefix = torch.cat([prefix, torch.zeros_like(prefix)])
+    past = estimator.cond_proj(before.to(prefix.dtype)).repeat(2, 1, 1)
+    for length, time in zip(plan.lengths, plan.times.unbind(), strict=True):
+        velocity = estimator(x.repeat(2, 1, 1), prefix, time, past)
+        x = ops.guided_step(x, velocity, guidance, length)
+    return x

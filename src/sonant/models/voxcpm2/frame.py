@@ -1,0 +1,106 @@
+"""A patch of VoxCPM2, from the last patch's embedding to the next one's, in the parts that a benchmark times.
+
+Invariants: a row's `position` is the number of its tokens in both KV caches, its `input` the vector that the next step
+consumes there, `before` the patch that it stands for, its `frame` the number of patches made. The patch with which the
+model ends is speech too. A row that has ended is frozen: steps may still run over it (the host learns of a stop a step
+later) and change nothing that is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonant.models.base import FramePart, FrameStep, Status
+from sonant.models.memory import Memory, RowValues
+from sonant.models.voxcpm2.config import VoxCPM2Config
+from sonant.models.voxcpm2.flow import Schedule, flow, normals
+from sonant.models.voxcpm2.modules import VoxCPM2Modules
+from sonant.models.voxcpm2.row_state import COUNTED
+from sonant.models.weights import weight_bytes
+
+BASE, RESIDUAL = "base", "residual"  # groups of the KV cache
+
+
+@dataclass
+class PatchStep(FrameStep):
+    """Each part's results are the next ones' inputs."""
+
+    own: RowValues | None = None
+    state: Tensor | None = None  # of the base model, quantised but for text
+    residual: Tensor | None = None
+    patch: Tensor | None = None
+    embedded: Tensor | None = None  # the patch as the next input
+
+
+class FrameDecoder:
+    def __init__(
+        self, config: VoxCPM2Config, modules: VoxCPM2Modules, schedules: Mapping[int, Schedule], memory: Memory
+    ) -> None:
+        self.config, self.modules, self.schedules, self.memory = config, modules, schedules, memory
+        # on the device, since a plain number in a step is a kernel that fills a tensor with it
+        self.statuses = torch.arange(len(Status), dtype=torch.int32, device=memory.lines.device).unbind()
+
+    def parts(self) -> tuple[FramePart, ...]:
+        m = self.modules
+        language = weight_bytes(m.base_lm.layers, m.residual_lm.layers, m.fsq_layer, m.fusion_concat_proj)
+        cached = sum(kv.element_size() * kv[:, :, 0, 0].numel() for kv in self.memory.kv.values())
+        estimator = weight_bytes(m.feat_decoder.estimator.decoder)
+        evaluations = len(self.schedules[max(self.schedules)].lengths) if self.schedules else 0
+        usual = len(self.schedules[10].lengths) if 10 in self.schedules else evaluations
+        encoder = weight_bytes(m.feat_encoder, m.enc_to_lm_proj)
+        stop = weight_bytes(m.stop_proj, m.stop_head)
+        return (
+            FramePart("language models", self._think, lambda rows, positions: language + positions * cached),
+            FramePart("flow", self._draw, lambda rows, _: usual * estimator),
+            FramePart("local encoder", self._embed, lambda rows, _: encoder),
+            FramePart("next input", self._advance, lambda rows, _: stop),
+        )
+
+    def _think(self, step: PatchStep) -> None:
+        m, r = self.modules, self.memory.rows
+        step.own = own = self.memory.take(step.rows)
+        position, given = own["position"][:, None], r["input"][step.rows]
+        context = self.memory.decode_context(BASE, own.tables, position, step.span_blocks)
+        state = m.base_lm(given[:, None], position, context)[:, 0]
+        text = (own["text_input"] > 0)[:, None]
+        step.state = torch.where(text, state, m.fsq_layer(state))
+        inner = m.residual_input(step.state, given.masked_fill(text, 0))
+        context = self.memory.decode_context(RESIDUAL, own.tables, position, step.span_blocks)
+        step.residual = m.residual_lm(inner[:, None], position, context)[:, 0]
+
+    def _draw(self, step: PatchStep) -> None:
+        assert step.own is not None and step.state is not None and step.residual is not None
+        m, own, c = self.modules, step.own, self.config
+        noise = normals(own["seed"], own["frame"], c.patch_size * c.feat_dim).unflatten(1, (c.patch_size, c.feat_dim))
+        noise = noise * own["temperature"][:, None, None]
+        prefix = m.flow_prefix(step.state, step.residual)
+        before = self.memory.rows["before"][step.rows]
+        plan = self.schedules[step.variant]
+        step.patch = flow(m.feat_decoder.estimator, plan, noise, prefix, before, own["cfg_value"])
+
+    def _embed(self, step: PatchStep) -> None:
+        assert step.patch is not None
+        step.embedded = self.modules.embed_patches(step.patch)
+
+    def _advance(self, step: PatchStep) -> None:
+        """Record the patch and make the next input, in the same step that drew it."""
+        assert step.own is not None and step.state is not None and step.patch is not None
+        assert step.embedded is not None
+        r, own, rows, frame = self.memory.rows, step.own, step.rows, step.own["frame"]
+        running, _, capped, last, _ = self.statuses
+        stops = self.modules.stops(step.state) & (frame > own["min_len"])
+        ended = torch.where(frame >= own["frame_limit"], capped, torch.where(stops, last, running))
+        was_running = own["status"] == Status.RUNNING
+        status = torch.where(was_running, ended, own["status"])
+        step.record = torch.cat([status[:, None], step.patch.flatten(1).contiguous().view(torch.int32)], 1)
+        r["patches"][rows, frame % r["patches"].shape[1]] = step.patch
+        r["before"][rows] = step.patch
+        r["input"][rows] = step.embedded
+        going = (status == Status.RUNNING).int()
+        made = going + (was_running & (status == Status.LAST)).int()
+        moved = (own["position"] + going, frame + made, torch.zeros_like(frame), status)
+        self.memory.put(rows, dict(zip(COUNTED, moved, strict=True)))

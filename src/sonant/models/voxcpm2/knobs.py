@@ -1,0 +1,16 @@
+"""What a request to VoxCPM2 may set, by the names of the official package. Defaults are its own."""
+
+from __future__ import annotations
+
+from sonant.sampling import Knob
+
+FLOW_STEPS = (4, 6, 10, 20)
+"""Numbers of flow steps that have graphs of their own."""
+
+KNOBS = (
+    Knob(name="cfg_value", default=2.0, low=0.0, high=10.0, help="how closely speech follows text and voice"),
+    Knob(name="inference_timesteps", default=10, choices=FLOW_STEPS, help="steps from noise to a patch of sound"),
+    Knob(name="temperature", default=1.0, low=0.0, high=2.0, help="how much noise a patch begins with"),
+    Knob(name="min_len", default=2, low=0, high=2**20, help="it cannot end with one of so many first patches"),
+    Knob(name="reference", default=True, help="false: a clip whose words are known is only continued"),
+)

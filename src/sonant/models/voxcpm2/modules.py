@@ -1,0 +1,166 @@
+"""The modules of VoxCPM2 by their published names, all of MiniCPM4's layers.
+
+The base model thinks in text and patches, the residual model in what quantisation took away; the local encoder makes a
+position of a patch, and the flow decoder's estimator a patch of both models' states.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonant.layers.attention import LocalContext
+from sonant.layers.transformer import DecoderStack, StackShape
+from sonant.models.voxcpm2.config import LocalConfig, VoxCPM2Config
+
+
+def language_shape(config: VoxCPM2Config, layers: int, *, rotated: bool) -> StackShape:
+    lm = config.lm
+    return StackShape(
+        hidden=lm.hidden_size,
+        intermediate=lm.intermediate_size,
+        layers=layers,
+        heads=lm.num_attention_heads,
+        kv_heads=lm.num_key_value_heads,
+        head_dim=lm.kv_channels,
+        eps=lm.rms_norm_eps,
+        rope_theta=lm.rope_theta if rotated else None,
+        qk_norm=False,
+        rope_scaling=config.rope,
+    )
+
+
+def local_shape(config: VoxCPM2Config, local: LocalConfig) -> StackShape:
+    """Key-value heads and rotations are the language model's."""
+    return StackShape(
+        hidden=local.hidden_dim,
+        intermediate=local.ffn_dim,
+        layers=local.num_layers,
+        heads=local.num_heads,
+        kv_heads=config.lm.num_key_value_heads,
+        head_dim=local.kv_channels,
+        eps=config.lm.rms_norm_eps,
+        rope_theta=config.lm.rope_theta,
+        qk_norm=False,
+        rope_scaling=config.rope,
+    )
+
+
+class LocalStack(DecoderStack):
+    """Over a few tokens that all see each other."""
+
+    def over(self, tokens: Tensor) -> Tensor:
+        """[N, T, hidden] → the same after all layers and the final norm."""
+        return self.forward_at(tokens, range(tokens.shape[1]), LocalContext())
+
+
+class BaseModel(DecoderStack):
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__(language_shape(config, config.lm.num_hidden_layers, rotated=True))
+        self.embed_tokens = nn.Embedding(config.lm.vocab_size, config.lm.hidden_size)
+
+
+class LocalEncoder(nn.Module):
+    """A patch of latents as one vector: what a learned token gathers from them."""
+
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__()
+        hidden = config.encoder.hidden_dim
+        self.special_token = nn.Parameter(torch.zeros(1, 1, 1, hidden))
+        self.in_proj = nn.Linear(config.feat_dim, hidden)
+        self.encoder = LocalStack(local_shape(config, config.encoder))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[N, patch_size, feat_dim] → [N, hidden]"""
+        tokens = self.in_proj(patches.to(self.in_proj.weight.dtype))
+        return self.encoder.over(torch.cat([self.special_token[0].expand(len(tokens), -1, -1), tokens], 1))[:, 0]
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(hidden, hidden)
+        self.linear_2 = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))
+
+
+class Estimator(nn.Module):
+    """Which way a patch must go from where it is: eleven tokens in, of which the last ones are the patch."""
+
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__()
+        hidden = config.dit.hidden_dim
+        self.in_proj = nn.Linear(config.feat_dim, hidden)
+        self.cond_proj = nn.Linear(config.feat_dim, hidden)
+        self.out_proj = nn.Linear(hidden, config.feat_dim)
+        self.time_mlp, self.delta_time_mlp = TimeEmbedding(hidden), TimeEmbedding(hidden)
+        self.decoder = LocalStack(local_shape(config, config.dit))
+
+    def forward(self, x: Tensor, prefix: Tensor, time: Tensor, past: Tensor) -> Tensor:
+        """x [N, patch_size, feat_dim], prefix [N, 2, hidden], time [hidden], past [N, patch_size, hidden], which is
+        `cond_proj` of the patch before → the velocity of x."""
+        own = self.in_proj(x.to(self.in_proj.weight.dtype))
+        tokens = torch.cat([prefix, time.expand(len(x), 1, -1), past, own], 1)
+        return self.out_proj(self.decoder.over(tokens)[:, -x.shape[1] :])
+
+
+class FlowDecoder(nn.Module):
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__()
+        self.estimator = Estimator(config)
+
+
+class Quantizer(nn.Module):
+    """Finite scalar quantisation between two projections."""
+
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(config.lm.hidden_size, config.quantizer_dim)
+        self.out_proj = nn.Linear(config.quantizer_dim, config.lm.hidden_size)
+        self.scale = config.quantizer_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)
+
+
+class VoxCPM2Modules(nn.Module):
+    """All but the codec."""
+
+    def __init__(self, config: VoxCPM2Config) -> None:
+        super().__init__()
+        wide, local, dit = config.lm.hidden_size, config.encoder.hidden_dim, config.dit.hidden_dim
+        self.base_lm = BaseModel(config)
+        self.residual_lm = DecoderStack(language_shape(config, config.residual_layers, rotated=False))
+        self.feat_encoder = LocalEncoder(config)
+        self.feat_decoder = FlowDecoder(config)
+        self.fsq_layer = Quantizer(config)
+        self.enc_to_lm_proj = nn.Linear(local, wide)
+        self.lm_to_dit_proj, self.res_to_dit_proj = nn.Linear(wide, dit), nn.Linear(wide, dit)
+        self.fusion_concat_proj = nn.Linear(2 * wide, wide)
+        self.stop_proj, self.stop_head = nn.Linear(wide, wide), nn.Linear(wide, 2, bias=False)
+
+    def prepare(self, positions: int, patch_size: int) -> None:
+        """Tabulate rotations. Call once after loading."""
+        self.base_lm.prepare(positions)
+        self.residual_lm.prepare(positions)
+        self.feat_encoder.encoder.prepare(patch_size + 1)
+        self.feat_decoder.estimator.decoder.prepare(2 * patch_size + 3)
+
+    def embed_patches(self, patches: Tensor) -> Tensor:
+        """[N, patch_size, feat_dim] → what the base model takes for them, [N, hidden]."""
+        return self.enc_to_lm_proj(self.feat_encoder(patches))
+
+    def residual_input(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """Of the base model's state and of what it was given where that was a patch, zeros where it was text."""
+        return self.fusion_concat_proj(torch.cat([state, embedded], -1))
+
+    def flow_prefix(self, state: Tensor, residual: Tensor) -> Tensor:
+        """Both models' states [N, hidden] as the estimator's first tokens: [N, 2, dit hidden]."""
+        return torch.stack([self.lm_to_dit_proj(state), self.res_to_dit_proj(residual)], 1)
+
+    def stops(self, state: Tensor) -> Tensor:
+        """[N] bool: whether the model would end with the patch that it makes of this state."""
+        return self.stop_head(F.silu(self.stop_proj(state))).argmax(-1) == 1

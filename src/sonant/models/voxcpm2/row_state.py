@@ -1,0 +1,69 @@
+"""The per-row state of VoxCPM2: what the host sets once, and what the steps keep on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonant.config import FrameSizes
+from sonant.models.base import Status
+from sonant.models.memory import Memory
+from sonant.models.spec import Budget, Field
+from sonant.models.voxcpm2.config import VoxCPM2Config
+
+COUNTED = ("position", "frame", "text_input", "status")
+"""What every step moves on, side by side; `text_input` is 1 while the next input is a token and no patch."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    sizes: FrameSizes
+    budget: Budget
+
+
+def staged_fields() -> tuple[Field, ...]:
+    return (
+        Field("seed", (2,), torch.int32),
+        *(Field(name, (), torch.int32) for name in ("frame_limit", "min_len")),
+        *(Field(name, (), torch.float32) for name in ("cfg_value", "temperature")),
+    )
+
+
+def state_fields(
+    config: VoxCPM2Config, limits: Limits, dtype: torch.dtype, tails: int, codec_dtype: torch.dtype
+) -> tuple[Field, ...]:
+    patch = (config.patch_size, config.feat_dim)
+    return (
+        *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_frame")),
+        Field("input", (config.lm.hidden_size,), dtype),
+        Field("before", patch, torch.float32),  # the patch before the next one
+        Field("patches", (limits.sizes.ring, *patch), torch.float32),
+        Field("codec_tails", (tails,), codec_dtype),
+    )
+
+
+def settle(memory: Memory) -> None:
+    """Set what must not be arbitrary before a row's first request: the scratch row stays so for ever."""
+    rows = memory.rows
+    for name in ("position", "frame", "text_input", "codec_frame", "input", "before", "patches", "codec_tails"):
+        rows[name].zero_()
+    rows["status"].fill_(Status.STOPPED)  # frozen until a prefill readies the row
+
+
+def start_rows(
+    memory: Memory, rows: Tensor, lengths: Tensor, inputs: Tensor, audio: Tensor, before: Tensor
+) -> None:
+    """Ready rows [B] to decode from their prompts' last positions; the scratch row may be among them.
+
+    inputs [B, hidden] are what stands there, `audio` [B] whether that is a patch, and `before` which one, or zeros.
+    """
+    r = memory.rows
+    r["input"][rows] = inputs
+    r["before"][rows] = before
+    r["position"][rows] = lengths.int() - 1
+    r["text_input"][rows] = (~audio).int()
+    r["status"][rows] = torch.where(rows == memory.scratch_row, int(Status.STOPPED), int(Status.RUNNING)).int()
+    for name in ("frame", "codec_frame", "codec_tails"):
+        r[name].index_fill_(0, rows, 0)
