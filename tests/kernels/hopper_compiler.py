@@ -37,7 +37,9 @@ from sonant.kernels.triton import (
     delay,
     depthwise,
     dual_ffn,
+    flow,
     gemv,
+    local,
     norm,
     paged,
     pdl,
@@ -141,6 +143,10 @@ def all_kernels(
             short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
         if steps == 1:
             paged.paged_step(values(2, 1, 32 * dim), of, cache, tables, positions.int(), 4)
+    for steps in (5, 11):
+        of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
+        local.local_attention(values(2, steps, 20 * dim), of)
+    flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
     flags = torch.zeros(2, dtype=torch.bool)
     params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))
