@@ -77,7 +77,8 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.EMBEDDING, r"embedding|index_?(select|put|get|copy|kernel|elementwise)|indexselect|gather|scatter|take_|"
                      r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
     (Work.REDUCE, r"reduce|_sum|mean|triton_(red|per)_"),
-    (Work.ELEMENTWISE, r"elementwise|guided_step|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
+    (Work.ELEMENTWISE, r"elementwise|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
+                       r"guided_step|"
                        r"aten::(add|sub|mul|div|pow|exp|sin|cos|neg|sqrt|rsqrt|where|clamp|eq|ne|lt|le|gt|ge|"
                        r"logical_\w+|bitwise_\w+|remainder|floor_divide)"),
 )  # fmt: skip
