@@ -8,7 +8,7 @@ about two minutes. It needs no internet and no package beyond the extras `serve`
 
 `sonant serve` runs as a process of its own with as many rows as there are users at most, and `sonant.bench`'s client
 loads it. Sound is PCM, streamed. Every request says a text that none said before it, so that nothing but the opening of
-the prompt is found in the KV cache. Random weights know no end, and so a request ends after --max-frames frames.
+the prompt is found in the KV cache. Random weights know no end, and so a request is cut after --max-frames frames.
 
 A token is a decode step of a request, which is what KV-Zero counts too: 25 of them are a second of sound. The first
 one's time, and the time from one to the next, are the engine's own, by the difference of /metrics: means are exact,
