@@ -60,7 +60,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|fused_add_norm|instance_norm"),
     (Work.MOE, r"moe|expert|topkgating|token_permut|align_block"),
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
-                    r"cumsum|philox|distribution_|^_uniforms$|gathertopk|sbtopk|mbtopk|aten::sort"),
+                    r"cumsum|philox|distribution_|^_uniforms$|^_delay_step$|gathertopk|sbtopk|mbtopk|aten::sort"),
     (Work.CODEC, r"implicit_gemm|xmma_(fprop|dgrad|wgrad)"),  # convolutions as products
     # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
