@@ -184,7 +184,10 @@ class CodecConfig:
     def _from_second_form(cls, raw: Raw, where: str) -> CodecConfig:
         if raw.get("model_type") != _MODEL_TYPE:
             given = raw.get("model_type")
-            raise CheckpointError(f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}")
+            raise CheckpointError(
+                f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}: name its own folder, "
+                "not the language model's"
+            )
         form = _SecondForm.from_dict(raw, where)
         acoustic = AcousticConfig.from_dict(form.acoustic_model_config, f"{where}: acoustic_model_config")
         semantic = SemanticConfig.from_dict(form.semantic_model_config, f"{where}: semantic_model_config")
