@@ -177,7 +177,7 @@ class SpeechService:
         return voice
 
     def _named(self, engine: Engine, voice: str | VoiceId | None) -> bool:
-        """Whether it is somebody's, here or not. Clients of OpenAI's cannot leave it out, and then it may be nobody's."""
+        """Whether it is somebody's, here or not. Clients of OpenAI's cannot leave it out when they mean nobody."""
         try:
             return self.names.resolve(_name(voice), engine) is not None
         except BadRequest:
