@@ -188,8 +188,8 @@ class CodecConfig:
         if raw.get("model_type") != _MODEL_TYPE:
             given = raw.get("model_type")
             raise CheckpointError(
-                f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}: name its own folder, "
-                "not the language model's"
+                f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}: "
+                "name its own folder, not the language model's"
             )
         form = _SecondForm.from_dict(raw, where)
         acoustic = AcousticConfig.from_dict(form.acoustic_model_config, f"{where}: acoustic_model_config")
