@@ -1,7 +1,8 @@
 """Repetition-aware sampling in the engine, against a plain restatement of transformers' rule on the same logits.
 
-`HiggsAudioV2GenerationMixin._sample` draws a row of codes, then draws each code anew that stood too often among the last
-rows of all that came before it: those of the prompt, then those of the speech as they were kept, BOS and EOS forced.
+`HiggsAudioV2GenerationMixin._sample` draws a row of codes, then draws each code anew that stood too often among the
+last rows of all that came before it: those of the prompt, then those of the speech as they were kept, BOS and EOS
+forced.
 """
 
 from __future__ import annotations
