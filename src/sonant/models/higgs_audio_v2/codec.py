@@ -104,7 +104,7 @@ class WindowConvTranspose1d(nn.Module):
 
     def prepare(self, dtype: torch.dtype) -> None:
         """The weight becomes that of the convolution; nothing reads the published form afterwards."""
-        self.weight = nn.Parameter(as_read(columns_of(self.weight.data, 2).to(dtype)), requires_grad=False)
+        self.weight = nn.Parameter(as_read(columns_of(self.weight.data.to(dtype), 2)), requires_grad=False)
         self.bias.data = self.bias.data.to(dtype)
 
     def forward(self, x: Tensor, snake: Snake1d, frames: Bounds, context: int) -> tuple[Tensor, Tensor]:
