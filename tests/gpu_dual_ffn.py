@@ -129,14 +129,14 @@ def measure(engine: Engine, prompts: int, positions: int, rounds: int) -> list[F
     work = Prefill(engine, prompts, positions)
     cuda = engine.device.type == "cuda"
     eager: dict[str, Work] = {form: lambda form=form: work.eager(form) for form in FORMS}
-    written, graphs = {}, dict[str, Work]()
+    written, graphs, captured = {}, dict[str, Work](), []  # what a graph reads must outlive it
     for form in FORMS:
         eager[form]()
         written[form] = work.written()
         if cuda:
-            pool = GraphPool(engine.device)
             with work.form(form):
-                graphs[form] = capture_graph(form, work.run, work.packed.clone(), pool).graph.replay
+                captured.append(capture_graph(form, work.run, work.packed.clone(), GraphPool(engine.device)))
+            graphs[form] = captured[-1].graph.replay
     one, other = written.values()
     differs = float((one - other).abs().max() / one.abs().max())
     eager_ms, graph_ms = by_turns(eager, rounds, cuda), by_turns(graphs, rounds, cuda)

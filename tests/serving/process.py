@@ -30,7 +30,14 @@ def server_processes(ready_s: float = 60.0, log: TextIO | None = None) -> Iterat
         process = subprocess.Popen(command, **quiet, env=environment)
         running.append(process)
         assert process.stderr is not None
-        url = next(m[0] for line in process.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                url = found[0]
+                break
+        else:
+            raise RuntimeError("the server ended before it had an address:\n" + "".join(said))
         threading.Thread(target=_pass_on, args=(process.stderr, log), daemon=True).start()  # or the pipe fills up
         deadline = time.monotonic() + ready_s
         while not _is_ready(url):
