@@ -38,7 +38,8 @@ class Knob:
         if self.kind is bool:
             return "true or false"
         number = "a whole number" if self.kind is int else "a number"
-        return number if math.isinf(self.high) else f"{number} from {self.low:g} to {self.high:g}"
+        low, high = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high))
+        return number if math.isinf(self.high) else f"{number} from {low} to {high}"
 
     def checked(self, value: Any) -> Value:
         """The value in the knob's type; `BadSampling` if it is none that the knob accepts."""

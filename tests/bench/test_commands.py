@@ -43,6 +43,8 @@ def test_a_sweep_over_two_processes(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert shown.count("8/8") == 2 and "x_tokens: +100" in shown
     assert len(server.calls) == 2 * (8 + 2)  # two warm-ups a level
+    said = [call.body["input"] for call in server.calls]
+    assert all(said[first] not in said[2:10] for first in (0, 1))  # and of other texts
     assert server.most_in_flight == 4
     data = json.loads(out.read_text())
     assert "sesame" not in out.read_text()

@@ -100,9 +100,10 @@ def test_weights_come_from_memory_and_not_from_a_cache() -> None:
 
 def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kernels.json"
-    options = ["--ops", "rms_norm,sample", "--rows", "1,2", "--size", "0.6b", "--device", "cpu", "--out", str(out)]
-    assert main(["bench", "kernels", *options]) == 0
-    shown = capsys.readouterr().out
+    options = ["--rows", "1,2", "--size", "0.6b", "--device", "cpu", "--out", str(out)]
+    assert main(["bench", "kernels", "--ops", "rms_norm,sample,dual_norm", *options]) == 0
+    shown, told = capsys.readouterr()
+    assert "nothing was measured of dual_norm: no model has it at these --size, --rows and --prefill" in told
     assert "rms_norm: reference, there are no kernels for cpu" in shown and "The reference only" in shown
     times = json.loads(out.read_text())["times"]
     assert {(t["op"], t["where"], t["rows"]) for t in times} == {

@@ -74,11 +74,13 @@ def test_a_ramp_lets_listeners_in_one_by_one() -> None:
     assert [t - starts[0] for t in starts] == pytest.approx([0, 0.1, 0.2, 0.3], abs=0.05)
 
 
-@pytest.mark.parametrize("load", [Load(10, concurrency=4), Load(10, rate=5.0), Load(2, concurrency=9)])
+@pytest.mark.parametrize(
+    "load", [Load(10, concurrency=4), Load(10, rate=5.0), Load(10, rate=5.0, first=7), Load(2, concurrency=9, first=3)]
+)
 @pytest.mark.parametrize("processes", [1, 3])
 def test_shares_are_the_whole_and_nothing_twice(load: Load, processes: int) -> None:
     parts = shares(load, processes)
-    assert sorted(i for part in parts for i in part.indices) == list(range(load.requests))
+    assert sorted(i for part in parts for i in part.indices) == list(range(load.first, load.first + load.requests))
     starts = sum(len(part.starts_s) for part in parts)
     assert starts == (load.requests if load.rate else min(load.concurrency or 0, load.requests))
     assert all(part.indices and part.starts_s for part in parts)

@@ -53,6 +53,14 @@ def test_voices_for_people(run: Run, configs_only: Callable[[str], Path]) -> Non
     assert "--instruct TEXT" in run("voices", "--model", configs_only("design")).out.decode()
 
 
+def test_voices_of_a_model_that_clones_and_makes_them_up(run: Run, tiny_higgs: Path) -> None:
+    told = json.loads(run("voices", "--model", tiny_higgs, "--json").out)
+    assert (told["voices"], told["clones"], told["designs"], told["most_speakers"]) == ([], True, True, 8)
+    shown = run("voices", "--model", tiny_higgs).out.decode()
+    for words in ("--clone CLIP, or from words: --instruct TEXT", "up to 8 in a text", "25 frames a second"):
+        assert words in shown
+
+
 def test_doctor_tells_what_will_run(run: Run) -> None:
     done = run("doctor", "--json")
     told = json.loads(done.out)

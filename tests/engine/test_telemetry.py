@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
+import pytest
+
 from engine.conftest import MakeEngine
+from engine.families import TEXTS
+from sonant.engine import request as request_module
+from sonant.engine.request import Request
 from sonant.engine.telemetry import STEP_PHASES, Tally
+from sonant.models.base import Prompt, Status
+from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 
 def test_a_tally_counts_at_or_below_each_bound() -> None:
@@ -27,3 +37,67 @@ def test_frames_ahead_are_counted_for_listeners_after_their_first_chunk(make_eng
     engine = make_engine()
     chunks = list(engine.stream("hello the world", seed=1, max_frames=20))
     assert sum(engine.telemetry.frames_ahead.counts) == len(chunks) - 1
+
+
+def test_every_request_tells_its_first_step_and_its_time_a_step(make_any: MakeEngine) -> None:
+    engine = make_any()
+    began_s = time.monotonic()
+    spoken = [stream.result() for stream in [engine.stream(TEXTS[n], seed=n, max_frames=20) for n in range(3)]]
+    took_s = time.monotonic() - began_s
+    first, between = engine.telemetry.first_step_s, engine.telemetry.time_per_step_s
+    assert sum(first.counts) == sum(between.counts) == len(spoken)
+    assert 0 < first.total < len(spoken) * took_s
+    assert 0 < between.total < sum(took_s / max(1, len(s.frames) - 1) for s in spoken)
+
+
+def test_parts_of_a_long_text_arrive_when_their_turn_comes(make_engine: MakeEngine) -> None:
+    engine = make_engine(segment_chars=20)
+    began_s = time.monotonic()
+    engine.stream("hello the world. hello the world. hello the world. hello the world.", max_frames=20).result()
+    took_s = time.monotonic() - began_s
+    engine.close()
+    first = engine.telemetry.first_step_s
+    assert sum(first.counts) > 2
+    assert first.total < took_s  # one after the other, none waiting since the text came
+
+
+def test_an_aborted_request_has_no_time_a_step(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with engine.stream("hello the world", seed=1, max_frames=100) as stream:
+        next(iter(stream))
+    engine.close()
+    assert sum(engine.telemetry.first_step_s.counts) == 1
+    assert sum(engine.telemetry.time_per_step_s.counts) == 0
+
+
+class Nowhere:
+    def push(self, chunk: AudioChunk) -> None: ...
+    def finish(self, reason: FinishReason) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("statuses", "step_s"),
+    [
+        ([Status.RUNNING, Status.RUNNING, Status.STOPPED], 0.5),
+        ([Status.RUNNING, Status.RUNNING, Status.LAST], 0.5),
+        ([Status.PRIMING, Status.PRIMING, Status.RUNNING, Status.CAPPED], 1 / 3),
+        ([Status.PRIMING, Status.STOPPED], 1.0),
+        ([Status.STOPPED], None),
+        ([Status.LAST], None),
+        ([Status.RUNNING, Status.RUNNING], None),
+    ],
+)
+def test_a_step_takes_the_time_between_the_first_and_the_last(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[Status], step_s: float | None
+) -> None:
+    """And the clock is read for these two alone, whatever lies between them."""
+    clock = iter([10.0, 11.0])
+    monkeypatch.setattr(request_module.time, "monotonic", lambda: next(clock))
+    keys = np.zeros((5, 1), np.int32)
+    prompt = Prompt(length=5, keys=keys, staged={}, max_frames=9, payload=None)
+    request = Request(SpeechRequest(text="x"), prompt, Nowhere(), 0.0)
+    firsts = [request.book(int(status), np.zeros(2, np.int32)) for status in statuses]
+    assert firsts == [True] + [False] * (len(statuses) - 1)
+    assert request.first_step_s == 10.0
+    assert request.step_s == (None if step_s is None else pytest.approx(step_s))

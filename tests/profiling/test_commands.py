@@ -25,7 +25,9 @@ def test_our_engine_is_recorded_and_looked_at(
     model = str(few_codebooks["custom"])
     load = ["--concurrency", "1", "--frames", "12", "--steps", "8", "--mapping-steps", "1", "--device", "cpu"]
     files = ["--html", "page.html", "--save", "report.json", "--perfetto", "marked.json.gz"]
-    assert main(["profile", "run", model, *load, *files, "--assert", "host_reads=0,syncs=0"]) == 0
+    assert main(["profile", "run", model, "--model", model]) == 2
+    assert "given twice" in capsys.readouterr().err
+    assert main(["profile", "run", "--model", model, *load, *files, "--assert", "host_reads=0,syncs=0"]) == 0
     shown = capsys.readouterr().out
     assert "found by range sonant.step" in shown and "matrix product" in shown and "stand in for kernels" in shown
     assert {p.name for p in here.iterdir()} == {"profile", "page.html", "report.json", "marked.json.gz"}

@@ -17,6 +17,7 @@ from sonant.profiling.analysis import Analysis, analyze
 from sonant.profiling.budget import broken_limits, parse_budget
 from sonant.profiling.diff import compare, diff_text, median_ratio
 from sonant.profiling.events import TraceError
+from sonant.profiling.finding import times
 from sonant.profiling.page import write_page
 from sonant.profiling.perfetto import write_perfetto
 from sonant.profiling.read import read_trace
@@ -65,6 +66,20 @@ def test_large_counts_are_written_out(tmp_path: Path) -> None:
                 machine.kernel(GEMM, 2.0)
     text = report_text(make_report(analysis_of(machine, tmp_path), "trace.json"))
     assert re.search(r"1,\d{3} × a step", text) and "e+0" not in text
+
+
+def test_the_largest_kernels_and_what_is_needless_are_named(wasteful: Analysis) -> None:
+    report = make_report(wasteful, "t")
+    text = report_text(report)
+    names = {"fills": "fill", "cats": "concatenation", "copies": "copy", "casts": "cast", "syncs": "sync"}
+    told = ", ".join(f"{times(report.metrics[name])} {word}" for name, word in names.items())
+    assert f"in a steady step: {told}\n" in text and report.metrics["fills"] > 0 and report.metrics["syncs"] > 0
+    shown = text.partition("largest kernels")[2].partition("\n\n")[0].splitlines()[1:]
+    assert len(shown) == 3
+    for line, kernel in zip(shown, report.kernels, strict=False):
+        assert line.startswith(kernel.name) and f"{kernel.us:,.1f}" in line
+    times_us = [kernel.us for kernel in report.kernels]
+    assert times_us == sorted(times_us, reverse=True)
 
 
 def test_the_page_needs_nothing_else_and_cannot_be_broken_by_a_name(tmp_path: Path) -> None:

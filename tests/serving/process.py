@@ -8,17 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import httpx
+from typing import TextIO
 
 Run = Callable[..., tuple["subprocess.Popen[str]", str]]
 
 
 @contextmanager
-def server_processes() -> Iterator[Run]:
+def server_processes(ready_s: float = 60.0, log: TextIO | None = None) -> Iterator[Run]:
     """`run(folder, "--drain", "5")` → the process and its address, once it is ready. Killed at the end."""
     running: list[subprocess.Popen[str]] = []
 
@@ -29,19 +30,41 @@ def server_processes() -> Iterator[Run]:
         process = subprocess.Popen(command, **quiet, env=environment)
         running.append(process)
         assert process.stderr is not None
-        port = next(m[1] for line in process.stderr if (m := re.search(r"http://127\.0\.0\.1:(\d+)", line)))
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{url}/ready").status_code != 200:
-            assert time.monotonic() < deadline
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                url = found[0]
+                break
+        else:
+            raise RuntimeError("the server ended before it had an address:\n" + "".join(said))
+        threading.Thread(target=_pass_on, args=(process.stderr, log), daemon=True).start()  # or the pipe fills up
+        deadline = time.monotonic() + ready_s
+        while not _is_ready(url):
+            assert process.poll() is None and time.monotonic() < deadline, "the server did not get ready"
             time.sleep(0.05)
         return process, url
 
-    yield run
-    for process in running:
-        process.kill()
-        process.wait(10)
+    try:
+        yield run
+    finally:
+        for process in running:
+            process.kill()
+            process.wait(10)
+
+
+def _pass_on(lines: TextIO, log: TextIO | None) -> None:
+    for line in lines:
+        if log is not None:
+            log.write(line)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=10):
+            return True
+    except urllib.error.HTTPError:
+        return False
 
 
 def resident_mib(process: subprocess.Popen[str] | None = None) -> float:

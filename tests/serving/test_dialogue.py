@@ -75,7 +75,7 @@ def test_the_timbre_alone_is_a_voice_without_text(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"speakers": TWO, "voice": "alloy"}, "voice and speakers exclude each other"),
+        ({"speakers": TWO, "voice": "nobody"}, "voice and speakers exclude each other"),
         ({"speakers": TWO, "ref_audio": CLIP}, "ref_audio and speakers exclude each other"),
         ({"speakers": TWO, "ref_text": "x"}, "ref_text and speakers exclude each other"),
         ({"speakers": TWO, "speaker_embedding": [1.0]}, "speaker_embedding and speakers exclude each other"),
@@ -102,6 +102,20 @@ def test_the_timbre_alone_is_a_voice_without_text(
 def test_speakers_that_cannot_be_are_refused(served: Served, fields: dict[str, Any], says: str) -> None:
     answer = served.post(**BODY, **fields)
     assert answer.status_code == 400 and says in answer.json()["error"]["message"], answer.text
+
+
+def test_the_voice_that_openais_clients_must_send_is_nobodys_in_a_dialogue(
+    served: Served, asked: list[SpeechRequest]
+) -> None:
+    """Until somebody has that name."""
+    answer = served.post(**BODY, speakers=TWO, voice="alloy")
+    assert answer.status_code == 200 and asked[0].voice is None and len(asked[0].speakers) == 2, answer.text
+    made = upload(served.url, wav(), name="Alloy", consent="she agreed").json()
+    try:
+        answer = served.post(**BODY, speakers=TWO, voice="alloy")
+        assert answer.status_code == 400 and "voice and speakers exclude" in answer.json()["error"]["message"]
+    finally:
+        httpx.delete(f"{served.url}/v1/audio/voices/{made['id']}")
 
 
 @pytest.mark.parametrize("checkpoint", ["toy", "custom"])
@@ -145,7 +159,7 @@ def test_a_session_has_speakers_whose_turns_last(served: Served, asked: list[Spe
 
 def test_a_session_with_speakers_that_cannot_be_is_told(served: Served) -> None:
     with session(served) as client:
-        client.say("session.config", speakers=TWO, voice="alloy")
+        client.say("session.config", speakers=TWO, voice="nobody")
         client.say("input.text", text="Hello.")
         client.say("input.done")
         told = events(client.until("session.done"))

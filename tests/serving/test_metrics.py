@@ -77,6 +77,9 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
     assert value(after, planned, phase="plan") - value(before, planned, phase="plan") == steps > 0
     assert value(after, "sonant_step_rows_count") > value(before, "sonant_step_rows_count")
     assert value(after, "sonant_frames_ahead_count") > value(before, "sonant_frames_ahead_count")
+    for by_request in ("sonant_first_step_seconds", "sonant_time_per_step_seconds"):
+        assert value(after, f"{by_request}_count") - value(before, f"{by_request}_count") == 1
+        assert value(after, f"{by_request}_sum") > value(before, f"{by_request}_sum")
     assert value(after, "sonant_ttfp_seconds_bucket", le="0.005") >= 0  # buckets from 5 ms
     assert value(after, "sonant_rtf_ratio_bucket", le="0.01") >= 0
 

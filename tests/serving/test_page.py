@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from serving.conftest import Serve, wait_for
+from serving.test_voice_routes import upload, wav
 from sonant.audio.pcm import pcm16
 from sonant.serving.page.routes import page_routes
 from sonant.types import Samples
@@ -188,6 +189,20 @@ def test_a_voice_is_recorded_with_consent_spoken_with_and_deleted(
         page.get_by_role("button", name="Delete this voice").click()
         visitor.wait(lambda: "There is none yet" in visitor.text("#no-voice"))
         assert httpx.get(f"{served.url}/v1/audio/voices").json() == {"voices": []}
+
+
+def test_a_model_that_clones_and_makes_voices_up_speaks_without_an_upload(
+    serve: Serve, browser: Browser, tmp_path: Path
+) -> None:
+    served = serve("toy", voices_folder=tmp_path, consent="asserted")
+    with visit(browser, served.url) as visitor:
+        assert "makes a voice up" in visitor.text("#no-voice") and not visitor.page.locator("#voice").is_visible()
+        visitor.say("hello", seed="3")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        assert visitor.text("#problem") == ""
+    assert upload(served.url, wav(), name="Anna", consent="she agreed").status_code == 200
+    with visit(browser, served.url) as visitor:
+        assert visitor.page.locator("#voice option").all_inner_texts() == ["made up by the model", "Anna"]
 
 
 def test_openais_names_are_folded_away_until_asked_for(serve: Serve, browser: Browser) -> None:

@@ -55,5 +55,16 @@ def test_a_sentence_without_any_pause_is_cut_at_a_space_and_a_word_without_one_a
     assert [len(p) for p in split_text("x" * 100, 40)] == [40, 40, 20]
 
 
+@pytest.mark.parametrize("word", ["word ", "词"])
+def test_a_tag_is_never_cut(word: str) -> None:
+    """Wherever it stands: half of [music start] would be read aloud."""
+    for before in range(20):
+        text = "x" * before + f" {8 * word}[music start] {8 * word}[SPEAKER1] {8 * word}[music end]"
+        parts = split_text(text, 40)
+        assert len(parts) > 1 or len(text) <= 40
+        assert all(len(p) <= 40 and p.count("[") == p.count("]") for p in parts)
+    assert [len(p) for p in split_text("[" + "x" * 99, 40)] == [40, 40, 20]
+
+
 def test_short_text_is_left_whole() -> None:
     assert split_text("  One. Two. Three.  ", 300) == ["One. Two. Three."]

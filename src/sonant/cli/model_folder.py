@@ -25,6 +25,13 @@ def model_folder(given: str | None) -> Path:
     return folder
 
 
+def given_once(place: str | None, option: str | None) -> str | None:
+    """MODEL or --model, of a command that takes it either way."""
+    if place is not None and option is not None:
+        raise ConfigError("the model was given twice: as MODEL and with --model; give it once")
+    return option if place is None else place
+
+
 def given_codec(given: str | None) -> str | None:
     """`--codec`, else SONANT_CODEC; None: it is in the model's folder."""
     return os.environ.get(CODEC_VARIABLE) or None if given is None else given

@@ -69,8 +69,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _add_voice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("voice")
     one = group.add_mutually_exclusive_group()
-    one.add_argument("--voice", metavar="NAME", help="a voice of the model's own (default: its first)")
-    one.add_argument("--clone", metavar="CLIP", help="an audio file to take the voice from (Base models)")
+    one.add_argument("--voice", metavar="NAME", help="a voice of the model's own (default: its first, if it has any)")
+    one.add_argument("--clone", metavar="CLIP", help="an audio file to take the voice from, if the model clones")
     one.add_argument("--voice-file", metavar="FILE", help="a voice that --save-voice wrote")
     one.add_argument("--speaker", metavar="WHO", action="append", help=speakers.HELP)
     group.add_argument("--ref-text", metavar="TEXT", help="what CLIP says: a closer clone (default: its timbre only)")

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import sonant
-from sonant.cli.model_folder import model_folder
+from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.options import Commands, add_command
 from sonant.cli.settings import add_arguments, gather, misspelt, settings_of
 from sonant.config import EngineConfig
@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
-    if args.folder is not None and args.model is not None:
-        raise ConfigError("the model was given twice: as MODEL and with --model; give it once")
-    args.model = args.model if args.folder is None else args.folder
+    args.model = given_once(args.folder, args.model)
     settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
     file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     found = gather(settings, args, os.environ, file)

@@ -35,10 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(folder: str, d: Description) -> str:
-    if d.voices:
-        voices = ", ".join(d.voices)
-    else:
-        voices = "any, from a clip: --clone CLIP" if d.clones else "any, from words: --instruct TEXT"
+    ways = [("a clip: --clone CLIP", d.clones), ("words: --instruct TEXT", d.designs)]
+    voices = ", ".join(d.voices) or "any, from " + ", or from ".join(way for way, there in ways if there)
     rows = {
         "model": f"{folder} ({d.family}, {d.kind}, {d.size})",
         "voices": voices,

@@ -68,6 +68,7 @@ class StepLoop:
     def post(self, request: Request) -> None:
         with self._wake:
             self._check_running()
+            request.enqueue()
             self._inbox.append(request)
             self._wake.notify()
 
@@ -207,6 +208,8 @@ class StepLoop:
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self.scheduler.release(request)
+                if request.step_s is not None:
+                    self.runner.telemetry.time_per_step_s.add(request.step_s)
                 self._tell(request, request.sink.finish, request.reason)
         self.runner.telemetry.took("deliver")
 

@@ -49,6 +49,7 @@ class Request:
     sink: Sink
     arrival_s: float
     delay_steps: int = 0
+    queued_s: float = 0.0  # when the step thread was given it: a later part of a long text waits for those before it
     first_audio_s: float | None = None
     heard_s: float = 0.0  # sound that the listener got before this request's own
     state: State = State.WAITING
@@ -59,6 +60,7 @@ class Request:
     launched: int = 0
     frames_launched: int = 0
     vocoded: int = 0
+    primed: int = 0  # steps that have come back and completed no frame, being before the first
     collected: int = 0
     emitted: int = 0
     total: int | None = None
@@ -66,6 +68,8 @@ class Request:
     frames: list[Frames] = field(default_factory=list)  # collected but not yet emitted with their sound
     steps_in_flight: int = 0
     abort_requested: bool = False
+    first_step_s: float | None = None  # when its first decode step had come back
+    step_s: float | None = None  # from one decode step to the next, its mean; None: not at its end, or it had but one
     step_limit: int = field(init=False)  # decode steps that may be launched
 
     def __post_init__(self) -> None:
@@ -92,6 +96,9 @@ class Request:
         return self.state is State.DRAINING and self.total is not None and self.emitted >= self.total
 
     # Before its row
+
+    def enqueue(self) -> None:
+        self.queued_s = time.monotonic()
 
     def continue_stream(self, first_audio_s: float | None, heard_s: float) -> None:
         """Its listener began to hear at `first_audio_s` and has been given so much; None: they wait anew."""
@@ -132,18 +139,32 @@ class Request:
     def leave_step(self) -> None:
         self.steps_in_flight -= 1
 
-    def book(self, status: int, frame: Frames) -> None:
-        """What a decode step came to."""
+    def book(self, status: int, frame: Frames) -> bool:
+        """What a decode step came to, and whether it is the first. The clock is read for that one, and for the last."""
         if self.total is not None:
-            return  # it was launched before the stop was known
+            return False  # it was launched before the stop was known
+        first = self.first_step_s is None
+        if first:
+            self.first_step_s = time.monotonic()
         if status == RUNNING or status == Status.LAST:
             self.frames.append(frame.copy())
             self.collected += 1
-        if status != RUNNING and status != Status.PRIMING:
-            self.total = self.collected
-            self.reason = FinishReason.LENGTH if status == Status.CAPPED else FinishReason.STOP
-            if self.state is State.DECODING:
-                self.state = State.DRAINING
+        if status != RUNNING:
+            if status == Status.PRIMING:
+                self.primed += 1
+            else:
+                self._end(Status(status))
+        return first
+
+    def _end(self, status: Status) -> None:
+        self.total = self.collected
+        self.reason = FinishReason.LENGTH if status is Status.CAPPED else FinishReason.STOP
+        if self.state is State.DECODING:
+            self.state = State.DRAINING
+        assert self.first_step_s is not None
+        more_steps = self.primed + self.collected - (status is Status.LAST)  # than the first
+        if more_steps:
+            self.step_s = (time.monotonic() - self.first_step_s) / more_steps
 
     def audible(self, first: int, frames: int) -> int:
         """How many of the codec's frames from `first` on are speech that somebody waits for."""

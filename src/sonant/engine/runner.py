@@ -163,13 +163,18 @@ class Runner:
             request.preroll_up_to(self.model.preroll(item, request.preroll, self.sizes.chunks[-1]))
         self.telemetry.took("prefill")
 
+    def _count_first_step(self, request: Request) -> None:
+        assert request.first_step_s is not None
+        self.telemetry.first_step_s.add(request.first_step_s - request.queued_s)
+
     def collect(self, step: Step) -> list[tuple[Request, AudioChunk]]:
         """Wait for a step, book its stops, and give the sound it made, in order for each request."""
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
         for request, (status, frame) in zip(step.decoding, step.slot.decoded(len(step.decoding)), strict=True):
-            request.book(status, frame)
+            if request.book(status, frame):
+                self._count_first_step(request)
         spec = self.model.spec
         chunks: list[tuple[Request, AudioChunk]] = []
         offset = 0

@@ -15,6 +15,14 @@ StepPhase = Literal["plan", "prefill", "frame", "codec", "wait", "deliver"]
 STEP_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 
 _SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_FIRST_STEP_S = (
+    1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 8e-3, 0.01, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
+    0.75, 1.0, 2.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+_STEP_S = (
+    5e-4, 1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3, 2.5e-3, 3e-3, 4e-3, 5e-3, 6e-3, 8e-3, 0.01, 0.0125, 0.015, 0.02, 0.03,
+    0.05, 0.075, 0.1, 0.2, 0.5, 1.0,
+)  # fmt: skip
 _FRAMES_AHEAD = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
@@ -39,6 +47,8 @@ class Telemetry:
         self.phase_s = {phase: Tally(_SECONDS) for phase in STEP_PHASES}
         self.rows = Tally(_ROWS)  # that drew a frame in a step
         self.frames_ahead = Tally(_FRAMES_AHEAD)  # in a listener's hand when the next chunk comes; 0: they had run out
+        self.first_step_s = Tally(_FIRST_STEP_S)  # from a request's arrival to its first decode step come back
+        self.time_per_step_s = Tally(_STEP_S)  # a request's mean from one decode step to the next, at its end
         self._mark_s = 0.0
 
     def begin(self) -> None:

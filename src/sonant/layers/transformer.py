@@ -132,7 +132,8 @@ class DecoderStack(nn.Module):
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
         if self.rope is None:
             return self._tables(positions, dtype)
-        cos, sin = self.rope[:, positions]
+        # Unlike an index in brackets this takes positions of 32 bits as they are, without a kernel that casts them.
+        cos, sin = self.rope.index_select(1, positions.flatten()).unflatten(1, positions.shape)
         return cos, sin
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

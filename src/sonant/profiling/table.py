@@ -13,6 +13,8 @@ from sonant.text_table import grid
 
 _HIDDEN = 0.01  # findings below this share are counted and not shown
 _WIDTH = 118
+_NEEDLESS = {"fills": "fill", "cats": "concatenation", "copies": "copy", "casts": "cast", "syncs": "sync"}
+_LARGEST = 3
 
 
 def report_text(report: ProfileReport, *, everything: bool = False) -> str:
@@ -23,10 +25,13 @@ def report_text(report: ProfileReport, *, everything: bool = False) -> str:
         f"(p50 {np.percentile(times, 50):,.0f}, p99 {np.percentile(times, 99):,.0f}); device at work "
         f"{report.metrics['busy_us']:,.0f} µs, idle {report.metrics['idle_us']:,.0f} µs, "
         f"{report.metrics['kernels']:,.0f} kernels",
+        "in a steady step: " + _needless(report),
         "",
         grid([("phase", "steps", "wall ms", "device ms", "most of it"), *_kind_rows(report)], words_left=True),
         "",
         grid([("a steady step", "µs", "share"), *_work_rows(report)], words_left=True),
+        "",
+        grid([("largest kernels", "a step", "µs", "share"), *_kernel_rows(report)], words_left=True),
         "",
         *_findings(report.findings, everything),
         *(
@@ -52,6 +57,18 @@ def _work_rows(report: ProfileReport) -> list[tuple[str, ...]]:
     rows = [(work, f"{us:,.1f}", f"{100 * us / step:.1f} %") for work, us in report.by_work_us.items()]
     idle = report.metrics["idle_us"]
     return [*rows[:9], ("idle", f"{idle:,.1f}", f"{100 * idle / step:.1f} %")]
+
+
+def _needless(report: ProfileReport) -> str:
+    return ", ".join(f"{times(report.metrics[name])} {told}" for name, told in _NEEDLESS.items())
+
+
+def _kernel_rows(report: ProfileReport) -> list[tuple[str, ...]]:
+    """By the time that they add to the step, not by their durations, which overlap."""
+    step = report.metrics["step_us"]
+    return [
+        (k.name, times(k.count), f"{k.us:,.1f}", f"{100 * k.us / step:.1f} %") for k in report.kernels[:_LARGEST]
+    ]
 
 
 def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:

@@ -114,7 +114,9 @@ class SpeechService:
         clip = None
         if fields.ref_audio is not None:
             clip = await self._clip_bytes(fields.ref_audio)
-        voice = await run_in_threadpool(self._voice, engine, fields, clip)  # since it may encode a clip
+        voice = None  # nobody's, of a dialogue
+        if not speakers:
+            voice = await run_in_threadpool(self._voice, engine, fields, clip)  # since it may encode a clip
         return SpeechRequest(
             text=text,
             voice=voice,
@@ -147,10 +149,12 @@ class SpeechService:
         """One after the other, so that no client holds all who fetch, nor all its clips in memory at once."""
         if fields.speakers is None:
             return ()
-        for name in ("voice", "ref_audio", "ref_text", "speaker_embedding"):
-            if getattr(fields, name) is not None:
-                raise BadRequest(f"{name} and speakers exclude each other; say who each speaker is in speakers")
         engine.check_speakers(len(fields.speakers))
+        given = [name for name in ("ref_audio", "ref_text", "speaker_embedding") if getattr(fields, name) is not None]
+        if await run_in_threadpool(self._named, engine, fields.voice):
+            given.append("voice")
+        if given:
+            raise BadRequest(f"{given[0]} and speakers exclude each other; say who each speaker is in speakers")
         found: list[str | Voice] = []
         for speaker in fields.speakers:
             try:
@@ -171,6 +175,13 @@ class SpeechService:
         if voice is None:
             raise UnknownVoice(f"{name!r} is nobody's voice here; name an upload, or give a description or ref_audio")
         return voice
+
+    def _named(self, engine: Engine, voice: str | VoiceId | None) -> bool:
+        """Whether it is somebody's, here or not. Clients of OpenAI's cannot leave it out when they mean nobody."""
+        try:
+            return self.names.resolve(_name(voice), engine) is not None
+        except BadRequest:
+            return True
 
     async def _clip_bytes(self, given: str) -> bytes:
         if is_address(given):

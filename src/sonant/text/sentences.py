@@ -18,6 +18,8 @@ _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'“])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Fig|Gen|Col|Capt|e\.g|i\.e|approx|etc|[A-Za-z]\.[A-Za-z])\.$"
 )
 
+_LONGEST_TAG = 24  # characters, with its brackets
+
 
 def check_text(text: str, max_chars: int, what: str = "text") -> None:
     """Raise `BadText` unless there is something here that can be spoken."""
@@ -60,8 +62,14 @@ def fit(sentence: str, max_chars: int) -> list[str]:
     if len(clauses) > 1:
         return [p for clause in clauses for p in fit(clause, max_chars)]
     cut = sentence.rfind(" ", 1, max_chars)
-    cut = max_chars if cut <= 0 or not sentence[:cut].strip() else cut + 1
+    cut = _before_tag(sentence, max_chars if cut <= 0 or not sentence[:cut].strip() else cut + 1)
     return [sentence[:cut], *fit(sentence[cut:], max_chars)]
+
+
+def _before_tag(text: str, cut: int) -> int:
+    """Where to cut instead if it would be inside of a tag such as [music start], of which each half were words."""
+    opened = text.rfind("[", max(0, cut - _LONGEST_TAG), cut)
+    return opened if opened > 0 and "]" not in text[opened:cut] and text[:opened].strip() else cut
 
 
 def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:

@@ -21,6 +21,7 @@ class Load:
     rate: float | None = None  # requests a second of an open loop
     ramp_s: float = 0.0  # the listeners of a closed loop come in over this time
     seed: int = 0
+    first: int = 0  # which prompt its first request says; those that follow go on from there
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
@@ -45,7 +46,7 @@ class Load:
 class Share:
     """What one of several processes does of a load."""
 
-    indices: tuple[int, ...]  # which requests; request i says prompt i, modulo their number
+    indices: tuple[int, ...]  # which prompts its requests say, modulo their number
     starts_s: tuple[float, ...]  # closed loop: when each listener begins; open loop: when each request is due
 
 
@@ -53,9 +54,10 @@ def shares(load: Load, processes: int) -> list[Share]:
     if load.rate is not None:
         due_s = load.arrivals_s()
         picks = [range(w, load.requests, processes) for w in range(processes)]
-        return [Share(tuple(pick), tuple(due_s[i] for i in pick)) for pick in picks]
+        return [Share(tuple(load.first + i for i in pick), tuple(due_s[i] for i in pick)) for pick in picks]
     assert load.concurrency is not None
     listeners = min(load.concurrency, load.requests)
     processes = min(processes, listeners)
     begins_s = [load.ramp_s * i / listeners for i in range(listeners)]
-    return [Share(tuple(range(w, load.requests, processes)), tuple(begins_s[w::processes])) for w in range(processes)]
+    said = range(load.first, load.first + load.requests)
+    return [Share(tuple(said[w::processes]), tuple(begins_s[w::processes])) for w in range(processes)]

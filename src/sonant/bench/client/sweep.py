@@ -43,8 +43,10 @@ class Sweep:
         return LoadLevel.of(measured, difference(before, scrape(self.target), measured.wall_s))
 
     def _warm_up(self, load: Load) -> Measured:
+        """Says what the load does not, where prompts suffice: a server may keep what it has computed of a text."""
         at_once = min(self.warmups, load.concurrency or self.warmups)
-        measured = self._run(Load(requests=self.warmups, concurrency=at_once, seed=load.seed), keep_sound=False)
+        first = load.first + load.requests
+        measured = self._run(Load(self.warmups, concurrency=at_once, seed=load.seed, first=first), keep_sound=False)
         samples = measured.samples
         if samples and all(s.failure is Failure.CONNECT for s in samples):
             raise ConfigError(f"no server answers at {self.target.base_url}: {samples[0].detail}")

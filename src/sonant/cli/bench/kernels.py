@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     every = (case for workloads in wanted for case in cases.every(workloads, rows, prefill) if case.op in ops)
     report = kernels.run(every, device, dtype, on_time=_tell)
     print(kernels.table(report))
+    if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
+        _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
     return 0

@@ -42,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--frames", metavar="N", type=whole_number(1), default=125,
-        help="frames a request; 12.5 are a second (default: 125)",
+        help="frames a request; `sonant voices` tells how many make a second (default: 125)",
     )  # fmt: skip
     parser.add_argument(
         "--measure", metavar="M,M…", default=",".join(_DEFAULT),

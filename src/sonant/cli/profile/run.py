@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 import sonant
-from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, Commands, add_codec, add_command, whole_number
+from sonant.cli.model_folder import given_codec, given_once, model_folder
+from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, whole_number
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
@@ -23,7 +23,8 @@ sonant profile run model --assert "fills=0,syncs=0,driver_allocations=0"
 def add_parser(commands: Commands) -> None:
     summary = "record our engine in two traces, one for times and one for sources, and say what it wastes"
     parser = add_command(commands, "run", run, summary=summary, examples=EXAMPLES)
-    parser.add_argument("folder", metavar="MODEL", nargs="?", help="folder of a checkpoint (default: SONANT_MODEL)")
+    parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
+    add_model(parser)
     add_codec(parser)
     parser.add_argument(
         "--concurrency", metavar="N", type=whole_number(1), default=4, help="streams at once (default: 4)"
@@ -52,7 +53,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = model_folder(args.folder)
+    folder = model_folder(given_once(args.folder, args.model))
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -104,7 +104,7 @@ class WindowConvTranspose1d(nn.Module):
 
     def prepare(self, dtype: torch.dtype) -> None:
         """The weight becomes that of the convolution; nothing reads the published form afterwards."""
-        self.weight = nn.Parameter(as_read(columns_of(self.weight.data, 2).to(dtype)), requires_grad=False)
+        self.weight = nn.Parameter(as_read(columns_of(self.weight.data.to(dtype), 2)), requires_grad=False)
         self.bias.data = self.bias.data.to(dtype)
 
     def forward(self, x: Tensor, snake: Snake1d, frames: Bounds, context: int) -> tuple[Tensor, Tensor]:
@@ -215,6 +215,7 @@ class CodecDecoder(nn.Module):
     """Load it in float32 or more, then `prepare`: what is folded is rounded once, and α is not."""
 
     code_table: Tensor
+    no_code: Tensor
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -226,6 +227,7 @@ class CodecDecoder(nn.Module):
         self.needed = self.acoustic_decoder.needed
         self.context_frames = max(self.needed.left, self.needed.right)
         self.register_buffer("code_table", None)
+        self.register_buffer("no_code", None, persistent=False)  # a plain number would be a kernel that fills with it
 
     @torch.no_grad()
     def prepare(self, dtype: torch.dtype) -> None:
@@ -237,6 +239,7 @@ class CodecDecoder(nn.Module):
         rows = [vectors() @ self.fc2.weight.T for vectors in self.quantizer.quantizers]
         rows[0] = rows[0] + self.fc2.bias
         self.code_table = torch.cat([*rows, torch.zeros_like(rows[0][:1])])
+        self.no_code = torch.tensor(len(self.code_table) - 1, device=self.code_table.device)
         del self.quantizer, self.fc2
         for part in self.acoustic_decoder.modules():
             if isinstance(part, WindowConv1d | WindowConvTranspose1d):
@@ -254,5 +257,5 @@ class CodecDecoder(nn.Module):
         codes = codes[:, context - self.needed.left : codes.shape[1] - context + self.needed.right]
         offsets = torch.arange(codes.shape[2], device=codes.device) * self.codebook_size
         there = inside(self.needed.bounds(frames, context), codes.shape[1])
-        x = F.embedding((codes + offsets).where(there, len(self.code_table) - 1), self.code_table).sum(2)
+        x = F.embedding(torch.where(there, codes + offsets, self.no_code), self.code_table).sum(2)
         return self.acoustic_decoder(x.to(self.acoustic_decoder.conv1.weight.dtype), frames, context)

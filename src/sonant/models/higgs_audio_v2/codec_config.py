@@ -140,6 +140,9 @@ class _FirstForm(Published):
     sample_rate: int
     bins: int
     n_q: int
+    # The published file lacks both: Boson's code has these sizes. A tiny codec has to say its own.
+    acoustic_model_config: dict[str, Any] = field(default_factory=dict)
+    semantic_model_config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,10 @@ class CodecConfig:
     def _from_second_form(cls, raw: Raw, where: str) -> CodecConfig:
         if raw.get("model_type") != _MODEL_TYPE:
             given = raw.get("model_type")
-            raise CheckpointError(f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}")
+            raise CheckpointError(
+                f"{where}: model_type is {given!r}; the codec of Higgs Audio V2 is {_MODEL_TYPE!r}: "
+                "name its own folder, not the language model's"
+            )
         form = _SecondForm.from_dict(raw, where)
         acoustic = AcousticConfig.from_dict(form.acoustic_model_config, f"{where}: acoustic_model_config")
         semantic = SemanticConfig.from_dict(form.semantic_model_config, f"{where}: semantic_model_config")
@@ -211,9 +217,13 @@ class CodecConfig:
     @classmethod
     def _from_first_form(cls, raw: Raw, where: str) -> CodecConfig:
         form = _FirstForm.from_dict(raw, where)
+        ratios = {"downsampling_ratios": list(form.ratios), "upsampling_ratios": list(form.ratios)}
+        sizes = {"hidden_size": form.D, **ratios, **form.acoustic_model_config}
+        acoustic = AcousticConfig.from_dict(sizes, f"{where}: acoustic_model_config")
+        agree(where, ("D", form.D, "acoustic_model_config.hidden_size", acoustic.hidden_size))
         return cls(
-            acoustic=AcousticConfig(hidden_size=form.D, downsampling_ratios=form.ratios, upsampling_ratios=form.ratios),
-            semantic=SemanticConfig(),
+            acoustic=acoustic,
+            semantic=SemanticConfig.from_dict(form.semantic_model_config, f"{where}: semantic_model_config"),
             num_quantizers=form.n_q,
             codebook_size=form.bins,
             codebook_dim=form.codebook_dim,

@@ -107,7 +107,7 @@ def _inside(folder: Path) -> Path:
     looked = ", ".join(str(place) for place in places)
     raise CheckpointError(
         f"{folder} has no codec, which turns codes into sound; looked at {looked}. Put {_TO_FETCH} into the first of "
-        "these, or name a folder that has them with the option `codec`"
+        "these, or name a folder that has them with the option `codec` (--codec)"
     )
 
 

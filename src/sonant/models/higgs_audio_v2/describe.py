@@ -11,6 +11,7 @@ from sonant.models.description import Description, Footprint
 from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.load import load
 from sonant.models.higgs_audio_v2.prompt import FAMILY, PromptBuilder
+from sonant.models.higgs_audio_v2.spoken_text import MOST_SPEAKERS
 
 _SAMPLE_RATE = 24_000
 _FRAME_RATE = 25.0
@@ -28,6 +29,7 @@ def describe(folder: Path) -> Description:
         designs=True,
         sample_rate=_SAMPLE_RATE,
         frame_rate=_FRAME_RATE,
+        most_speakers=MOST_SPEAKERS,
     )
 
 

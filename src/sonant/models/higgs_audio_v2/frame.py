@@ -21,7 +21,7 @@ from sonant.models.base import FramePart, FrameStep, Status
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 from sonant.models.higgs_audio_v2.knobs import MOST_RAS_ROWS
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
-from sonant.models.higgs_audio_v2.row_state import BEFORE, COUNTED, place, sampling_params
+from sonant.models.higgs_audio_v2.row_state import BEFORE, COUNTED, sampling_params
 from sonant.models.memory import Memory, RowValues
 from sonant.models.weights import weight_bytes
 
@@ -44,7 +44,7 @@ class FrameDecoder:
     def __init__(self, config: HiggsConfig, model: LanguageModel, memory: Memory) -> None:
         self.config, self.model, self.memory = config, model, memory
         device = memory.lines.device
-        self.lookback = torch.arange(1 - MOST_RAS_ROWS, 1, dtype=torch.int32, device=device)
+        self.lookback = BEFORE + torch.arange(1 - MOST_RAS_ROWS, 1, device=device)  # to where the last rows lie
         statuses = Statuses(*map(int, (Status.RUNNING, Status.STOPPED, Status.CAPPED, Status.PRIMING)))
         self.pattern = DelayPattern(config.stream_bos, config.stream_eos, BEFORE, statuses)
 
@@ -63,7 +63,7 @@ class FrameDecoder:
         """What the model thinks of each code of the next row."""
         step.own = own = self.memory.take(step.rows)
         ring = self.memory.rows["delayed"]
-        step.recent = ring[step.rows[:, None], place(own["drawn"][:, None] + self.lookback, ring)]
+        step.recent = ring[step.rows[:, None], (own["drawn"][:, None] + self.lookback) % ring.shape[1]]
         position = own["position"][:, None]
         context = self.memory.decode_context(KV, own.tables, position, step.span_blocks)
         step.logits = self.model(step.recent[:, -1], position, context)

@@ -30,8 +30,13 @@ KNOBS = (
 
 
 def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
-    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
+    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range.
+
+    A null is as good as nothing, but for RAS: transformers draws without it if either of its two values is null.
+    """
     given = {name: value for name, value in values.items() if value is not None}
+    if any(values.get(name, 0) is None for name in ("ras_win_len", "ras_win_max_num_repeat")):
+        given["ras_win_len"] = 0
     return tuple(replace(k, default=k.checked(given[k.name])) if k.name in given else k for k in KNOBS)
 
 

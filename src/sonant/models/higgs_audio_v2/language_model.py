@@ -56,7 +56,8 @@ class AudioEmbedding(nn.Module):
 
     def prepare(self) -> None:
         """What `forward` needs beside the weights. Call once after loading."""
-        self.offsets = torch.arange(CODEBOOKS, device=self.embed_audio_tokens.weight.device) * self.codebook_size
+        first = torch.arange(CODEBOOKS, dtype=torch.int32, device=self.embed_audio_tokens.weight.device)
+        self.offsets = first * self.codebook_size
 
     def forward(self, codes: Tensor) -> Tensor:
         """codes [..., codebooks] → [..., hidden]"""

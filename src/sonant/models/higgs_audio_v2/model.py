@@ -19,7 +19,15 @@ from sonant.models.higgs_audio_v2.knobs import staged_values
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.packed_prompts import PackedPrompts, PackedShape
 from sonant.models.higgs_audio_v2.prompt import FAMILY, PromptBuilder
-from sonant.models.higgs_audio_v2.row_state import Limits, place, settle, staged_fields, start_rows, state_fields
+from sonant.models.higgs_audio_v2.row_state import (
+    COUNTED,
+    Limits,
+    settle,
+    staged_fields,
+    start_rows,
+    state_fields,
+    window_places,
+)
 from sonant.models.higgs_audio_v2.spoken_text import MOST_SPEAKERS
 from sonant.models.memory import Memory
 from sonant.models.spec import Field, KVGroup, ModelSpec
@@ -69,6 +77,8 @@ class HiggsAudioV2:
         self.memory = memory
         settle(memory)
         self.frame_parts = FrameDecoder(self.config, self.modules.language_model, memory).parts()
+        self.codebook = torch.arange(CODEBOOKS, device=self.device)
+        self.window = window_places(self.limits.sizes.chunks[-1], self.modules.decoder.context_frames, self.codebook)
 
     def packed_size(self, item: PrefillItem) -> PackedSize:
         return PackedSize(item.end - item.start)
@@ -93,17 +103,13 @@ class HiggsAudioV2:
 
     @torch.inference_mode()
     def codec(self, rows: Tensor, frames: int) -> Tensor:
-        r, decoder, ring = self.memory.rows, self.modules.decoder, self.memory.rows["delayed"]
-        lead = decoder.context_frames
-        due = r["codec_frame"][rows]
-        first = due - lead
-        total = (r["drawn"][rows] - DELAY).clamp(min=0)
-        codebook = torch.arange(CODEBOOKS, device=self.device)
-        number = first[:, None] + 1 + torch.arange(frames + 2 * lead, device=self.device)  # of code 0's row
-        at = place(number[..., None] + codebook, ring)
-        codes = ring[rows[:, None, None], at, codebook].clamp(0, self.config.codes - 1)
-        samples = decoder(codes, first, total)
-        r["codec_frame"][rows] = due + frames
+        decoder, ring = self.modules.decoder, self.memory.rows["delayed"]
+        lead, counters = decoder.context_frames, self.memory.columns((*COUNTED, "codec_frame"))
+        _, drawn, _, _, due = counters[rows].unbind(1)
+        at = (due[:, None, None] + self.window[: frames + 2 * lead]) % ring.shape[1]
+        codes = ring[rows[:, None, None], at, self.codebook].clamp(0, self.config.codes - 1)
+        samples = decoder(codes, due - lead, (drawn - DELAY).clamp(min=0))
+        self.memory.rows["codec_frame"][rows] = due + frames
         return samples.float()
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:

@@ -80,6 +80,11 @@ def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, opening: Tensor) -
     r["delayed"][:, :MOST_RAS_ROWS].index_copy_(0, rows, opening)
 
 
-def place(number: Tensor, ring: Tensor) -> Tensor:
-    """Where in the ring the row of that number lies."""
-    return (number + BEFORE) % ring.shape[1]
+def window_places(frames: int, context_frames: int, codebook: Tensor) -> Tensor:
+    """Where the codes of a chunk lie, and of the frames on either side that the codec reads too, [frames, codebooks]:
+    to be counted from the number of the chunk's first frame, modulo the ring's length.
+
+    Code k of frame n is in row n + 1 + k, which lies `BEFORE` further on.
+    """
+    number = torch.arange(-context_frames, frames + context_frames, device=codebook.device)
+    return number[:, None] + 1 + codebook + BEFORE

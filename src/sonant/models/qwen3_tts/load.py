@@ -36,7 +36,7 @@ def load(
     folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> Qwen3TTS:
     if options.codec is not None:
-        raise ConfigError("this model's codec is in its own folder; leave --codec out")
+        raise ConfigError("this model's codec is in its own folder; leave --codec out, and SONANT_CODEC")
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
     builder = PromptBuilder(config, TextTokenizer(folder), front_end_of(folder, manifest))
     frame_s = config.codec.samples_per_frame / config.codec.sample_rate

@@ -40,7 +40,7 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         def encode_and_keep() -> VoiceRecord:
             engine = service.supervisor.engine
             if not engine.model.spec.clones:
-                raise Unsupported("this model has voices of its own and cannot clone; load a Base checkpoint")
+                raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
             with _of_field("audio_sample"):
                 voice = engine.clone(clip, ref_text or None, name)
             asserted = store.options.consent == "asserted" and not consent.startswith("cons_")

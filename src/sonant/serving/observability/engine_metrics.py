@@ -55,6 +55,16 @@ def _steps(telemetry: Telemetry) -> Iterator[Metric]:
     yield phases
     yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", telemetry.rows)
     yield _histogram(
+        "sonant_first_step_seconds",
+        "from a request's arrival in the engine to its first decode step come back: the time to its first token",
+        telemetry.first_step_s,
+    )
+    yield _histogram(
+        "sonant_time_per_step_seconds",
+        "a request's mean time from one decode step to the next, at its end: its time a token",
+        telemetry.time_per_step_s,
+    )
+    yield _histogram(
         "sonant_frames_ahead",
         "frames that a listener had buffered when the next chunk left the engine; 0 is a gap",
         telemetry.frames_ahead,

@@ -112,7 +112,7 @@ class VoiceNames:
             raise _Absent from e
         if not engine.model.spec.clones:
             raise Unsupported(
-                f"the voice {record.name!r} is a clone, and this checkpoint cannot clone; load a Base one"
+                f"the voice {record.name!r} is a clone, and this checkpoint cannot clone; load one that can"
             )
         if self.model not in (None, record.model):
             raise UnknownVoice(
@@ -126,6 +126,7 @@ class VoiceNames:
         names = [choice.name for choice in self.choices(engine)]
         if not names and engine.model.spec.speaks_without_voice:
             hint = "this checkpoint has no voices, and speaks if none is named"
+            hint += "; an upload (POST /v1/audio/voices) or a clip gives it one" * engine.model.spec.clones
         elif not names and engine.model.spec.clones:
             hint = "this checkpoint clones: upload a voice (POST /v1/audio/voices), or send a clip with the request"
         else:

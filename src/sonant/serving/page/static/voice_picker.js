@@ -21,7 +21,8 @@ export class VoicePicker {
 
   /** Why nothing can be said yet; empty if it can. */
   get lack() {
-    return this.#engine?.clones && !this.#select.options.length ? this.#note.textContent : "";
+    const needed = this.#engine?.clones && !this.#engine.speaks_without_voice;
+    return needed && !this.#select.options.length ? this.#note.textContent : "";
   }
 
   async load(engine, chosen = this.#select.value) {
@@ -38,13 +39,15 @@ export class VoicePicker {
       ["Uploaded", of("clone")],
       ["OpenAI’s names", this.#aliases.checked ? of("alias") : []],
     ].filter(([, voices]) => voices.length);
-    this.#select.replaceChildren(...groups.map(([label, voices]) => group(label, voices)));
+    const madeUp = this.#engine.speaks_without_voice && !of("own").length;
+    const none = madeUp ? [new Option("made up by the model", "")] : [];
+    this.#select.replaceChildren(...none, ...groups.map(([label, voices]) => group(label, voices)));
     if ([...this.#select.options].some((option) => option.value === chosen)) this.#select.value = chosen;
     document.getElementById("aliases-field").hidden = !of("alias").length;
     document.getElementById("voice-field").hidden = !groups.length;
     this.#note.textContent = groups.length ? "" : absence(this.#engine);
     this.#note.hidden = groups.length > 0;
-    const designs = !groups.length && !this.#engine.clones;
+    const designs = !groups.length && this.#engine.speaks_without_voice;
     document.getElementById("instructions-label").textContent = designs ? "How the voice sounds" : "How to say it";
     this.#showTools();
     this.#onChange("");
@@ -83,7 +86,10 @@ function group(label, voices) {
 }
 
 function absence(engine) {
+  if (engine.speaks_without_voice) {
+    if (engine.uploads) return "This model makes a voice up, another one each time. Add one, and it can speak with that.";
+    return "This model makes its voice up from your words: say below how it should sound.";
+  }
   if (engine.uploads) return "This model speaks with voices that are uploaded. There is none yet: add one.";
-  if (engine.clones) return "This model speaks with uploaded voices, and the server keeps none: start it with --voices DIR.";
-  return "This model makes its voice up from your words: say below how it should sound.";
+  return "This model speaks with uploaded voices, and the server keeps none: start it with --voices DIR.";
 }
