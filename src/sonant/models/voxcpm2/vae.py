@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from sonant.kernels.reference import Snake
 from sonant.layers.conv_stream import (
     CausalConv1d,
     CausalConvTranspose1d,
@@ -45,6 +46,23 @@ class RateCondition(nn.Module):
         return torch.where(scale.abs() < _LEAST_SCALE, _LEAST_SCALE, scale), shift
 
 
+class ScaledSnake(Snake1d):
+    """May take scale · x in the place of x, and then gives scale · its result."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.register_buffer("beta", None, persistent=False)
+
+    def scale_by(self, scale: Tensor) -> None:
+        alpha = self.alpha.view(-1)
+        self.beta = (alpha + 1e-9) / scale - 1e-9  # the little that keeps it from zero is added later, and not scaled
+        alpha.div_(scale)
+
+    def values(self) -> Snake:
+        alpha = self.alpha.view(-1)
+        return Snake(alpha, alpha if self.beta is None else self.beta, log_scale=False)
+
+
 def scale_and_shift(layer: nn.Conv1d, scale: Tensor, shift: Tensor | float = 0) -> None:
     """Make scale · x + shift, by channel, of what was x."""
     assert layer.bias is not None
@@ -57,7 +75,7 @@ class ResidualUnit(nn.Module):
         super().__init__()
         self.block = nn.ModuleList(
             [
-                Snake1d(channels),
+                ScaledSnake(channels),
                 DepthwiseConv1d(channels, _KERNEL, dilation=dilation),
                 Snake1d(channels),
                 CausalConv1d(channels, channels, 1),
@@ -65,17 +83,17 @@ class ResidualUnit(nn.Module):
         )
 
     @property
-    def opening(self) -> Snake1d:
+    def opening(self) -> ScaledSnake:
         """The activation of what this unit is given, applied by whoever makes it."""
-        return cast(Snake1d, self.block[0])
+        return cast(ScaledSnake, self.block[0])
 
     @property
     def mixing(self) -> nn.Conv1d:
         return cast(CausalConv1d, self.block[3]).conv
 
     def scale_by(self, scale: Tensor) -> None:
-        """Take and give scale · x in the place of x: snake of α at x is 1 / scale of snake of α / scale there."""
-        self.opening.alpha.div_(scale[None, :, None])
+        """Take and give scale · x in the place of x."""
+        self.opening.scale_by(scale)
         cast(DepthwiseConv1d, self.block[1]).conv.weight.div_(scale[:, None, None])
         scale_and_shift(self.mixing, scale)
 
