@@ -37,7 +37,7 @@ def _depthwise(
     past_from = past + batch * past_stride + step * channels
     wait_prior(PDL)
     for tap in tl.static_range(TAPS):
-        shift: tl.constexpr = tap * DILATION
+        shift = tap * DILATION
         fresh = step + shift >= history
         if PAST:
             start = tl.where(fresh, fresh_from + shift * step_stride, past_from + shift * channels)
