@@ -114,7 +114,11 @@ def all_kernels(
         gemv.linear_add(x, weight, values(rows, 1, 256))
         gemv.norm_linear(x, gain, 1e-6, weight)
     for dilation in (1, 3):
-        depthwise.depthwise(values(2, 27, 96), values(96, 1, 7), values(96), dilation)
+        fixed = values(2, 27, 96), values(96, 1, 7), values(96)
+        depthwise.depthwise(*fixed, None, dilation)
+        factors = torch.ones(96)
+        activation = Snake(factors, factors, log_scale=False)
+        depthwise.depthwise(*fixed, values(2, 6 * dilation, 96), dilation, snake=activation)
     for inputs, columns, taps in convolutions:
         channels = min(columns, 768)
         x, bias = values(32, 640, inputs), values(channels)

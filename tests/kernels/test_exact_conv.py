@@ -42,7 +42,7 @@ def may_round(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 CONVOLUTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "causal_conv": lambda x: reference.causal_conv(x, torch.ones(3, 8, 5), torch.ones(3), None, 2)[0],
     "strided": lambda x: reference.convolve(x, torch.ones(3, 8, 4), stride=2),
-    "depthwise": lambda x: reference.depthwise(x, torch.ones(8, 1, 5), torch.ones(8), 3),
+    "depthwise": lambda x: reference.depthwise(x, torch.ones(8, 1, 5), torch.ones(8), None, 3),
     "speaker": lambda x: SameConv(8, 4, 3, dilation=2)(x.mT),
 }
 

@@ -203,9 +203,14 @@ def test_depthwise_is_torchs_own_with_as_many_groups_as_channels(taps: int, dila
     channels, history = 12, (taps - 1) * dilation
     x = torch.randn(2, history + 20, channels, generator=g)
     weight, bias = torch.randn(channels, 1, taps, generator=g), torch.randn(channels, generator=g)
-    expected = torch.nn.functional.conv1d(x.mT, weight, bias, dilation=dilation, groups=channels).mT
-    for with_gradients in (True, False):
-        with torch.set_grad_enabled(with_gradients):
-            got = reference.depthwise(x, weight, bias, dilation)
-        assert got.shape == (2, 20, channels)
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    alpha = torch.randn(channels, generator=g)
+    past, fresh = x[:, :history], x[:, history:]
+    for before, values in ((past, x), (None, torch.cat([torch.zeros_like(past), fresh], dim=1))):
+        expected = torch.nn.functional.conv1d(values.mT, weight, bias, dilation=dilation, groups=channels).mT
+        for with_gradients in (True, False):
+            with torch.set_grad_enabled(with_gradients):
+                got = reference.depthwise(fresh, weight, bias, before, dilation)
+                active = reference.depthwise(fresh, weight, bias, before, dilation, snake=reference.Snake(alpha, alpha))
+            assert got.shape == (2, 20, channels)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(active, reference.snake_beta(expected, alpha, alpha), rtol=1e-5, atol=1e-5)

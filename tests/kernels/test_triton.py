@@ -259,11 +259,16 @@ def test_snake_of_large_angles_stays_bounded() -> None:
     ("channels", "taps", "dilation"), [(24, 7, 1), (130, 3, 1), (24, 7, 3), (40, 7, 9), (16, 2, 5)]
 )
 def test_depthwise(channels: int, taps: int, dilation: int, dtype: torch.dtype) -> None:
-    x, least = random(2, 70, channels, dtype=dtype), (taps - 1) * dilation + 1
+    x, history = random(2, 70, channels, dtype=dtype), (taps - 1) * dilation
     weight, bias = random(channels, 1, taps, dtype=dtype, seed=1), random(channels, dtype=dtype, seed=2)
-    for part in (x, x[:, 3:68], x[:, :least]):
-        expected = reference.depthwise(part.float(), weight.float(), bias.float(), dilation).to(dtype)
-        close(kernel("depthwise")(part, weight, bias, dilation), expected, dtype)
+    apart = random(2, history + 3, channels, dtype=dtype, seed=3)[:, 2:-1]  # rows of a longer buffer
+    snake = Snake(random(channels, seed=4), random(channels, seed=5).abs() + 0.2, log_scale=False)
+    for part, past in ((x, None), (x, apart), (x[:, 3:68], apart), (x[:, :1], None), (x[:, :4], apart.contiguous())):
+        before = None if past is None else past.float()
+        plain = reference.depthwise(part.float(), weight.float(), bias.float(), before, dilation).to(dtype)
+        close(kernel("depthwise")(part, weight, bias, past, dilation), plain, dtype)
+        active = reference.snake_beta(plain, *snake)
+        close(kernel("depthwise")(part, weight, bias, past, dilation, snake=snake), active, dtype, roundings=2)
 
 
 def filled_cache(

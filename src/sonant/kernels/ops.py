@@ -142,8 +142,10 @@ def causal_conv(
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    return pick("depthwise", x)(x, weight, bias, dilation)
+def depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
+) -> Tensor:
+    return pick("depthwise", x)(x, weight, bias, past, dilation, snake=snake)
 
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:

@@ -8,8 +8,9 @@ Values are [B, T, C] throughout, channels last: what tensor cores want, and what
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.kernels import ops
@@ -49,7 +50,7 @@ class CausalConv1d(nn.Module):
 
     def forward(
         self, x: Tensor, state: StreamState | None, *, residual: Tensor | None = None, keep: bool = True,
-        snake: SnakeBeta | None = None,
+        snake: SnakeBeta | Snake1d | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """→ the convolution plus `residual`, and the same after `snake`; see `ops.causal_conv`."""
         past = take(state, self.slot, x) if self.state_shape[0] else None
@@ -66,11 +67,11 @@ class DepthwiseConv1d(nn.Module):
         self.dilation = dilation
         self.state_shape = ((kernel - 1) * dilation, channels)
 
-    def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
-        past = take(state, self.slot, x)
-        x = F.pad(x, (0, 0, self.state_shape[0], 0)) if past is None else torch.cat([past, x], dim=1)
+    def forward(self, x: Tensor, state: StreamState | None, *, snake: Snake1d | None = None) -> Tensor:
+        """→ the convolution, or `snake` of it."""
+        past, values = take(state, self.slot, x), None if snake is None else snake.values()
         assert self.conv.bias is not None
-        return ops.depthwise(x, self.conv.weight, self.conv.bias, self.dilation)
+        return ops.depthwise(x, self.conv.weight, self.conv.bias, past, self.dilation, snake=values)
 
 
 class CausalConvTranspose1d(nn.Module):
@@ -87,15 +88,25 @@ class CausalConvTranspose1d(nn.Module):
         self.state_shape = (self.taps - 1, inputs)
         self.register_buffer("columns", None, persistent=False)
 
-    def prepare(self) -> None:
-        """Derive from the loaded weights what `forward` otherwise derives each time."""
+    def prepare(self, *, release: bool = False) -> None:
+        """Derive from the loaded weights what `forward` otherwise derives each time.
+
+        `release`: the published form, which nothing but training reads afterwards, is given up.
+        """
         with torch.no_grad():
-            self.columns = as_read(self._columns())
+            columns = as_read(self._columns())
+        if not release:
+            self.columns = columns
+            return
+        self.columns = nn.Parameter(columns, requires_grad=False)
+        del self.conv.weight
 
     def _columns(self) -> Tensor:
         return columns_of(self.conv.weight, self.taps)
 
-    def forward(self, x: Tensor, state: StreamState | None, *, snake: SnakeBeta | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, state: StreamState | None, *, snake: SnakeBeta | Snake1d | None = None
+    ) -> tuple[Tensor, Tensor]:
         """→ the upsampled values, and the same after `snake`."""
         past = take(state, self.slot, x) if self.taps > 1 else None
         weight = self._columns() if self.columns is None else self.columns
@@ -116,12 +127,12 @@ def take(state: StreamState | None, slot: int, x: Tensor) -> Tensor | None:
 
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, dilation: int, residual: Tensor | None,
-    snake: SnakeBeta | None, keep: bool,
+    snake: SnakeBeta | Snake1d | None, keep: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """In one op when serving; a trainer's SnakeBeta may be another, so it is called there."""
     assert bias is not None
-    if not torch.is_grad_enabled():
-        values = None if snake is None else Snake(snake.alpha, snake.beta)
+    if isinstance(snake, Snake1d) or not torch.is_grad_enabled():
+        values = None if snake is None else snake.values()
         return ops.causal_conv(x, weight, bias, past, dilation, residual=residual, snake=values, keep=keep)
     y, _ = ops.causal_conv(x, weight, bias, past, dilation, residual=residual)
     if snake is None:
@@ -135,8 +146,50 @@ class SnakeBeta(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
 
+    def values(self) -> Snake:
+        return Snake(self.alpha, self.beta)
+
     def forward(self, x: Tensor) -> Tensor:
         return ops.snake_beta(x, self.alpha, self.beta)
+
+
+class Snake1d(nn.Module):
+    """x + sin²(αx) / (α + 1e-9). α is any number, so its logarithm, which SnakeBeta has, may not exist."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def values(self) -> Snake:
+        alpha = self.alpha.view(-1)
+        return Snake(alpha, alpha, log_scale=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, C, T], which is how encoders have it."""
+        return x + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * x).square()
+
+
+class StreamedDecoder(nn.Module):
+    """Has causal convolutions whose state, for each row of a batch, is one flat vector wherever it is kept.
+
+    So it moves with one gather and one scatter. Zeros are the state before any input. Once all layers are made,
+    `lay_out_tails` must be called.
+    """
+
+    tail_shapes: list[tuple[int, int]]
+    tails_size: int
+
+    def lay_out_tails(self) -> None:
+        self.tail_shapes = assign_slots(self)
+        self.tails_size = sum(math.prod(s) for s in self.tail_shapes)
+
+    def unpack(self, flat: Tensor) -> StreamState:
+        """Views of flat [B, tails_size], one for each stateful convolution."""
+        pieces = flat.split([math.prod(s) for s in self.tail_shapes], dim=1)
+        return [p.view(-1, *s) for p, s in zip(pieces, self.tail_shapes, strict=True)]
+
+    def pack(self, tails: StreamState) -> Tensor:
+        return torch.cat([t.flatten(1) for t in tails], dim=1)
 
 
 def assign_slots(module: nn.Module) -> list[tuple[int, int]]:

@@ -247,10 +247,10 @@ class Cases:
         yield Case("dense_attention", f"{c.name} window", rows, attend, read, read + 2 * self.item * q.numel(), flops)
 
         length, latent = frames * c.steps_per_frame, c.latent
-        x, bias = self._normal(rows, length + 6, latent), self._normal(latent)
+        x, past, bias = (self._normal(*shape) for shape in ((rows, length, latent), (rows, 6, latent), (latent,)))
         taps = self._normal(7, 1, latent).permute(2, 1, 0)  # laid out as layers/conv_stream.py does
         moved = self.item * (rows * (2 * length + 6) * latent + 8 * latent)
-        yield Case("depthwise", f"{c.name} ConvNeXt", rows, lambda: Call((x, taps, bias), {}), 0, moved)
+        yield Case("depthwise", f"{c.name} ConvNeXt", rows, lambda: Call((x, taps, bias, past), {}), 0, moved)
 
     def _convolutions(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
         """The wide one of a residual unit, after each upsampling: its past, bias and activation inside."""

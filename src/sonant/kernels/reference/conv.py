@@ -79,11 +79,19 @@ def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -
     return y.squeeze(2).mT
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    """Each channel of x [B, T, C] by itself with its weight [C, 1, K], unpadded → [B, T - (K - 1) · dilation, C]."""
+def depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
+) -> Tensor:
+    """Each channel of x [B, T, C] by itself with its weight [C, 1, K] → [B, T, C], after SnakeBeta if there is one.
+
+    `past` [B, (K - 1) · dilation, C] came before x; None: silence did.
+    """
+    history = (weight.shape[2] - 1) * dilation
+    x = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
     flat = x.mT.unsqueeze(2)
     y = exact_conv(flat, weight.unsqueeze(2), bias, stride=(1, 1), dilation=(1, dilation), groups=x.shape[-1])
-    return y.squeeze(2).mT
+    y = y.squeeze(2).mT
+    return y if snake is None else snake_beta(y, *snake)
 
 
 def inside(bounds: Bounds, steps: int) -> Tensor:

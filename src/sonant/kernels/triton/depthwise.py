@@ -1,4 +1,7 @@
-"""A convolution of each channel by itself, channels last: the library's kernel for it is a hundred times slower."""
+"""A convolution of each channel by itself, channels last: the library's kernel for it is a hundred times slower.
+
+Past and fresh inputs are read where they lie, and SnakeBeta is inside. A program makes some steps of some channels.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,66 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.reference import Snake
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.snake import snake as snake_of
+from sonant.kernels.triton.snake import snake_factors
+
+_CELLS = 512  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "tiles_t"])
 def _depthwise(
-    x, weight, bias, out, count, steps, channels, batch_stride, step_stride,
-    TAPS: tl.constexpr, DILATION: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
+    x, past, weight, bias, alpha, beta, out, steps, channels, batch_stride, step_stride, past_stride, tiles_t,
+    TAPS: tl.constexpr, DILATION: tl.constexpr, PAST: tl.constexpr, SNAKE: tl.constexpr, LOG_SCALE: tl.constexpr,
+    PDL: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    channel, row = at % channels, at // channels
-    source = (row // steps) * batch_stride + (row % steps) * step_stride + channel
-    total = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    history: tl.constexpr = (TAPS - 1) * DILATION
+    batch = (tl.program_id(0) // tiles_t).to(tl.int64)
+    step = (tl.program_id(0) % tiles_t) * BLOCK_T + tl.arange(0, BLOCK_T)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = channel < channels
+    inside = (step < steps)[:, None] & known[None]
+    dtype = out.dtype.element_ty
+    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32) + tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)
+    fresh_from = x + batch * batch_stride + (step - history) * step_stride
+    past_from = past + batch * past_stride + step * channels
     wait_prior(PDL)
     for tap in tl.static_range(TAPS):
-        value = tl.load(x + source + tap * DILATION * step_stride, mask=inside, other=0.0).to(tl.float32)
-        total += value * tl.load(weight + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+        shift = tap * DILATION
+        fresh = step + shift >= history
+        if PAST:
+            start = tl.where(fresh, fresh_from + shift * step_stride, past_from + shift * channels)
+            value = tl.load(start[:, None] + channel[None], mask=inside, other=0.0)
+        else:
+            start = fresh_from + shift * step_stride
+            value = tl.load(start[:, None] + channel[None], mask=inside & fresh[:, None], other=0.0)
+        own = tl.load(weight + tap * channels + channel, mask=known, other=0.0).to(tl.float32)
+        total += value.to(tl.float32) * own[None]
+    total = total.to(dtype)
+    if SNAKE:
+        half_waves, factor = snake_factors(
+            tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0), LOG_SCALE
+        )
+        total = snake_of(total.to(tl.float32), half_waves[None], factor[None]).to(dtype)
+    tl.store(out + (batch * steps + step)[:, None] * channels + channel[None], total, mask=inside)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    batch, length, channels = x.shape
-    taps = weight.shape[-1]
-    out = torch.empty(batch, length - (taps - 1) * dilation, channels, dtype=x.dtype, device=x.device)
-    block = 512
-    _depthwise[(triton.cdiv(out.numel(), block),)](
-        x, weight[:, 0].T.contiguous(), bias, out, out.numel(), out.shape[1], channels, x.stride(0), x.stride(1),
-        TAPS=taps, DILATION=dilation, BLOCK=block, num_warps=4, **launch_options(x),
+def depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
+) -> Tensor:
+    batch, steps, channels = x.shape
+    x = x if x.stride(2) == 1 else x.contiguous()
+    past = past if past is None or past.stride()[1:] == (channels, 1) else past.contiguous()
+    alpha, beta, log_scale = snake or (bias, bias, True)
+    out = torch.empty(batch, steps, channels, dtype=x.dtype, device=x.device)
+    block_c = min(triton.next_power_of_2(channels), 128)
+    tiles_t = triton.cdiv(steps, _CELLS // block_c)
+    _depthwise[(batch * tiles_t, triton.cdiv(channels, block_c))](
+        x, x if past is None else past, weight[:, 0].T.contiguous(), bias, alpha, beta, out, steps, channels,
+        x.stride(0), x.stride(1), 0 if past is None else past.stride(0), tiles_t,
+        TAPS=weight.shape[2], DILATION=dilation, PAST=past is not None, SNAKE=snake is not None, LOG_SCALE=log_scale,
+        BLOCK_T=_CELLS // block_c, BLOCK_C=block_c, num_warps=4, **launch_options(x),
     )  # fmt: skip
     return out

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Bounds, Snake, inside
-from sonant.layers.conv_stream import as_read, columns_of
+from sonant.kernels.reference import Bounds, inside
+from sonant.layers.conv_stream import Snake1d, as_read, columns_of
 from sonant.models.higgs_audio_v2.codec_config import AcousticConfig, CodecConfig
 
 _DILATIONS = (1, 3, 9)
@@ -41,22 +41,6 @@ class Window:
     def bounds(self, frames: Bounds, context: int) -> Bounds:
         """Which of the steps are the utterance's, from its first and last frame in a window of codes."""
         return Bounds(frames.start, frames.end, self.rate, self.left - context * self.rate)
-
-
-class Snake1d(nn.Module):
-    """x + sin²(αx) / (α + 1e-9). α is any number, so its logarithm, which SnakeBeta usually has, may not exist."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
-
-    def values(self) -> Snake:
-        alpha = self.alpha.view(-1)
-        return Snake(alpha, alpha, log_scale=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B, C, T], which is how the encoder has it."""
-        return x + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * x).square()
 
 
 class WindowConv1d(nn.Module):

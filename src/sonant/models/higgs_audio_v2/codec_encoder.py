@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sonant.errors import BadAudio
 from sonant.kernels.reference import exact_conv
-from sonant.models.higgs_audio_v2.codec import Codebook, Snake1d
+from sonant.layers.conv_stream import Snake1d
+from sonant.models.higgs_audio_v2.codec import Codebook
 from sonant.models.higgs_audio_v2.codec_config import AcousticConfig, CodecConfig
 from sonant.models.higgs_audio_v2.hubert import Hubert
 from sonant.models.higgs_audio_v2.sinc_resample import sinc_resample

@@ -8,7 +8,6 @@ and stay where they are, in a ring of which a piece writes only its own position
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,8 +21,8 @@ from sonant.layers.conv_stream import (
     CausalConvTranspose1d,
     DepthwiseConv1d,
     SnakeBeta,
+    StreamedDecoder,
     StreamState,
-    assign_slots,
     channels_last,
 )
 from sonant.layers.transformer import DecoderStack
@@ -164,7 +163,7 @@ class UpsampleBlock(nn.Module):
         return active
 
 
-class CodecDecoder(nn.Module):
+class CodecDecoder(StreamedDecoder):
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
         self.config = config
@@ -185,8 +184,7 @@ class CodecDecoder(nn.Module):
             ]
         )
         self.samples_per_frame = config.samples_per_frame
-        self.tail_shapes = assign_slots(self)
-        self.tails_size = sum(math.prod(s) for s in self.tail_shapes)
+        self.lay_out_tails()
         self.register_buffer("code_table", None, persistent=False)
 
     def prepare(self) -> None:
@@ -203,14 +201,6 @@ class CodecDecoder(nn.Module):
         c = self.config
         slots = -(-(c.sliding_window - 1 + most_frames) // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
         return (c.num_hidden_layers, 2, slots, c.num_key_value_heads, c.head_dim)
-
-    def unpack(self, flat: Tensor) -> StreamState:
-        """Views of flat [B, tails_size], one for each stateful convolution."""
-        pieces = flat.split([math.prod(s) for s in self.tail_shapes], dim=1)
-        return [p.view(-1, *s) for p, s in zip(pieces, self.tail_shapes, strict=True)]
-
-    def pack(self, tails: StreamState) -> Tensor:
-        return torch.cat([t.flatten(1) for t in tails], dim=1)
 
     def forward(self, codes: Tensor, first: Tensor, state: CodecState | None = None) -> Tensor:
         """codes [B, F, codebooks]; first [B]: index of each row's first frame → samples [B, F · 1920]."""
