@@ -65,7 +65,7 @@ def small_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def small_tokenizer() -> dict[str, Any]:
-    """tokenizer.json. As by the published one, a text encoded with special tokens is given <s>; the model wants none."""
+    """tokenizer.json. As with the published one, encoding with special tokens adds <s>, which the model never gets."""
     vocab, merges = small_vocabulary()
     added = {token: vocab[token] for token in (*SPECIALS, *CONTROLS.values())}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
