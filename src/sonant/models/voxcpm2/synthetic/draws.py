@@ -48,7 +48,7 @@ def end_of_speech(gain: float, bias: float) -> dict[str, Edit]:
 
     def say(head: torch.Tensor) -> None:
         head *= gain
-        head[:, STEADY] = torch.tensor([bias / steady, 0.0])
+        head[:, STEADY] = head.new_tensor([bias / steady, 0.0])
 
     return {"stop_proj.weight": silence, "stop_proj.bias": hold, "stop_head.weight": say}
 

@@ -1,4 +1,4 @@
-"""The published factors of LongRoPE, one for each pair of a head's 128 dimensions. They follow no formula."""
+"""The published factors of LongRoPE, one for each pair of a head's 128 dimensions."""
 
 FACTORS = (
     *(0.9977997200264581, 1.014658295992452, 1.0349680404997148, 1.059429246056193),
