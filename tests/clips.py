@@ -9,9 +9,9 @@ from sonant.types import Samples
 SAMPLE_RATE = 24_000
 
 
-def reference_clip(seconds: float = 1.7) -> tuple[Samples, int]:
+def reference_clip(seconds: float = 1.7, sample_rate: int = SAMPLE_RATE) -> tuple[Samples, int]:
     """The clip that the golden files were made from."""
-    t = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    t = np.arange(int(seconds * sample_rate)) / sample_rate
     swelling = 0.4 * np.sin(2 * np.pi * 220 * t) * (0.5 + 0.5 * np.sin(2 * np.pi * 3 * t))
     wavering = 0.2 * np.sin(2 * np.pi * 660 * t + np.sin(2 * np.pi * 5 * t))
-    return (swelling + wavering).astype(np.float32), SAMPLE_RATE
+    return (swelling + wavering).astype(np.float32), sample_rate

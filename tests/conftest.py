@@ -23,6 +23,7 @@ if not torch.cuda.is_available():
 from sonant.models.higgs_audio_v2.synthetic.writer import write_checkpoint as write_higgs_checkpoint
 from sonant.models.qwen3_tts.config import Kind
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
+from sonant.models.voxcpm2.synthetic.writer import write_checkpoint as write_voxcpm2_checkpoint
 
 # the same examples on every machine and every day: a change that fails is the change's doing
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -73,6 +74,18 @@ def tiny_higgs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once_a_session(tmp_path_factory, "tiny_higgs", write_higgs_checkpoint)
 
 
+@pytest.fixture(scope="session")
+def tiny_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random VoxCPM2 checkpoint that golden/voxcpm2.npz was made from, written once a session."""
+    return once_a_session(tmp_path_factory, "tiny_voxcpm2", write_voxcpm2_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def mid_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with the published heads, of golden/voxcpm2_mid.npz: 133 MB, so only for what the tiny one cannot show."""
+    return once_a_session(tmp_path_factory, "mid_voxcpm2", partial(write_voxcpm2_checkpoint, size="mid"))
+
+
 def once_a_session(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], None]) -> Path:
     """The folder that `write` has filled, by whichever of the workers came first."""
     root = factory.getbasetemp()
@@ -103,6 +116,15 @@ def full_higgs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(os.environ.get("SONANT_FULL_HIGGS") or tmp_path_factory.mktemp("full") / "higgs")
     if not (folder / "config.json").exists():
         write_higgs_checkpoint(folder, size="3b", device="cuda")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of the 2B shapes, for a GPU. SONANT_FULL_VOXCPM2: where `sonant random-model` has made them."""
+    folder = Path(os.environ.get("SONANT_FULL_VOXCPM2") or tmp_path_factory.mktemp("full") / "voxcpm2")
+    if not (folder / "config.json").exists():
+        write_voxcpm2_checkpoint(folder, size="2b", device="cuda")
     return folder
 
 

@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--size", choices=_all_of(sizes),
-        help=f"the first is for trying, the others are the published sizes, for timing (default: {_firsts_of(sizes)})",
+        help=f"a number is a published size, for timing; the others are for trying (default: {_firsts_of(sizes)})",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer-from", metavar="DIR", type=Path,
