@@ -25,7 +25,7 @@ from sonant.models.base import SpeechModel
 from sonant.models.description import Description, Footprint
 from sonant.sampling import Knob
 
-FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2")
+FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
 
 def load_model(

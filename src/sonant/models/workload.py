@@ -25,6 +25,8 @@ class StackWorkload:
     per_frame: bool  # starts afresh with every frame: no prefill, no paged cache, nothing masked when it draws
 
     dual: bool = False  # norms and feed-forward weights exist twice, and a prefill has positions of both sides
+    draws: bool = True  # has a head from which ids are drawn
+    tokens: int = 1  # of each row, which all see each other and nothing else; its products have as many rows
     codebooks: int = 1  # drawn at once; each has its share of `vocab`, and RAS looks back at what was drawn
 
     @property

@@ -29,7 +29,7 @@ def load(
     config = VoxCPM2Config.read(folder)
     builder = PromptBuilder(config, TextTokenizer(folder))
     weights = open_weights(folder)
-    decoder, encoder = load_vae(folder, config.vae, device, codec_dtype)
+    decoder, encoder = load_vae(folder, config.vae, device, codec_dtype, patch_size=config.patch_size)
     with torch.device("meta"):
         empty = VoxCPM2Modules(config)
     model = allocate(empty, device, dtype)

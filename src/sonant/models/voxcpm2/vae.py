@@ -165,6 +165,11 @@ class VAEDecoder(StreamedDecoder):
         )
         self.lay_out_tails()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what passes between layers, and so of the tails."""
+        return cast(CausalConv1d, self.model[1]).conv.weight.dtype
+
     @torch.no_grad()
     def prepare(self, dtype: torch.dtype) -> None:
         """Derive from the loaded weights what decoding reads, in `dtype`; those that it does not read are given up."""
