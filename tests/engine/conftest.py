@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sonant
-from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, Family
+from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
@@ -17,10 +17,10 @@ MakeEngine = Callable[..., Engine]
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(
-    tiny_checkpoints: Mapping[str, Path], few_codebooks: Mapping[str, Path], tiny_higgs: Path
+    tiny_checkpoints: Mapping[str, Path], few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path
 ) -> Mapping[str, Path]:
     """In this folder those of few codebooks: an engine does the same with them at less than half the cost."""
-    return {**tiny_checkpoints, **few_codebooks, "higgs": tiny_higgs}
+    return {**tiny_checkpoints, **few_codebooks, "higgs": tiny_higgs, "voxcpm2": tiny_voxcpm2}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def make_engine(tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> M
     return make
 
 
-@pytest.fixture(params=[QWEN3_TTS, HIGGS_AUDIO_V2, TOY], ids=lambda family: family.name, scope="module")
+@pytest.fixture(params=[QWEN3_TTS, HIGGS_AUDIO_V2, VOXCPM2, TOY], ids=lambda family: family.name, scope="module")
 def family(request: pytest.FixtureRequest) -> Family:
     """A test that asks for it runs on every family."""
     found: Family = request.param

@@ -50,6 +50,10 @@ def _open_higgs(checkpoints: Checkpoints, config: EngineConfig) -> Engine:
     return sonant.load(checkpoints["higgs"], device="cpu", config=config)
 
 
+def _open_voxcpm2(checkpoints: Checkpoints, config: EngineConfig) -> Engine:
+    return sonant.load(checkpoints["voxcpm2"], device="cpu", config=config)
+
+
 def _varied_qwen(n: int) -> Options:
     sampling = Sampling.greedy() if n % 5 == 0 else Sampling(top_k=[50, 3, 0][n % 3], top_p=[1.0, 0.7][n % 2])
     return {"voice": VOICES[n // 2 % 4], "streaming_text": n % 3 == 0, "sampling": sampling}
@@ -64,8 +68,14 @@ def _varied_higgs(n: int) -> Options:
     return {"instruct": [None, "", "A small room."][n // 2 % 3], "sampling": sampling}
 
 
+def _varied_voxcpm2(n: int) -> Options:
+    sampling = Sampling(inference_timesteps=[4, 6][n % 2], cfg_value=[2.0, 1.0, 3.0][n % 3], min_len=n % 4)
+    return {"instruct": [None, "a low voice"][n // 2 % 2], "sampling": sampling}
+
+
 QWEN3_TTS = Family("qwen3_tts", _open_qwen, _varied_qwen)
 HIGGS_AUDIO_V2 = Family("higgs_audio_v2", _open_higgs, _varied_higgs)
+VOXCPM2 = Family("voxcpm2", _open_voxcpm2, _varied_voxcpm2)
 TOY = Family("toy", _open_toy, _varied_toy)
 
 
