@@ -106,14 +106,16 @@ def test_leaving_with_or_dropping_the_stream_aborts(any_engine: Engine) -> None:
 
 
 def test_a_cancelled_task_aborts_its_stream(any_engine: Engine) -> None:
-    async def listen() -> None:
+    async def listen(heard: asyncio.Event) -> None:
         async with any_engine.stream(TEXT, seed=1, max_frames=400) as stream:
             async for _ in stream:
-                pass
+                heard.set()
+                await asyncio.Event().wait()  # nobody sets it: the task can only be cancelled
 
     async def cancel() -> None:
-        task = asyncio.create_task(listen())
-        await asyncio.sleep(0.15)
+        heard = asyncio.Event()
+        task = asyncio.create_task(listen(heard))
+        await heard.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
