@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class VoxCPM2:
         layout = self.builder.layout(request, reference=bool(knobs["reference"]))
         budget = min(self.limits.budget.frames(layout.spoken_tokens, self.spec.frame_s), _MOST_FRAMES)
         max_frames = budget if request.max_frames is None else request.max_frames
-        staged = {name: knobs[name] for name in ("cfg_value", "temperature", "min_len")}
+        staged: dict[str, Any] = {name: knobs[name] for name in ("cfg_value", "temperature", "min_len")}
         staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
         return Prompt(
             length=len(layout.text),
