@@ -1,4 +1,4 @@
-"""VoxCPM2: with the same noise our patches are the official package's, and our sound is its sound, in all four modes."""
+"""VoxCPM2: with the same noise our patches and our sound are the official ones, in all four modes."""
 
 from __future__ import annotations
 
