@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sonant
 from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family
+from engine.going_on import Gate, Going, Make
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
@@ -84,3 +86,23 @@ def forget_requests(engine: Engine) -> None:
 def engine(tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
     with sonant.load(tiny_checkpoints["custom"], device="cpu") as opened:
         yield opened
+
+
+@pytest.fixture
+def make(opened: list[Engine]) -> Make:
+    """An engine on a toy that goes on from what was said, and the toy."""
+
+    def make(**options: int) -> tuple[Engine, Going]:
+        config, device = EngineConfig(**{"segment_chars": 60, "max_rows": 4, **options}), torch.device("cpu")
+        model = Going(config, device)
+        opened.append(Engine(model, config, device))
+        return opened[-1], model
+
+    return make
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    yield found
+    found.open.set()  # a test that failed must not keep its engine from closing
