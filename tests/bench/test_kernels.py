@@ -46,14 +46,15 @@ def test_shapes_are_those_of_the_releases() -> None:
 
 def test_any_familys_workloads_can_be_measured() -> None:
     """Numbers are all that the cases know of a model."""
+    waves = StackWorkload(
+        "waves", 32, 48, 4, 2, 16, vocab=32, context=7, per_frame=True, draws=False, tokens=14, patch=(2, 8),
+        head_norms=False,
+    )  # fmt: skip
     stacks = (
         StackWorkload("words", 32, 48, 4, 2, 16, vocab=40, context=20, per_frame=False),
         StackWorkload("details", 16, 32, 2, 2, 16, vocab=24, context=6, per_frame=True),
         StackWorkload("both", 32, 48, 4, 2, 16, vocab=40, context=20, per_frame=False, dual=True, codebooks=4),
-        StackWorkload(
-            "waves", 32, 48, 4, 2, 16, vocab=32, context=7, per_frame=True, draws=False, tokens=14, patch=(2, 8),
-            head_norms=False,
-        ),  # fmt: skip
+        waves,
     )
     codec = CodecWorkload(
         "vocoder", heads=2, head_dim=16, window=5, latent=12, channels=16, steps_per_frame=3, upsample_rates=(2, 4),
