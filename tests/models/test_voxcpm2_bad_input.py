@@ -130,7 +130,7 @@ def test_a_clip_of_ten_minutes_is_refused_before_it_is_decoded(engine: Engine, t
     held = np.broadcast_to(np.float32(0.1), (600 * 48_000, 2))
     for clip in (ten_minutes(tmp_path), (held, 48_000)):
         for words in (None, WORDS):
-            with pytest.raises(BadAudio, match="600.* s.*cut it to 60 s or less"):
+            with pytest.raises(BadAudio, match=r"600.* s.*cut it to 60 s or less"):
                 engine.clone(clip, words)
 
 

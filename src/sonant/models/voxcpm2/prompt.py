@@ -72,8 +72,8 @@ class PromptBuilder:
             )
         if tensors and not words and not reference:
             raise Unsupported(
-                "reference is false, which only goes on from a clip, and this clip's words are not known: clone it with "
-                "its text, or leave reference out"
+                "reference is false, which only goes on from a clip, and this clip's words are not known: clone it "
+                "with its text, or leave reference out"
             )
         clip = tensors[REFERENCE] if tensors and reference else None
         return self._assemble(clip, words, said, tensors[PROMPT] if words else None)
