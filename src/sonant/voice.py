@@ -41,7 +41,8 @@ class Voice:
                 raise BadAudio(f"voice {self.name!r}: its {name} must be finite numbers; encode it again")
             found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
             found.update(np.ascontiguousarray(tensor).tobytes())
-        object.__setattr__(self, "tensors", dict(self.tensors))
+        # What is strided, as a transpose is, safetensors would write as it lies in memory.
+        object.__setattr__(self, "tensors", {n: np.asarray(t, order="C") for n, t in self.tensors.items()})
         object.__setattr__(self, "fingerprint", found.hexdigest())
 
     def save(self, path: str | Path) -> None:

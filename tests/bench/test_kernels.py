@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sonant.bench.kernels.cases import Cases
+from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
 from sonant.kernels.ops import OPS
 from sonant.models.qwen3_tts import workload
+from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 
 CPU = torch.device("cpu")
 # see test_any_familys_workloads_can_be_measured
-OF_OTHER_FAMILIES = {"dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step"}
+OF_OTHER_FAMILIES = {
+    "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention", "guided_step",
+}  # fmt: skip
 
 
 def test_every_op_has_cases_that_run() -> None:
@@ -41,16 +46,21 @@ def test_shapes_are_those_of_the_releases() -> None:
 
 def test_any_familys_workloads_can_be_measured() -> None:
     """Numbers are all that the cases know of a model."""
+    waves = StackWorkload(
+        "waves", 32, 48, 4, 2, 16, vocab=32, context=7, per_frame=True, draws=False, tokens=14, patch=(2, 8),
+        head_norms=False,
+    )  # fmt: skip
     stacks = (
         StackWorkload("words", 32, 48, 4, 2, 16, vocab=40, context=20, per_frame=False),
         StackWorkload("details", 16, 32, 2, 2, 16, vocab=24, context=6, per_frame=True),
         StackWorkload("both", 32, 48, 4, 2, 16, vocab=40, context=20, per_frame=False, dual=True, codebooks=4),
+        waves,
     )
     codec = CodecWorkload(
         "vocoder", heads=2, head_dim=16, window=5, latent=12, channels=16, steps_per_frame=3, upsample_rates=(2, 4),
         samples_per_frame=24,
     )  # fmt: skip
-    cases = list(Cases(CPU, torch.float32).every(Workloads(stacks, codec, codebooks=6), [3], prefill=9))
+    cases = list(Cases(CPU, torch.float32).every(Workloads(stacks, codec, uniforms=6), [3], prefill=9))
     for case in cases:
         call = case.make()
         with torch.inference_mode():
@@ -64,7 +74,52 @@ def test_any_familys_workloads_can_be_measured() -> None:
     assert {(op, rows) for op, where, rows in rows if where.startswith("both") and op in OF_OTHER_FAMILIES} == {
         ("dual_norm", 9), ("dual_norm_gated", 9), ("dual_linear_add", 9), ("ras_sample", 3), ("delay_step", 3),
     }  # fmt: skip
+    assert {(op, where, rows) for op, where, rows in rows if where.startswith("waves")} == {
+        ("norm_linear", "waves qkv", 42), ("linear_add", "waves o", 42), ("norm_gated", "waves gate, up", 42),
+        ("linear_add", "waves down", 42), ("rms_norm", "waves norm", 42),
+        ("local_attention", "waves 7 positions", 3), ("guided_step", "waves 2 × 8", 3),
+    }  # fmt: skip
     assert {case.op for case in cases} == set(OPS)
+
+
+def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
+    codec = CodecWorkload(
+        "vocoder", heads=0, head_dim=0, window=0, latent=12, channels=16, steps_per_frame=3, upsample_rates=(2, 4),
+        samples_per_frame=24, depthwise=True,
+    )  # fmt: skip
+    cases = list(CodecCases(CPU, torch.bfloat16).every(codec, 2))
+    made = {}
+    for case in cases:
+        call = case.make()
+        with torch.inference_mode():
+            result = getattr(reference, case.op)(*call.args, **call.kwargs)
+        taps = call.args[1].shape[2]
+        made[case.where] = (case.op, taps, tuple((result if case.op == "depthwise" else result[1]).shape))
+        assert call.args[3] is None or call.args[3].shape[1] == (taps - 1) * call.args[4]
+    assert made == {
+        "vocoder 12 × 12": ("depthwise", 7, (2, 12, 12)), "vocoder first": ("causal_conv", 1, (2, 12, 16)),
+        "vocoder up 8 × 24": ("causal_conv", 2, (2, 12, 2 * 8)),
+        "vocoder 8 × 24": ("depthwise", 7, (2, 24, 8)), "vocoder point 8 × 24": ("causal_conv", 1, (2, 24, 8)),
+        "vocoder up 4 × 96": ("causal_conv", 2, (2, 24, 4 * 4)),
+        "vocoder 4 × 96": ("depthwise", 7, (2, 96, 4)), "vocoder point 4 × 96": ("causal_conv", 1, (2, 96, 4)),
+        "vocoder last": ("causal_conv", 7, (2, 96, 1)),
+    }  # fmt: skip
+    wide = {case.op for case in CodecCases(CPU, torch.bfloat16).every(replace(codec, depthwise=False), 2)}
+    assert wide == {"snake_beta", "causal_conv"}
+
+
+def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
+    """At the published shapes of VoxCPM2, and its codec's samples are those of a patch."""
+    told = voxcpm2.workloads(["2b"])
+    language, flow = told.stacks
+    assert (language.hidden, language.inner, language.qkv, language.draws) == (2048, 6144, 2560, False)
+    assert (flow.hidden, flow.inner, flow.qkv, flow.tokens, flow.context) == (1024, 4096, 2560, 22, 11)
+    assert told.codec.samples_per_frame == 7680 and told.uniforms == 4 * 64
+    cases = {case.op: case for case in Cases(CPU, torch.float32).every(replace(told, stacks=(flow,)), [3], prefill=0)}
+    assert cases["local_attention"].make().args[0].shape == (6, 11, 2560)
+    assert cases["guided_step"].make().args[1].shape == (6, 4, 64)
+    assert cases["norm_gated"].flops == 2 * 66 * 2 * 1024 * 4096
+    assert "sample" not in cases and "linear" not in cases
 
 
 def test_the_floor_is_bytes_for_one_row_and_arithmetic_for_many() -> None:
@@ -115,6 +170,15 @@ def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: py
         )
     }  # fmt: skip
     assert all(t["reference_us"] > 0 and t["share_of_floor"] > 0 for t in times)
+
+
+def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--size", "2b", "--rows", "1", "--device", "cpu"]  # all ops of it would be half a minute
+    assert main(["bench", "kernels", "--ops", "local_attention,guided_step,rms_norm,sample", *options]) == 0
+    shown, told = capsys.readouterr()
+    for words in ("voxcpm2 flow 11 positions", "voxcpm2 flow 4 × 64", "voxcpm2 language norm"):
+        assert words in shown
+    assert "nothing was measured of sample" in told
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels import tune
-from sonant.bench.kernels.cases import Call
+from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.cli.main import main
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.workload import workloads
+from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import StackWorkload
 
 pytest.importorskip("triton")
@@ -27,6 +28,8 @@ SHAPES = workloads(["1.7b"])
 PRODUCTS, CONVOLUTIONS = list(product_cases(SHAPES.stacks)), list(conv_cases(SHAPES.codec))
 BOTH = StackWorkload("both", 3072, 8192, 24, 8, 128, vocab=8208, context=300, per_frame=False, dual=True, codebooks=8)
 DUAL = list(dual_cases((*SHAPES.stacks, BOTH)))
+FLOW = voxcpm2.workloads(["2b"])
+FLOW_PRODUCTS, FLOW_CONVOLUTIONS = list(product_cases(FLOW.stacks)), list(conv_cases(FLOW.codec))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 
@@ -107,7 +110,7 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL):
+    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
@@ -118,6 +121,19 @@ def test_every_candidate_fits_its_shape() -> None:
             else:
                 assert tile.splits <= case.depth // tile.k and tile.m <= case.rows
                 assert dual_tile.shared_bytes(tile, case.gated, item_bytes=2) <= 227 << 10
+
+
+def test_what_draws_no_codes_and_is_depthwise_is_tuned_for_what_it_runs() -> None:
+    assert {(c.op, c.depth, c.columns) for c in FLOW_PRODUCTS} == {
+        ("norm_linear", 2048, 2560), ("norm_linear", 1024, 2560), ("norm_gated", 2048, 6144),
+        ("norm_gated", 1024, 4096), ("linear_add", 2048, 2048), ("linear_add", 2048, 1024),
+        ("linear_add", 6144, 2048), ("linear_add", 4096, 1024),
+    }  # fmt: skip
+    frame = [(c.inputs, c.channels, c.samples, c.taps, c.steps) for c in FLOW_CONVOLUTIONS if c.frames == 1]
+    assert frame[:4] == [(64, 2048, 1, 1, 4), (2048, 1024, 8, 2, 4), (1024, 1024, 1, 1, 32), (1024, 512, 6, 2, 32)]
+    assert frame[-1] == (32, 1, 1, 7, 7680)
+    assert all(taps < 7 for _, _, _, taps, _ in frame[:-1])
+    assert len({c.key for c in FLOW_PRODUCTS}) == len(FLOW_PRODUCTS)
 
 
 def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:

@@ -61,6 +61,15 @@ def test_voices_of_a_model_that_clones_and_makes_them_up(run: Run, tiny_higgs: P
         assert words in shown
 
 
+def test_voices_of_a_model_that_speaks_with_one_at_48_khz(run: Run, tiny_voxcpm2: Path) -> None:
+    told = json.loads(run("voices", "--model", tiny_voxcpm2, "--json").out)
+    assert (told["family"], told["voices"], told["clones"], told["designs"]) == ("voxcpm2", [], True, True)
+    assert (told["sample_rate"], told["frame_rate"], told["most_speakers"]) == (48_000, 6.25, 1)
+    shown = run("voices", "--model", tiny_voxcpm2).out.decode()
+    for words in ("--clone CLIP, or from words: --instruct TEXT", "one in a text", "48000 Hz, 6.25 frames a second"):
+        assert words in shown
+
+
 def test_doctor_tells_what_will_run(run: Run) -> None:
     done = run("doctor", "--json")
     told = json.loads(done.out)
@@ -85,6 +94,19 @@ def test_doctor_weighs_a_model_from_its_headers(run: Run, tiny_checkpoints: Fold
     files = sum(p.stat().st_size for p in tiny_checkpoints["base"].rglob("*.safetensors"))
     assert 0.5 * files < model["weight_bytes"] < 1.2 * files  # half, but for the encoders, in bfloat16
     assert model["needed_bytes"] > model["weight_bytes"] + model["row_bytes"] + model["kv_token_bytes"]
+
+
+def test_doctor_weighs_a_codec_in_a_pickle(run: Run, tiny_voxcpm2: Path, tmp_path: Path) -> None:
+    done = run("doctor", "--json", "--model", tiny_voxcpm2)
+    model = json.loads(done.out)["model"]
+    assert (done.code, model["error"]) == (0, None)
+    files = sum((tiny_voxcpm2 / name).stat().st_size for name in ("model.safetensors", "audiovae.pth"))
+    assert 0.5 * files < model["weight_bytes"] < 1.2 * files
+    broken = shutil.copytree(tiny_voxcpm2, tmp_path / "broken")
+    (broken / "audiovae.pth").write_bytes(b"cut")
+    done = run("doctor", "--json", "--model", broken)
+    problems = json.loads(done.out)["problems"]
+    assert (done.code, len(problems)) == (1, 1) and "audiovae.pth" in problems[0]
 
 
 @pytest.mark.parametrize("fault", ["no weights", "cut short", "no folder"])
@@ -121,7 +143,8 @@ def test_a_random_model_speaks(run: Run, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "codec"), [("qwen3_tts", "speech_tokenizer"), ("higgs_audio_v2", "audio_tokenizer")]
+    ("family", "codec"),
+    [("qwen3_tts", "speech_tokenizer"), ("higgs_audio_v2", "audio_tokenizer"), ("voxcpm2", "audiovae.pth")],
 )
 def test_a_random_model_is_the_familys_first_kind_and_size_unless_told(run: Run, family: str, codec: str) -> None:
     made = run("random-model", "model", "--family", family)
@@ -136,6 +159,8 @@ def test_a_random_model_is_the_familys_first_kind_and_size_unless_told(run: Run,
         ("higgs_audio_v2", "--kind", "custom_voice", "--kind base"),
         ("higgs_audio_v2", "--size", "1.7b", "--size tiny, 3b"),
         ("qwen3_tts", "--size", "3b", "--size tiny, 0.6b, 1.7b"),
+        ("voxcpm2", "--kind", "voice_design", "--kind base"),
+        ("voxcpm2", "--size", "3b", "--size tiny, mid, 2b"),
     ],
 )
 def test_a_random_model_of_another_familys_kind_or_size_is_refused(
@@ -166,6 +191,16 @@ def test_a_random_model_that_fails_leaves_nothing(run: Run) -> None:
     Path("file").write_text("")
     refused = run("random-model", "file/model")
     assert refused.code == 2 and refused.err.startswith("sonant: cannot write file/model")
+
+
+def test_help_tells_what_a_knob_means_to_each_model(run: Run) -> None:
+    shown = " ".join(run("say", "--help").out.decode().split())
+    for words in (
+        "how free the choice of a frame's first code is; a number from 0.001 to 100",
+        "/ how much noise a patch begins with; a number from 0 to 2",
+        "steps from noise to a patch of sound; one of 4, 6, 10, 20",
+    ):
+        assert words in shown
 
 
 @pytest.mark.parametrize("command", [(), ("say",), ("voices",), ("doctor",), ("random-model",)], ids=str)

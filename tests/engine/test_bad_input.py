@@ -166,6 +166,17 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
         Voice.load(tmp_path / "bad.safetensors")
 
 
+def test_a_voice_whose_numbers_lie_in_another_order_survives_a_file(tmp_path: Path) -> None:
+    """As those of a transpose do, which safetensors would write as they lie."""
+    held = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1)
+    voice = Voice({"reference": held, "level": np.full((), 3.0, np.float32)}, "words", "me", "some")
+    voice.save(tmp_path / "me.voice")
+    again = Voice.load(tmp_path / "me.voice")
+    assert again.fingerprint == voice.fingerprint
+    np.testing.assert_array_equal(again.tensors["reference"], held)
+    assert again.tensors["level"].shape == ()
+
+
 def test_a_voice_file_from_before_families_is_spoken_with(cloner: Engine, tmp_path: Path) -> None:
     """As versions wrote it whose voices were an embedding and codes, and nothing else."""
     voice = cloner.clone(reference_clip(), "the user and the world")

@@ -33,7 +33,9 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> PromptBuilder:
 
 
 def voice_of(text: str | None = None, **fields: Any) -> Voice:
-    return Voice(**{"tensors": {"reference": RIGHT, "prompt": LEFT}, "text": text, "family": "voxcpm2", **fields})
+    """With words it has both tensors, as the model makes it."""
+    tensors = {"reference": RIGHT} if text is None else {"reference": RIGHT, "prompt": LEFT}
+    return Voice(**{"tensors": tensors, "text": text, "family": "voxcpm2", **fields})
 
 
 def voice_as_officially(case: dict[str, Any]) -> Voice | None:
@@ -80,8 +82,13 @@ def test_which_way_to_speak_follows_from_the_voice(builder: PromptBuilder) -> No
     clip, prompt = RIGHT[:, 0, 0].tolist(), LEFT[:, 0, 0].tolist()
     assert patches(voice_of("Words.")) == clip + prompt
     assert patches(voice_of("Words."), reference=False) == prompt
-    for unknown in (voice_of(), voice_of(" \n"), voice_of("Words.", tensors={"reference": RIGHT})):
-        assert patches(unknown) == patches(unknown, reference=False) == clip
+    for unknown in (voice_of(), voice_of("Words.", tensors={"reference": RIGHT})):
+        assert patches(unknown) == clip
+        with pytest.raises(Unsupported, match="only goes on from a clip, and this clip's words are not known"):
+            patches(unknown, reference=False)
+    for wordless in (voice_of(tensors={"reference": RIGHT, "prompt": LEFT}), voice_of(" \n")):
+        with pytest.raises(UnknownVoice, match="the clip's words are not with it: encode the clip again"):
+            patches(wordless)
 
 
 def test_a_voice_keeps_what_it_holds(builder: PromptBuilder) -> None:

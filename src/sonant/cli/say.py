@@ -81,17 +81,19 @@ def _add_voice(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "sampling", "defaults are the model's own, from its generation_config.json, but for the seed"
+        "sampling", "defaults are the model's own, from its generation_config.json if it has one, but for the seed"
     )
     group.add_argument("--seed", metavar="N", type=int, help="0 to 2^64-1; same seed, same sound (default: random)")
-    for knob in all_knobs():
-        flag, told = f"--{knob.name.replace('_', '-')}", f"{knob.help}; {knob.accepts}"
-        if knob.name == "greedy":
-            group.add_argument(flag, action="store_const", const=True, help=f"{knob.help} (default: off)")
-        elif knob.kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=knob.help)
+    for name, knobs in all_knobs().items():
+        flag, kind = f"--{name.replace('_', '-')}", knobs[0].kind
+        # One name may mean different things to different models.
+        told = " / ".join(dict.fromkeys(k.help if kind is bool else f"{k.help}; {k.accepts}" for k in knobs))
+        if name == "greedy":
+            group.add_argument(flag, action="store_const", const=True, help=f"{told} (default: off)")
+        elif kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=told)
         else:
-            group.add_argument(flag, metavar="N" if knob.kind is int else "X", type=knob.kind, help=told)
+            group.add_argument(flag, metavar="N" if kind is int else "X", type=kind, help=told)
     group.add_argument(
         "--max-frames", metavar="N", type=int,
         help="cut after N frames, for each part of a long text; `sonant voices` tells how many make a second "
@@ -184,4 +186,4 @@ def _voice(engine: Engine, args: argparse.Namespace, progress: Progress) -> str 
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
-    return Sampling(**{knob.name: getattr(args, knob.name) for knob in all_knobs()})
+    return Sampling(**{name: getattr(args, name) for name in all_knobs()})

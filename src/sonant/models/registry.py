@@ -63,10 +63,12 @@ def family_module(name: str, part: str) -> ModuleType:
     return importlib.import_module(f"{family}.{part}")
 
 
-def all_knobs() -> tuple[Knob, ...]:
-    """Every knob that some family has, once each: for command lines, which come before a model is known."""
-    knobs = (knob for name in family_names() for knob in family_module(name, "knobs").KNOBS)
-    return tuple({knob.name: knob for knob in knobs}.values())
+def all_knobs() -> dict[str, list[Knob]]:
+    """By name, every knob of every family: for command lines, which come before a model is known."""
+    found: dict[str, list[Knob]] = {}
+    for knob in (knob for name in family_names() for knob in family_module(name, "knobs").KNOBS):
+        found.setdefault(knob.name, []).append(knob)
+    return found
 
 
 def _module_for(folder: Path, part: str) -> ModuleType:

@@ -26,7 +26,9 @@ class StackWorkload:
 
     dual: bool = False  # norms and feed-forward weights exist twice, and a prefill has positions of both sides
     draws: bool = True  # has a head from which ids are drawn
-    tokens: int = 1  # of each row, which all see each other and nothing else; its products have as many rows
+    tokens: int = 1  # of each row in its products; more than one: sequences of `context` that see only themselves
+    patch: tuple[int, int] | None = None  # steps and channels of what a guided flow moves, if this is its estimator
+    head_norms: bool = True  # queries and keys are normed
     codebooks: int = 1  # drawn at once; each has its share of `vocab`, and RAS looks back at what was drawn
 
     @property
@@ -47,13 +49,14 @@ class CodecWorkload:
     steps_per_frame: int  # before the first upsampling
     upsample_rates: tuple[int, ...]
     samples_per_frame: int
+    depthwise: bool = False  # convolutions over time are, but for the last, and products of one tap follow them
 
 
 @dataclass(frozen=True)
 class Workloads:
     stacks: tuple[StackWorkload, ...]
     codec: CodecWorkload
-    codebooks: int  # codes of a frame
+    uniforms: int  # numbers drawn for a frame
 
 
 class WorkloadProvider(Protocol):

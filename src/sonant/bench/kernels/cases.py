@@ -7,15 +7,15 @@ device's cache holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sonant.bench.kernels.by_index import ByIndex
+from sonant.bench.kernels.case import Call, Case, CaseMaker
+from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.kernels.reference import (
     DelayPattern,
     Heads,
@@ -25,57 +25,39 @@ from sonant.kernels.reference import (
     RowCounters,
     SamplingParams,
     Sides,
-    Snake,
     Statuses,
     split_kinds,
 )
-from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
+from sonant.models.workload import StackWorkload, Workloads
 
 _BLOCK_TOKENS = 16
 _EPS = 1e-6
 _RAS_ROWS = 7  # that are looked back at
 
-Args = tuple[Any, ...]
 
-
-@dataclass(frozen=True)
-class Call:
-    args: Args
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    op: str
-    where: str  # in the model: "talker 1.7b qkv"
-    rows: int
-    make: Callable[[], Call]  # with fresh weights and cache
-    streamed_bytes: int  # of weights and cache, which no call finds in a cache of the device
-    bytes: int  # all that must be read or written
-    flops: int = 0
-    usual: Callable[..., Any] | None = None  # what our kernel is compared with; None: the reference
-
-
-class Cases:
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.item = device, dtype, dtype.itemsize
-
+class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
         for stack in workloads.stacks:
             for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
-                yield from self._products(stack, count)
-                if stack.per_frame:
+                yield from self._products(stack, count * stack.tokens)
+                if stack.tokens > 1:
+                    yield self._local_attention(stack, count)
+                elif stack.per_frame:
                     yield self._frame_attention(stack, count)
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
             if prefill and stack.dual:
                 yield from self._dual(stack, prefill)
             for count in rows:
-                yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
+                if stack.draws:
+                    yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
+                if stack.patch:
+                    yield self._guided_step(stack, *stack.patch, count)
+        codec = CodecCases(self.device, self.dtype)
         for count in rows:
-            yield self._uniforms(count, workloads.codebooks)
-            yield from self._codec(workloads.codec, count)
+            yield self._uniforms(count, workloads.uniforms)
+            yield from codec.every(workloads.codec, count)
 
     def _products(self, s: StackWorkload, rows: int) -> Iterator[Case]:
         heads = s.heads * s.head_dim
@@ -83,18 +65,19 @@ class Cases:
         yield self._product("linear_add", f"{s.name} o", rows, heads, s.hidden)
         yield self._product("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
         yield self._product("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
-        yield self._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
-        x, gain = self._normal(rows, 1, s.hidden), self._normal(s.hidden)
+        if s.draws:
+            yield self._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+        x, gain = self.normal(rows, 1, s.hidden), self.normal(s.hidden)
         moved = self.item * (2 * rows * s.hidden + s.hidden)
         yield Case("rms_norm", f"{s.name} norm", rows, lambda: Call((x, gain, _EPS), {}), 0, moved)
 
     def _product(self, op: str, where: str, rows: int, depth: int, columns: int) -> Case:
         planes = 2 if op == "norm_gated" else 1
-        x, gain, residual = self._normal(rows, 1, depth), self._normal(depth), self._normal(rows, 1, columns)
+        x, gain, residual = self.normal(rows, 1, depth), self.normal(depth), self.normal(rows, 1, columns)
 
         def make() -> Call:
-            weight = self._normal(planes * columns, depth) * depth**-0.5
-            args: dict[str, Args] = {
+            weight = self.normal(planes * columns, depth) * depth**-0.5
+            args: dict[str, tuple[Any, ...]] = {
                 "linear": (x, weight),
                 "linear_add": (x, weight, residual.clone()),
                 "norm_linear": (x, gain, _EPS, weight),
@@ -111,7 +94,7 @@ class Cases:
         audio = torch.arange(rows, device=self.device) >= (rows + 1) // 2
         split = split_kinds(audio.int()[None])
         by_index = ByIndex.of(split)
-        x, inner = self._normal(1, rows, s.hidden), self._normal(1, rows, s.inner)
+        x, inner = self.normal(1, rows, s.hidden), self.normal(1, rows, s.inner)
         gains = self._sides(s.hidden)
 
         def norm_gated() -> Call:
@@ -134,7 +117,7 @@ class Cases:
 
     def _sides(self, *shape: int) -> Sides:
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
-        return Sides(*(scale * self._normal(*shape) for _ in range(2)))
+        return Sides(*(scale * self.normal(*shape) for _ in range(2)))
 
     def _attention(self, s: StackWorkload, rows: int, *, prefill: bool) -> Iterator[Case]:
         """Decode: each row has its own context. Prefill: one row, whose positions see those before them."""
@@ -145,11 +128,9 @@ class Cases:
         last = torch.arange(rows, device=self.device) if prefill else torch.full((rows,), span - 1, device=self.device)
         positions = last.view(batch, length)
         slots = tables.long().gather(1, positions // _BLOCK_TOKENS) * _BLOCK_TOKENS + positions % _BLOCK_TOKENS
-        q, qkv = self._normal(batch, length, s.heads, s.head_dim), self._normal(batch, length, s.qkv)
-        gain = self._normal(s.head_dim)
-        cos, sin = (self._normal(batch, length, 1, s.head_dim) for _ in range(2))
-        heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
-        cache = partial(self._normal, 2, batch * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
+        q, qkv = self.normal(batch, length, s.heads, s.head_dim), self.normal(batch, length, s.qkv)
+        heads = self._heads(s, batch, length)
+        cache = partial(self.normal, 2, batch * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
 
         def attend() -> Call:
             return Call((q, cache(), tables, positions, blocks), {})
@@ -176,18 +157,39 @@ class Cases:
     def _frame_attention(self, s: StackWorkload, rows: int) -> Case:
         """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
         at = s.context // 2
-        qkv, gain = self._normal(rows, 1, s.qkv), self._normal(s.head_dim)
-        cos, sin = (self._normal(1, 1, 1, s.head_dim) for _ in range(2))
-        heads = Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
-        cache = self._normal(2, rows, s.context, s.kv_heads, s.head_dim)
+        qkv, heads = self.normal(rows, 1, s.qkv), self._heads(s, 1, 1)
+        cache = self.normal(2, rows, s.context, s.kv_heads, s.head_dim)
         seen = 2 * self.item * rows * at * s.kv_heads * s.head_dim
         moved = seen + self.item * rows * (2 * s.qkv + s.heads * s.head_dim)
         flops = 4 * rows * (at + 1) * s.heads * s.head_dim
         make = partial(Call, (qkv, heads, cache, at), {})
         return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
 
+    def _local_attention(self, s: StackWorkload, rows: int) -> Case:
+        """Of sequences as long as the context: a row may have several. Nothing is read that was not just written."""
+        batch = rows * s.tokens // s.context
+        qkv, heads = self.normal(batch, s.context, s.qkv), self._heads(s, 1, s.context)
+        moved = self.item * (qkv.numel() + batch * s.context * s.heads * s.head_dim)
+        flops = 4 * batch * s.context**2 * s.heads * s.head_dim
+        make = partial(Call, (qkv, heads), {})
+        return Case("local_attention", f"{s.name} {s.context} positions", rows, make, 0, moved, flops)
+
+    def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
+        gain = self.normal(s.head_dim) if s.head_norms else None
+        cos, sin = (self.normal(batch, length, 1, s.head_dim) for _ in range(2))
+        return Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
+
+    def _guided_step(self, s: StackWorkload, steps: int, channels: int, rows: int) -> Case:
+        """What it moves is float32 whatever the model's dtype is."""
+        x = torch.randn(rows, steps, channels, device=self.device)
+        guidance = torch.full((rows,), 2.0, device=self.device)
+        velocity = self.normal(2 * rows, steps, channels)
+        moved = 2 * 4 * x.numel() + self.item * velocity.numel()
+        make = partial(Call, (x, velocity, guidance, 0.1), {})
+        return Case("guided_step", f"{s.name} {steps} × {channels}", rows, make, 0, moved)
+
     def _sample(self, s: StackWorkload, rows: int) -> Case:
-        logits, uniform = self._normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)
+        logits, uniform = self.normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)
         params = self._params(rows)
         mask, moved = None, rows * s.vocab * self.item
         if not s.per_frame:  # only the first code has what keeps ids from being drawn
@@ -199,7 +201,7 @@ class Cases:
     def _ras_sample(self, s: StackWorkload, rows: int) -> Iterator[Case]:
         """Every code is drawn twice, as happens where all of them repeat; then the row that they make."""
         books, vocab = s.codebooks, s.vocab // s.codebooks
-        logits, uniform = self._normal(rows, books, vocab), torch.full((rows, 2 * books), 0.5, device=self.device)
+        logits, uniform = self.normal(rows, books, vocab), torch.full((rows, 2 * books), 0.5, device=self.device)
         recent = torch.zeros(rows, _RAS_ROWS, books, dtype=torch.int32, device=self.device)
         length = torch.full((rows,), _RAS_ROWS, dtype=torch.int32, device=self.device)
         ras = Ras(recent, length, torch.zeros_like(length), vocab)
@@ -221,60 +223,4 @@ class Cases:
         seed = torch.ones(rows, 2, dtype=torch.int32, device=self.device)
         frame = torch.ones(rows, dtype=torch.int64, device=self.device)
         moved = rows * (16 + count * 4)
-        return Case("uniforms", "a frame's codes", rows, lambda: Call((seed, frame, count), {}), 0, moved)
-
-    def _codec(self, c: CodecWorkload, rows: int, frames: int = 4) -> Iterator[Case]:
-        """A chunk of four frames, as settled streams have."""
-        length = frames * c.steps_per_frame
-        if c.heads:
-            yield from self._codec_transformer(c, rows, frames)
-        thin = c.channels >> len(c.upsample_rates)
-        for name, steps, channels in (("first", length, c.channels), ("last", frames * c.samples_per_frame, thin)):
-            value, alpha = self._normal(rows, steps, channels), self._normal(channels)
-            moved = self.item * 2 * (value.numel() + channels)
-            yield Case("snake_beta", f"{c.name} {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
-
-        yield from self._convolutions(c, rows, length)
-
-    def _codec_transformer(self, c: CodecWorkload, rows: int, frames: int) -> Iterator[Case]:
-        window, heads, dim = c.window, c.heads, c.head_dim
-        q = self._normal(rows, frames, heads, dim)
-        visible = torch.ones(rows, 1, frames, window + frames, dtype=torch.bool, device=self.device)
-        keys = partial(self._normal, rows, window + frames, heads, dim)
-        read = 2 * self.item * rows * (window + frames) * heads * dim
-        flops = 4 * rows * frames * (window + frames) * heads * dim
-        attend = partial(self._dense, q, keys, visible)
-        yield Case("dense_attention", f"{c.name} window", rows, attend, read, read + 2 * self.item * q.numel(), flops)
-
-        length, latent = frames * c.steps_per_frame, c.latent
-        x, past, bias = (self._normal(*shape) for shape in ((rows, length, latent), (rows, 6, latent), (latent,)))
-        taps = self._normal(7, 1, latent).permute(2, 1, 0)  # laid out as layers/conv_stream.py does
-        moved = self.item * (rows * (2 * length + 6) * latent + 8 * latent)
-        yield Case("depthwise", f"{c.name} ConvNeXt", rows, lambda: Call((x, taps, bias, past), {}), 0, moved)
-
-    def _convolutions(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
-        """The wide one of a residual unit, after each upsampling: its past, bias and activation inside."""
-        taps, dilation, channels = 7, 3, c.channels
-        for rate in c.upsample_rates:
-            steps, channels = steps * rate, channels // 2
-            x, past = self._normal(rows, steps, channels), self._normal(rows, (taps - 1) * dilation, channels)
-            per_channel = self._normal(channels)
-            make = partial(self._convolution, x, past, per_channel, taps, dilation)
-            weights = self.item * taps * channels**2
-            moved = weights + self.item * rows * channels * (2 * steps + (taps - 1) * dilation)
-            flops = 2 * rows * steps * taps * channels**2
-            yield Case("causal_conv", f"{c.name} {channels} × {steps}", rows, make, weights, moved, flops)
-
-    def _convolution(self, x: Tensor, past: Tensor, per_channel: Tensor, taps: int, dilation: int) -> Call:
-        channels = len(per_channel)
-        # laid out as layers/conv_stream.py does
-        weight = (self._normal(channels, taps, channels) * (taps * channels) ** -0.5).permute(0, 2, 1)
-        snake = Snake(per_channel, per_channel)
-        return Call((x, weight, per_channel, past, dilation), {"snake": snake, "keep": False})
-
-    @staticmethod
-    def _dense(q: Tensor, keys: Callable[[], Tensor], visible: Tensor) -> Call:
-        return Call((q, keys(), keys(), visible), {})
-
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype)
+        return Case("uniforms", "a frame's draws", rows, lambda: Call((seed, frame, count), {}), 0, moved)

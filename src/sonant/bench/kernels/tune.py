@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sonant.bench.kernels.cases import Call
+from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.tune_cases import Tunable
 from sonant.bench.kernels.versus_torch import Ceiling
 from sonant.kernels.tuning import LIBRARY, Tile

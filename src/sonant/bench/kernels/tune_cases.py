@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sonant.bench.kernels.cases import Call
+from sonant.bench.kernels.case import Call
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Sides, Snake, split_kinds
 from sonant.kernels.triton import conv, conv_tile, dual_ffn, dual_tile, gemv, small_m_tile
@@ -257,7 +257,8 @@ def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
             yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden)
             yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
             yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
-            yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+            if s.draws:
+                yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
 
 
 def dual_cases(stacks: Sequence[StackWorkload]) -> Iterator[DualCase]:
@@ -269,14 +270,16 @@ def dual_cases(stacks: Sequence[StackWorkload]) -> Iterator[DualCase]:
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
+    """All but the depthwise ones, which have no tiles."""
     for frames in CODEC_FRAMES:
         steps, channels = c.steps_per_frame, c.channels
-        yield ConvCase(f"{c.name} first", frames, steps, c.latent, channels, 1, 7, 1, True, False)
+        yield ConvCase(f"{c.name} first", frames, steps, c.latent, channels, 1, 1 if c.depthwise else 7, 1, True, False)
         for rate in c.upsample_rates:
             thin = channels // 2
             yield ConvCase(f"{c.name} up {thin}", frames, steps, channels, thin, rate, 2, 1, True, False)
             steps, channels = steps * rate, thin
-            yield ConvCase(f"{c.name} wide {thin}", frames, steps, thin, thin, 1, 7, 3, True, False)
+            if not c.depthwise:
+                yield ConvCase(f"{c.name} wide {thin}", frames, steps, thin, thin, 1, 7, 3, True, False)
             yield ConvCase(f"{c.name} point {thin}", frames, steps, thin, thin, 1, 1, 1, True, True)
         yield ConvCase(f"{c.name} last", frames, steps, channels, 1, 1, 7, 1, False, False)
 

@@ -18,7 +18,7 @@ import torch
 
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_ms
 from sonant.bench.engine.step_counts import count
-from sonant.bench.kernels.cases import Call, Case
+from sonant.bench.kernels.case import Call, Case
 from sonant.bench.report.results import FORMAT
 from sonant.kernels import reference
 from sonant.kernels.ops import Choice, choose

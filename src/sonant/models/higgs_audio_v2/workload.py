@@ -47,4 +47,4 @@ def workloads(sizes: Sequence[str]) -> Workloads:
         upsample_rates=tuple(acoustic["upsampling_ratios"]),
         samples_per_frame=prod(RATIOS),
     )
-    return Workloads((stack,), codec, CODEBOOKS)
+    return Workloads((stack,), codec, uniforms=2 * CODEBOOKS)

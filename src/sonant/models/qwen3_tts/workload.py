@@ -23,7 +23,7 @@ def workloads(sizes: Sequence[str]) -> Workloads:
     groups = shared["num_code_groups"]
     stacks = [_stack(f"talker {size}", config, _CONTEXT, per_frame=False) for size, config in configs.items()]
     stacks.append(_stack("predictor", shared["code_predictor_config"], groups, per_frame=True))
-    return Workloads(tuple(stacks), _codec(codec_config(cast(Size, sizes[0]))["decoder_config"]), groups)
+    return Workloads(tuple(stacks), _codec(codec_config(cast(Size, sizes[0]))["decoder_config"]), uniforms=groups)
 
 
 def _stack(name: str, config: Json, context: int, *, per_frame: bool) -> StackWorkload:

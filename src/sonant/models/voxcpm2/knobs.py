@@ -11,6 +11,6 @@ KNOBS = (
     Knob(name="cfg_value", default=2.0, low=0.0, high=10.0, help="how closely speech follows text and voice"),
     Knob(name="inference_timesteps", default=10, choices=FLOW_STEPS, help="steps from noise to a patch of sound"),
     Knob(name="temperature", default=1.0, low=0.0, high=2.0, help="how much noise a patch begins with"),
-    Knob(name="min_len", default=2, low=0, high=2**20, help="it cannot end with one of so many first patches"),
+    Knob(name="min_len", default=2, low=0, high=2**20, help="speech has at least so many patches and two more"),
     Knob(name="reference", default=True, help="false: a clip whose words are known is only continued"),
 )

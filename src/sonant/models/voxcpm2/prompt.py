@@ -70,7 +70,12 @@ class PromptBuilder:
                 "a description cannot go with a voice whose clip's words are known: leave instruct out, or clone the "
                 "clip without its text"
             )
-        clip = tensors[REFERENCE] if tensors and (reference or not words) else None
+        if tensors and not words and not reference:
+            raise Unsupported(
+                "reference is false, which only goes on from a clip, and this clip's words are not known: clone it "
+                "with its text, or leave reference out"
+            )
+        clip = tensors[REFERENCE] if tensors and reference else None
         return self._assemble(clip, words, said, tensors[PROMPT] if words else None)
 
     def _voice(self, voice: str | Voice | None) -> tuple[Tensors, str]:
@@ -87,7 +92,12 @@ class PromptBuilder:
         if not known or not all(map(self._are_patches, tensors.values())):
             raise UnknownVoice("this voice was encoded by another model; encode its clip again with this one")
         words = _clean(voice.text or "") if PROMPT in tensors else ""
-        return tensors, words if words.strip() else ""
+        if PROMPT in tensors and not words.strip():
+            raise UnknownVoice(
+                "this voice goes on from a clip, and the clip's words are not with it: encode the clip again, with its "
+                "text or for its timbre only"
+            )
+        return tensors, words
 
     def _are_patches(self, found: np.ndarray) -> bool:
         patch = (self.config.patch_size, self.config.feat_dim)

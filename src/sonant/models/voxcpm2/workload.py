@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from sonant.models.voxcpm2.synthetic.presets import Json, model_config
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
@@ -28,6 +29,7 @@ def workloads(sizes: Sequence[str]) -> Workloads:
         context=_CONTEXT,
         per_frame=False,
         draws=False,
+        head_norms=False,
     )
     codec = CodecWorkload(
         "voxcpm2 codec",
@@ -38,13 +40,15 @@ def workloads(sizes: Sequence[str]) -> Workloads:
         channels=vae["decoder_dim"],
         steps_per_frame=config["patch_size"],
         upsample_rates=tuple(vae["decoder_rates"]),
-        samples_per_frame=7680,
+        samples_per_frame=config["patch_size"] * prod(vae["decoder_rates"]),
+        depthwise=True,
     )
-    return Workloads((language, _flow(config)), codec, codebooks=1)
+    return Workloads((language, _flow(config)), codec, uniforms=config["patch_size"] * config["feat_dim"])
 
 
 def _flow(config: Json) -> StackWorkload:
     dit, lm, patch = config["dit_config"], config["lm_config"], config["patch_size"]
+    tokens = 2 * patch + 3  # the patch before, the patch, both models' states and the time
     return StackWorkload(
         "voxcpm2 flow",
         hidden=dit["hidden_dim"],
@@ -53,8 +57,10 @@ def _flow(config: Json) -> StackWorkload:
         kv_heads=lm["num_key_value_heads"],
         head_dim=dit["kv_channels"],
         vocab=dit["hidden_dim"],
-        context=2 * patch + 3,
+        context=tokens,
         per_frame=True,
         draws=False,
-        tokens=2 * (2 * patch + 3),
+        tokens=2 * tokens,  # guided and free
+        patch=(patch, config["feat_dim"]),
+        head_norms=False,
     )

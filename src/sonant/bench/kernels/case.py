@@ -1,0 +1,36 @@
+"""One op at one shape: how its arguments are made, and the bytes and operations that it cannot avoid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    where: str  # in the model: "talker 1.7b qkv"
+    rows: int
+    make: Callable[[], Call]  # with fresh weights and cache
+    streamed_bytes: int  # of weights and cache, which no call finds in a cache of the device
+    bytes: int  # all that must be read or written
+    flops: int = 0
+    usual: Callable[..., Any] | None = None  # what our kernel is compared with; None: the reference
+
+
+class CaseMaker:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.item = device, dtype, dtype.itemsize
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
