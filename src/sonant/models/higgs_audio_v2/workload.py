@@ -34,6 +34,7 @@ def workloads(sizes: Sequence[str]) -> Workloads:
         context=_CONTEXT,
         per_frame=False,
         dual=True,
+        head_norms=False,
         codebooks=CODEBOOKS,
     )
     codec = CodecWorkload(
