@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,9 @@ from sonant.text.sentences import check_text, split_text
 from sonant.text.turns import with_turns
 from sonant.types import MAX_DESCRIPTION_CHARS, Speech, SpeechRequest, Spoken
 from sonant.voice import Voice
+from sonant.voice_cache import VoiceCache
+
+_REMEMBERED_CLIPS = 64
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Engine:
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.loop = StepLoop(Runner(model, self.config, self.sizes, device), self.config)
         self._prompts = PromptThread(self.loop)
+        self._clones = VoiceCache(_REMEMBERED_CLIPS)
         self._closed = False
 
     @property
@@ -79,13 +84,16 @@ class Engine:
     ) -> Voice:
         """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
 
+        The latest clips are remembered: the same again, or at the same time by another thread, is not encoded anew.
         With `text`, what the clip says, the model continues the clip (closest); without, it takes its timbre only.
         """
         c = self.config
         if text is not None:
             check_text(text, c.segment_chars * 4, "reference text")
         samples = read_clip(clip, sample_rate=self.model.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
-        return self.model.encode_voice(samples, text, name)
+        key = blake2b(samples.tobytes() + b"\0" + (text or "").encode(), digest_size=16).hexdigest()
+        voice = self._clones.get(key, lambda: self.model.encode_voice(samples, text, name))
+        return voice if voice.name == name else replace(voice, name=name)
 
     def speak(self, text: str, **options: Any) -> Speech:
         """Say `text` and wait for all of it. Options are the fields of `SpeechRequest`."""

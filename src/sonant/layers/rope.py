@@ -57,5 +57,7 @@ def rope_tables(
         frequencies = scaling(frequencies)
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, :, None]
-    amplitude = scaling.amplitude if isinstance(scaling, LongRope) else 1.0
-    return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if isinstance(scaling, LongRope) and scaling.amplitude != 1:
+        cos, sin = cos * scaling.amplitude, sin * scaling.amplitude
+    return cos.to(dtype), sin.to(dtype)

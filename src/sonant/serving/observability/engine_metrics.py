@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sonant.engine.engine import EngineStats
 from sonant.engine.telemetry import Tally, Telemetry
 from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.voices.voice_cache import VoiceCache
+from sonant.voice_cache import VoiceCache
 
 
 class EngineCollector(Collector):

@@ -11,7 +11,7 @@ from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.observability.engine_metrics import EngineCollector
 from sonant.serving.observability.gpu import GpuCollector
-from sonant.serving.voices.voice_cache import VoiceCache
+from sonant.voice_cache import VoiceCache
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -22,8 +22,8 @@ from sonant.serving.voices.consents import Consents
 from sonant.serving.voices.content_files import ContentFiles, make_folder
 from sonant.serving.voices.labels import checked_label, checked_language, checked_statement, is_id, label_key
 from sonant.serving.voices.store_index import StoreIndex
-from sonant.serving.voices.voice_cache import VoiceCache
 from sonant.voice import Voice
+from sonant.voice_cache import VoiceCache
 
 ConsentPolicy = Literal["required", "asserted"]
 

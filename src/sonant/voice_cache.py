@@ -1,9 +1,10 @@
-"""Decoded voices in memory, the least recently used dropped first."""
+"""Voices in memory, the least recently used dropped first; one that several ask for at once is made once."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Lock
 
 from sonant.voice import Voice
@@ -17,20 +18,35 @@ class VoiceCache:
         self.hits = self.misses = 0
         self._lock = Lock()
         self._voices: OrderedDict[str, Voice] = OrderedDict()
+        self._being_made: dict[str, Future[Voice]] = {}
 
-    def get(self, key: str, load: Callable[[], Voice]) -> Voice:
+    def get(self, key: str, make: Callable[[], Voice]) -> Voice:
+        """`make` runs with the lock free: one slow disk or clip must not hold up the others. What it raises is raised
+        by all who wait for it, and not kept."""
         with self._lock:
             if key in self._voices:
                 self.hits += 1
                 self._voices.move_to_end(key)
                 return self._voices[key]
             self.misses += 1
-        voice = load()  # The lock is free meanwhile: one slow disk read must not hold up the others.
+            awaited = self._being_made.get(key)
+            if awaited is None:
+                own = self._being_made[key] = Future[Voice]()
+        if awaited is not None:
+            return awaited.result()
+        try:
+            voice = make()
+        except BaseException as e:
+            with self._lock:
+                del self._being_made[key]
+            own.set_exception(e)
+            raise
         with self._lock:
-            voice = self._voices.setdefault(key, voice)  # Who loaded it at the same time gets the same one.
-            self._voices.move_to_end(key)
+            del self._being_made[key]
+            self._voices[key] = voice
             while len(self._voices) > self.capacity:
                 self._voices.popitem(last=False)
+        own.set_result(voice)
         return voice
 
     def drop(self, key: str) -> None:
