@@ -200,18 +200,30 @@ class StepLoop:
     def _collect(self, step: Step) -> None:
         chunks, now_s = self.runner.collect(step), time.monotonic()
         for request, chunk in chunks:
-            if not request.abort_requested:
+            if request.on_trial:
+                request.hold(chunk)
+            elif not request.abort_requested:
                 self._count_ahead(request, len(chunk.frames), now_s)
                 self._tell(request, request.sink.push, chunk)
         for request in step.users:
             if request.state is State.LEAVING or (request.abort_requested and request.state is not State.DONE):
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
-                self.scheduler.release(request)
-                if request.step_s is not None:
-                    self.runner.telemetry.time_per_step_s.add(request.step_s)
-                self._tell(request, request.sink.finish, request.reason)
+                self._complete(request)
         self.runner.telemetry.took("deliver")
+
+    def _complete(self, request: Request) -> None:
+        """All of it has been made: it is told so, or made anew if it went wrong."""
+        self.scheduler.release(request)
+        if request.step_s is not None:
+            self.runner.telemetry.time_per_step_s.add(request.step_s)
+        if request.went_wrong:
+            request.retry()
+            self.scheduler.waiting.append(request)
+            return
+        for chunk in request.release_held():
+            self._tell(request, request.sink.push, chunk)
+        self._tell(request, request.sink.finish, request.reason)
 
     def _tell(self, request: Request, message: Callable[[T], None], value: T) -> None:
         """Hand something to a request's listener. One who cannot take it is gone, and their request with them."""

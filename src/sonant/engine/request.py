@@ -12,7 +12,7 @@ are speech.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -70,6 +70,8 @@ class Request:
     abort_requested: bool = False
     first_step_s: float | None = None  # when its first decode step had come back
     step_s: float | None = None  # from one decode step to the next, its mean; None: not at its end, or it had but one
+    tries: int = 0  # that went wrong before this one
+    held: list[AudioChunk] = field(default_factory=list)  # made, but not to be heard before the whole is known
     step_limit: int = field(init=False)  # decode steps that may be launched
 
     def __post_init__(self) -> None:
@@ -94,6 +96,17 @@ class Request:
     @property
     def complete(self) -> bool:
         return self.state is State.DRAINING and self.total is not None and self.emitted >= self.total
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it may yet turn out to have gone wrong: nobody is to hear of it before. A listener cannot wait."""
+        may_fail = self.prompt.bad_from is not None and self.tries < len(self.prompt.retries)
+        return may_fail and not self.speech.live
+
+    @property
+    def went_wrong(self) -> bool:
+        bad_from = self.prompt.bad_from
+        return self.on_trial and bad_from is not None and (self.total or 0) >= bad_from
 
     # Before its row
 
@@ -180,7 +193,20 @@ class Request:
             self.first_audio_s = time.monotonic()
         return np.stack(taken)
 
+    def hold(self, chunk: AudioChunk) -> None:
+        self.held.append(chunk)
+
     # Its end
+
+    def retry(self) -> None:
+        """Wait anew, with the next try's values; what was made is forgotten."""
+        again = replace(self.prompt, staged={**self.prompt.staged, **self.prompt.retries[self.tries]})
+        fresh = Request(self.speech, again, self.sink, self.arrival_s, self.delay_steps, tries=self.tries + 1)
+        vars(self).update(vars(fresh) | {"queued_s": self.queued_s, "abort_requested": self.abort_requested})
+
+    def release_held(self) -> list[AudioChunk]:
+        held, self.held = self.held, []
+        return held
 
     def abort(self) -> bool:
         """Whether this is news: nobody waits for it any more."""

@@ -49,6 +49,8 @@ class Prompt:
     payload: Any  # the family's own
     opening: Callable[[int], Samples] | None = None  # samples before those of so many frames, in a whole result only
     variant: int = 0  # the kind of frame step that it needs, one of the spec's
+    bad_from: int | None = None  # frames: as many mean that a whole result has gone wrong, and is to be made anew …
+    retries: tuple[Mapping[str, Any], ...] = ()  # … with these staged values in the place of its own, one try for each
 
 
 @dataclass(frozen=True)

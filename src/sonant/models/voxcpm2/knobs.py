@@ -12,5 +12,6 @@ KNOBS = (
     Knob(name="inference_timesteps", default=10, choices=FLOW_STEPS, help="steps from noise to a patch of sound"),
     Knob(name="temperature", default=1.0, low=0.0, high=2.0, help="how much noise a patch begins with"),
     Knob(name="min_len", default=2, low=0, high=2**20, help="speech has at least so many patches and two more"),
+    Knob(name="retry_badcase", default=True, help="for files: an utterance far too long for its text is made anew"),
     Knob(name="reference", default=True, help="false: a clip whose words are known is only continued"),
 )

@@ -33,7 +33,9 @@ from sonant.voice import Voice
 
 _CACHED_PRIMERS = 32
 _SAMPLE_BYTES = 4
-_MOST_FRAMES = 4096  # the official package's own
+_MOST_FRAMES = 4096  # these three are the official package's own
+_BAD_FRAMES_PER_TOKEN = 6
+_MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class VoxCPM2:
             max_frames=max_frames,
             payload=layout,
             variant=int(knobs["inference_timesteps"]),
+            bad_from=_BAD_FRAMES_PER_TOKEN * layout.spoken_tokens if knobs["retry_badcase"] else None,
+            retries=tuple({"seed": seed_words(((request.seed or 0) + n) % 2**64)} for n in range(1, _MOST_TRIES)),
         )
 
     @torch.inference_mode()
