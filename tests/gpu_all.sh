@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
-#     tests/gpu_all.sh OUT [tests] [tune] [offline] [held] [profile]
+#     tests/gpu_all.sh OUT [tests] [tune] [offline] [held] [profile] [higgs] [voxcpm2]
 #
-# All of it, or the parts named: kernel, parity and budget tests; tiles for this GPU; the benchmark at the 1.7B model's
-# shapes with random weights; listeners held; profiles of our engine and of transformers' Higgs Audio V2. Ten minutes on an
-# H200 with cold caches. A part that fails does not keep the others from running; the last line counts failures.
+# All of it, or the parts named: kernel, parity and budget tests; tiles for this GPU; the benchmark at Qwen3-TTS 1.7B's
+# shapes with random weights; listeners held; profiles of our engine and of transformers' Higgs Audio V2; the reports of
+# the two other families. Twenty minutes on an H200 with cold caches. TOKENIZER names a folder with Llama 3's
+# tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and four times as long. A part that fails does
+# not keep the others from running; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 out=$(realpath -m "$1") && shift
-parts=${*:-tests tune offline held profile}
+parts=${*:-tests tune offline held profile higgs voxcpm2}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
 export SONANT_FULL_MODEL=${SONANT_FULL_MODEL:-/tmp/sonant-1.7b}
+export SONANT_FULL_HIGGS=${SONANT_FULL_HIGGS:-/tmp/sonant-higgs} SONANT_FULL_VOXCPM2=${SONANT_FULL_VOXCPM2:-/tmp/sonant-voxcpm2}
 model=$SONANT_FULL_MODEL
 failures=0
 
@@ -51,6 +54,23 @@ for part in $parts; do
         step higgs 120 python3 tests/profiling/trace_higgs.py --out "$out/higgs" --frames 30
         cli higgs-report 90 profile read "$out"/higgs/timing.json.gz --mapping "$out"/higgs/mapping.json.gz \
             --save "$out/higgs.json"
+        ;;
+    higgs)
+        [ -f "$SONANT_FULL_HIGGS/config.json" ] || sonant random-model "$SONANT_FULL_HIGGS" --family higgs_audio_v2 \
+            --size 3b --device cuda ${TOKENIZER:+--tokenizer-from "$TOKENIZER"}
+        step higgs-bench 300 python3 tests/gpu_higgs.py --folder "$SONANT_FULL_HIGGS" --out "$out/higgs-bench.json"
+        step higgs-http 240 python3 tests/gpu_kv_zero.py --folder "$SONANT_FULL_HIGGS" --out "$out/higgs-http.json"
+        step higgs-prefill 90 python3 tests/gpu_dual_ffn.py --folder "$SONANT_FULL_HIGGS"
+        cli higgs-profile 90 profile run "$SONANT_FULL_HIGGS" --device cuda --concurrency 16 --steps 60 \
+            --assert "fills=0,cats=0,syncs=0"
+        ;;
+    voxcpm2)
+        [ -f "$SONANT_FULL_VOXCPM2/config.json" ] ||
+            sonant random-model "$SONANT_FULL_VOXCPM2" --family voxcpm2 --size 2b --device cuda
+        step voxcpm2-bench 240 python3 tests/gpu_voxcpm2.py --folder "$SONANT_FULL_VOXCPM2" --out "$out/voxcpm2.json"
+        for streams in 1 64; do
+            cli "voxcpm2-profile-$streams" 90 profile run "$SONANT_FULL_VOXCPM2" --device cuda --concurrency $streams --steps 40
+        done
         ;;
     *) echo "no part $part" && exit 2 ;;
     esac
