@@ -28,12 +28,17 @@ class Schedule:
     times: Tensor  # [steps, hidden]
 
 
+def evaluations(steps: int) -> int:
+    """Of the estimator, in so many steps: those that move."""
+    return steps - max(1, int((steps + 1) * _STILL_SHARE))
+
+
 @torch.no_grad()
 def schedule(estimator: Estimator, steps: int) -> Schedule:
     weight = estimator.in_proj.weight
     grid = torch.linspace(1, 0, steps + 1, dtype=weight.dtype, device=weight.device)
     grid = grid + (torch.cos(torch.pi / 2 * grid) - 1 + grid)
-    still = max(1, int(len(grid) * _STILL_SHARE))
+    still = steps - evaluations(steps)
     lengths, times = [], []
     now, length = grid[0], grid[0] - grid[1]
     for step in range(1, len(grid)):

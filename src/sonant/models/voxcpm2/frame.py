@@ -17,7 +17,8 @@ from torch import Tensor
 from sonant.models.base import FramePart, FrameStep, Status
 from sonant.models.memory import Memory, RowValues
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.flow import Schedule, flow, normals
+from sonant.models.voxcpm2.flow import Schedule, evaluations, flow, normals
+from sonant.models.voxcpm2.knobs import USUAL_STEPS
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.row_state import COUNTED
 from sonant.models.weights import weight_bytes
@@ -48,14 +49,12 @@ class FrameDecoder:
         m = self.modules
         language = weight_bytes(m.base_lm.layers, m.residual_lm.layers, m.fsq_layer, m.fusion_concat_proj)
         cached = sum(kv.element_size() * kv[:, :, 0, 0].numel() for kv in self.memory.kv.values())
-        estimator = weight_bytes(m.feat_decoder.estimator.decoder)
-        evaluations = len(self.schedules[max(self.schedules)].lengths) if self.schedules else 0
-        usual = len(self.schedules[10].lengths) if 10 in self.schedules else evaluations
+        estimator = evaluations(USUAL_STEPS) * weight_bytes(m.feat_decoder.estimator.decoder)
         encoder = weight_bytes(m.feat_encoder, m.enc_to_lm_proj)
         stop = weight_bytes(m.stop_proj, m.stop_head)
         return (
             FramePart("language models", self._think, lambda rows, positions: language + positions * cached),
-            FramePart("flow", self._draw, lambda rows, _: usual * estimator),
+            FramePart("flow", self._draw, lambda rows, _: estimator),
             FramePart("local encoder", self._embed, lambda rows, _: encoder),
             FramePart("next input", self._advance, lambda rows, _: stop),
         )

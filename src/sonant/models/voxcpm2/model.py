@@ -16,9 +16,9 @@ from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prom
 from sonant.models.memory import Memory
 from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.flow import schedule
+from sonant.models.voxcpm2.flow import evaluations, schedule
 from sonant.models.voxcpm2.frame import BASE, RESIDUAL, FrameDecoder, PatchStep
-from sonant.models.voxcpm2.knobs import FLOW_STEPS, KNOBS
+from sonant.models.voxcpm2.knobs import FLOW_STEPS, KNOBS, USUAL_STEPS
 from sonant.models.voxcpm2.layout import Layout
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.packed_prompts import PATCHES, TEXT, PackedPrompts, PackedShape, size_of
@@ -173,8 +173,7 @@ def _spec(config: VoxCPM2Config, modules: Modules, builder: PromptBuilder, limit
     lm, decoder, model = config.lm, modules.decoder, modules.model
     dtype = model.stop_head.weight.dtype
     layers = {BASE: lm.num_hidden_layers, RESIDUAL: config.residual_layers}
-    estimator = weight_bytes(model.feat_decoder)
-    evaluations = 9  # of the usual ten steps, the first of which does not move
+    again = (evaluations(USUAL_STEPS) - 1) * weight_bytes(model.feat_decoder)  # the estimator is read for each
     embedding = weight_bytes(model.base_lm.embed_tokens)
     return ModelSpec(
         family=FAMILY,
@@ -186,7 +185,7 @@ def _spec(config: VoxCPM2Config, modules: Modules, builder: PromptBuilder, limit
         staged=staged_fields(),
         state=state_fields(config, limits, dtype, decoder.tails_size, decoder.dtype),
         max_positions=config.max_positions,
-        frame_weight_bytes=weight_bytes(model, decoder) - embedding + (evaluations - 1) * estimator,
+        frame_weight_bytes=weight_bytes(model, decoder) - embedding + again,
         variants=FLOW_STEPS,
         prefill_kinds=(TEXT, PATCHES),
         knobs=KNOBS,
