@@ -59,7 +59,7 @@ def test_only_the_captured_numbers_of_flow_steps_are_taken(engine: Engine, steps
         ({"min_len": -1}, "min_len must be a whole number"),
         ({"min_len": 2.5}, "min_len must be a whole number"),
         ({"reference": 1}, "reference must be true or false"),
-        ({"top_k": 5}, "no 'top_k' to set; it has cfg_value, inference_timesteps, min_len, reference, temperature"),
+        ({"top_k": 5}, "no 'top_k' to set; it has cfg_value, inference_timesteps, min_len, .*temperature"),
     ],
 )
 def test_knobs_out_of_their_range_are_refused(engine: Engine, values: dict[str, Any], says: str) -> None:
