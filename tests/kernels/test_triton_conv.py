@@ -146,14 +146,14 @@ def test_snake_of_large_angles_stays_bounded() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("channels", "taps", "dilation"), [(24, 7, 1), (130, 3, 1), (24, 7, 3), (40, 7, 9), (16, 2, 5)]
+    ("channels", "taps", "dilation"), cases((130, 3, 1), (24, 7, 3), (16, 2, 5), gpu=[(24, 7, 1), (40, 7, 9)])
 )
 def test_depthwise(channels: int, taps: int, dilation: int, dtype: torch.dtype) -> None:
-    x, history = random(2, 70, channels, dtype=dtype), (taps - 1) * dilation
+    x, history = random(2, 70 if DEVICE == "cuda" else 24, channels, dtype=dtype), (taps - 1) * dilation
     weight, bias = random(channels, 1, taps, dtype=dtype, seed=1), random(channels, dtype=dtype, seed=2)
     apart = random(2, history + 3, channels, dtype=dtype, seed=3)[:, 2:-1]  # rows of a longer buffer
     snake = Snake(random(channels, seed=4), random(channels, seed=5).abs() + 0.2, log_scale=False)
-    for part, past in ((x, None), (x, apart), (x[:, 3:68], apart), (x[:, :1], None), (x[:, :4], apart.contiguous())):
+    for part, past in ((x, None), (x, apart), (x[:, 3:-2], apart), (x[:, :1], None), (x[:, :4], apart.contiguous())):
         before = None if past is None else past.float()
         plain = reference.depthwise(part.float(), weight.float(), bias.float(), before, dilation).to(dtype)
         close(kernel("depthwise")(part, weight, bias, past, dilation), plain, dtype)
