@@ -151,6 +151,13 @@ def all_kernels(
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
     flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
+    sampling_kernels(dtype, every_form)
+
+
+def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
     flags = torch.zeros(2, dtype=torch.bool)
     params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))

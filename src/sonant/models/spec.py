@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sonant.config import EngineConfig
 from sonant.sampling import Knob
 
 _ROUNDING = 1e-6  # of a frame: quotients of seconds are not exact
@@ -44,6 +45,12 @@ class Budget:
 
     base_s: float
     s_per_token: float
+
+    def with_options(self, options: EngineConfig) -> Budget:
+        """What the operator sets goes before what the family allows."""
+        base_s = self.base_s if options.budget_s is None else options.budget_s
+        per_token_s = self.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
+        return Budget(base_s, per_token_s)
 
     def frames(self, tokens: int, frame_s: float) -> int:
         base, more = self.base_s / frame_s, self.s_per_token * tokens / frame_s

@@ -116,6 +116,7 @@ def _step_attention(
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
+    """Long, since a program's place, its own key and query, and what becomes of its sums share nearly all values."""
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     kv_head, split = tl.program_id(1), tl.program_id(2)

@@ -36,7 +36,7 @@ def load(
     decoder, encoder = load_codec(codec, device, codec_dtype)
     model = _load_language_model(config, weights, device, dtype)
     sizes = options.frame_sizes(codec.config.samples_per_frame / codec.config.sample_rate, decoder.context_frames)
-    limits = Limits(sizes, _budget(options), codec.config.sample_rate)
+    limits = Limits(sizes, _BUDGET.with_options(options), codec.config.sample_rate)
     return HiggsAudioV2(config, Modules(model, decoder, encoder), builder, limits)
 
 
@@ -54,9 +54,3 @@ def _load_language_model(
         load_into(model, weights, unused=("audio_decoder_proj.text_lm_head.",), naming=Naming(rename=_BOSONS_NAMES))
     model.model.prepare(MAX_POSITIONS)
     return model
-
-
-def _budget(options: EngineConfig) -> Budget:
-    base_s = _BUDGET.base_s if options.budget_s is None else options.budget_s
-    per_token_s = _BUDGET.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
-    return Budget(base_s, per_token_s)

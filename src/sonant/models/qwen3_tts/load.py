@@ -50,7 +50,7 @@ def load(
 
 
 def _budget(options: EngineConfig, manifest: Manifest, frame_s: float) -> Budget:
-    per_token_s = _BUDGET.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
-    if manifest.frames_per_token is not None:
-        per_token_s = min(per_token_s, manifest.frames_per_token * frame_s)
-    return Budget(_BUDGET.base_s if options.budget_s is None else options.budget_s, per_token_s)
+    budget = _BUDGET.with_options(options)
+    if manifest.frames_per_token is None:
+        return budget
+    return Budget(budget.base_s, min(budget.s_per_token, manifest.frames_per_token * frame_s))

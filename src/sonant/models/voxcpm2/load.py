@@ -36,11 +36,5 @@ def load(
     load_into(model, weights)
     model.prepare(config.max_positions, config.patch_size)
     frame_s = config.patch_size * decoder.config.samples_per_latent / decoder.config.out_sample_rate
-    limits = Limits(options.frame_sizes(frame_s), _budget(options))
+    limits = Limits(options.frame_sizes(frame_s), _BUDGET.with_options(options))
     return VoxCPM2(config, Modules(model, decoder, encoder), builder, limits)
-
-
-def _budget(options: EngineConfig) -> Budget:
-    base_s = _BUDGET.base_s if options.budget_s is None else options.budget_s
-    per_token_s = _BUDGET.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
-    return Budget(base_s, per_token_s)
