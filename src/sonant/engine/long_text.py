@@ -17,16 +17,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from sonant.audio.join import Joiner
 from sonant.engine.context import Context
 from sonant.engine.request import Request, Sink
+from sonant.engine.step_queue import StepQueue
 from sonant.engine.stream import Mailbox
 from sonant.errors import EngineClosed, EngineError, SonantError
 from sonant.models.spec import ModelSpec
@@ -35,13 +35,6 @@ from sonant.types import AudioChunk, FinishReason, Samples
 OFFLINE_PARTS_AT_ONCE = 4
 
 logger = logging.getLogger(__name__)
-
-
-class StepQueue(Protocol):
-    """What a long text needs of the step loop."""
-
-    def post(self, request: Request) -> None: ...
-    def abort(self, requests: Iterable[Request]) -> None: ...
 
 
 class PartSink:
@@ -262,6 +255,7 @@ class LongText:
         if self.clock is not None:
             for later in self.active[self.playing + 1 :]:
                 later.hear(self._heard_s(self.clock))
+                self.steps.heard(later)
         segment = self.segments[self.playing]
         ends = chunk is None and segment not in self.segments[self.playing + 1 : self.playing + 2]
         frames = self.no_frames if chunk is None else chunk.frames

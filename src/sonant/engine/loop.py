@@ -21,6 +21,7 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
+from sonant.engine.step_queue import OpenText
 from sonant.errors import EngineClosed, EngineError, Overloaded
 from sonant.types import FinishReason
 
@@ -34,12 +35,6 @@ class Observer(Protocol):
 
     def between_steps(self) -> None: ...
     def around_launch(self, plan: Plan) -> AbstractContextManager[None]: ...
-
-
-class OpenText(Protocol):
-    """Something that may have no request here and yet wait for one."""
-
-    def engine_ended(self, failure: Exception | None) -> None: ...
 
 
 class StepLoop:
@@ -56,6 +51,7 @@ class StepLoop:
         self._expected = 0  # requests that are still being laid out, see `expect`
         self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
+        self.after_delivery: Callable[[], None] = _nothing  # called when all sinks have been told what there is
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
@@ -88,6 +84,9 @@ class StepLoop:
         with self._wake:
             self._aborts.extend(requests)
             self._wake.notify()
+
+    def heard(self, request: Request) -> None:
+        """The scheduler looks at the request itself."""
 
     def watch(self, text: OpenText) -> None:
         """Tell this one when the engine ends."""
@@ -186,6 +185,8 @@ class StepLoop:
             if request.abort():
                 self._tell(request, request.sink.finish, FinishReason.ABORT)
                 self._retire(request)
+        if aborts:
+            self.after_delivery()
 
     def _wait_for_messages(self) -> bool:
         """Sleep until there is something to do; False: there never will be."""
@@ -210,6 +211,7 @@ class StepLoop:
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self._complete(request)
+        self.after_delivery()
         self.runner.telemetry.took("deliver")
 
     def _complete(self, request: Request) -> None:
@@ -267,3 +269,8 @@ class StepLoop:
                     self._fail(request, self.failure)
         for text in texts:
             text.engine_ended(self.failure)
+        self.after_delivery()
+
+
+def _nothing() -> None:
+    """For an engine whose sinks need no word of their own."""

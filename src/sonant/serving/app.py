@@ -22,32 +22,35 @@ from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.speech_response import speech_routes
 from sonant.serving.api.speech_session import session_routes
 from sonant.serving.api.voice_routes import voice_routes
-from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.limits.middleware import RequestMiddleware
+from sonant.serving.observability.engine_metrics import engine_families
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.voice_names import VoiceNames, reserved_names
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
+from sonant.serving.warm_up import warm_encoders
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
 
 
-def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
-    """`model` is what the folder says of itself; `model_name` is what clients see."""
+def create_app(link: EngineLink, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
+    """A front end's. `model` is what the folder says of itself; `model_name` is what clients see."""
     store = None
     mark = f"{model.family}/{model.kind}/{model.size}"
     if options.voices_folder is not None:
         reserved = reserved_names(model.voices)
         store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
-    service = SpeechService(supervisor, options, VoiceNames(store, model=mark))
+    service = SpeechService(link, options, VoiceNames(store, model=mark))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(supervisor.start)  # there, so that the pool is up before the first request needs it
+        await run_in_threadpool(warm_encoders, link.prompter.spec.sample_rate)
+        link.start()
         yield
-        await run_in_threadpool(service.close)
+        await service.close()
 
     app = FastAPI(
         title="Sonant",
@@ -101,8 +104,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:
-        engine = service.supervisor.engine
-        return {"voices": await run_in_threadpool(service.names.listing, engine)}
+        return {"voices": await run_in_threadpool(service.names.listing, service.link.engine)}
 
 
 def _add_health(app: FastAPI, service: SpeechService) -> None:
@@ -112,11 +114,12 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        supervisor = service.supervisor
-        if supervisor.ready:
+        if service.link.ready:
             return JSONResponse({"status": "ready"})
-        return error_response(503, f"not ready: {supervisor.trouble}", "not_ready", headers={"retry-after": "1"})
+        return error_response(503, f"not ready: {service.link.trouble}", "not_ready", headers={"retry-after": "1"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(await run_in_threadpool(service.metrics.text), media_type=CONTENT_TYPE)
+        store, report = service.names.store, await service.link.report()
+        more = engine_families(service.link, report, None if store is None else store.cache)
+        return Response(await run_in_threadpool(service.metrics.text, more), media_type=CONTENT_TYPE)

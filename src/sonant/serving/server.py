@@ -49,7 +49,7 @@ class DrainingServer(uvicorn.Server):
         work, drain_s = self.service.in_flight, self.service.options.drain_s
         if not work.draining.is_set():
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
-            self.service.supervisor.drain()
+            self.service.link.drain()
             work.draining.set()
         elif not work.running:
             self.should_exit = True

@@ -17,13 +17,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
 from sonant.serving.api.error_responses import client_error, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
 from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
+from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.service import SpeechService
 
 
@@ -55,7 +55,7 @@ class BatchResponse(Response):
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as resources:
             try:
-                engine = self.service.admit(self.client, resources, requests=len(self.bodies))
+                engine = await self.service.admit(self.client, resources, requests=len(self.bodies))
             except Exception as e:
                 return await response_for(e)(scope, receive, send)
             tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
@@ -67,7 +67,7 @@ class BatchResponse(Response):
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 
-    async def _item(self, engine: Engine, body: SpeechBody) -> dict[str, Any]:
+    async def _item(self, engine: RemoteEngine, body: SpeechBody) -> dict[str, Any]:
         with ExitStack() as resources:
             try:
                 stream, pipeline = await self.service.speak(engine, body, True, resources)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from sonant import errors
+from sonant.serving.refused import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,6 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "What was wrong with the request, or why it was not taken"},
     "5XX": {"model": ErrorBody, "description": "What is wrong with the server, and when to come back"},
 }
-
-
-class Refused(errors.SonantError):
-    """A request turned away before the engine saw it."""
-
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry_s: float = 0) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
 
 
 def error_response(

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sonant.serving.api.error_responses import Refused
+from sonant.serving.refused import Refused
 
 MAX_VALUES = 100_000  # in one body or message: far more than the longest list that any field takes
 

@@ -23,7 +23,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
-from sonant.serving.api.error_responses import Refused, client_error, first_mistake
+from sonant.serving.api.error_responses import client_error, first_mistake
+from sonant.serving.refused import Refused
 from sonant.serving.api.json_body import parsed
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
@@ -82,8 +83,8 @@ class SpeechSession:
             resources.callback(watch.cancel)
             try:
                 self._check_origin()
-                engine = self.service.supervisor.engine
-                resources.enter_context(self.service.admission.session(self.client))
+                engine = self.service.link.engine
+                await engine.admit(resources, self.client, "session")
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read(engine.config))
                     tasks.create_task(self._speak())

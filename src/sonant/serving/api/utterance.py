@@ -15,12 +15,12 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from sonant.engine.engine import Engine
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import BadRequest, Overloaded
 from sonant.serving.api.error_responses import client_error
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
@@ -67,7 +67,7 @@ class UtteranceSpeaker:
         """`took` is called when text has been taken: there is room for more."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
         self.config = text.config
-        self.engine: Engine | None = None  # once there is something to speak
+        self.engine: RemoteEngine | None = None  # once there is something to speak
         self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
         self.sentences = 0  # segments in all, with those that could not be spoken
@@ -86,7 +86,7 @@ class UtteranceSpeaker:
             async with asyncio.TaskGroup() as tasks:
                 while (text := await self._next_text()) is not None:
                     if self.engine is None:
-                        self.engine = self.service.admit(self.client, resources, place=False)
+                        self.engine = await self.service.admit(self.client, resources, kind="utterance")
                     try:
                         if feed is None:
                             feed = await self._open(self.engine, resources)
@@ -126,7 +126,7 @@ class UtteranceSpeaker:
         buffered_s = self.sound_s - (time.monotonic() - self.first_sound_s)
         return max(0.0, buffered_s - _EAGER_BELOW_S)
 
-    async def _open(self, engine: Engine, resources: ExitStack) -> TextFeed:
+    async def _open(self, engine: RemoteEngine, resources: ExitStack) -> TextFeed:
         request = await self.service.request(engine, self.config, text="", live=True)
         try:
             feed = engine.feed(request)
@@ -137,7 +137,7 @@ class UtteranceSpeaker:
         feed.stream.limit_unread(self.service.options.max_unread_sound_s)
         return feed
 
-    async def _add(self, engine: Engine, feed: TextFeed, text: str) -> None:
+    async def _add(self, engine: RemoteEngine, feed: TextFeed, text: str) -> None:
         form, streams = self.config.response_format, self.config.streams
         cut_s = time.monotonic()
         pipeline = await self.service.audio_pipeline(engine, self.config, form, streaming=streams)

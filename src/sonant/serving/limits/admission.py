@@ -1,44 +1,28 @@
-"""Who may start now, and what is being spoken. Saying no early is kinder than a silence that a listener gives up on.
+"""Who may start now, over all front ends. Saying no early is kinder than a silence that a listener gives up on.
 
 A request is refused when its client asks too often or has too many streams, when the queue is full, or when the first
 sound would come too late: the queue ahead of it, times how long a request has lately had a row, over the rows. All
-this is asked on the event loop, before anything costs a thread: of two hundred who come at once most are sent away.
+this is asked in the engine's process, of which there is one, before anything costs a thread: of two hundred who come at
+once most are sent away.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Literal
 
-from sonant.engine.engine import EngineStats
+from sonant.engine.engine import Engine, EngineStats
 from sonant.errors import Overloaded
-from sonant.serving.api.error_responses import Refused
+from sonant.serving.refused import Refused
 from sonant.serving.options import ServeOptions
+
+PlaceKind = Literal["speech", "session", "utterance", "upload"]
 
 _MEMORY = 0.9  # of the running mean of request durations, for each request that ends
 _MOST_CLIENTS = 10_000  # remembered by the rate limit; beyond that the one unheard of longest is forgotten
-
-
-class InFlight:
-    """What is being spoken now, so that a shutdown can wait for it and nothing new begins meanwhile.
-
-    Used on the event loop only.
-    """
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.draining = asyncio.Event()
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
 
 
 class RateLimit:
@@ -100,6 +84,17 @@ class Admission:
             self.active[client] -= 1
             if self.active[client] == 0:  # Clients come and go; only those that are here are kept.
                 del self.active[client]
+
+    def enter(self, place: ExitStack, client: str, kind: PlaceKind, requests: int, engine: Engine) -> None:
+        """Take what one of these needs; it is given back with `place`. Raises `Refused` or `Overloaded`."""
+        if kind == "session":
+            place.enter_context(self.session(client))
+        elif kind == "upload":
+            self.rate.take(client, time.monotonic())
+        else:
+            self.check(client, engine.stats(), engine.config.max_waiting, requests)
+            if kind == "speech":
+                place.enter_context(self.place(client))
 
     @contextmanager
     def session(self, client: str) -> Iterator[None]:

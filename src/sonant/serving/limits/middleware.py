@@ -13,7 +13,8 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sonant.serving.api.error_responses import Refused, response_for
+from sonant.serving.api.error_responses import response_for
+from sonant.serving.refused import Refused
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
 

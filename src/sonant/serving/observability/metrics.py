@@ -1,18 +1,19 @@
-"""What the server counts, with Prometheus' conventions, in a registry of its own."""
+"""What front ends count, with Prometheus' conventions, in a registry of their own."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from sonant.engine.stream import SpeechStream
 from sonant.serving.audio_pipeline import AudioPipeline
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.observability.engine_metrics import EngineCollector
-from sonant.serving.observability.gpu import GpuCollector
-from sonant.voice_cache import VoiceCache
 
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TTFP_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -27,10 +28,8 @@ ABORTS = ("client_gone", "failed", "shutdown", "idle")
 class Metrics:
     """Labels take few, fixed values: nothing that a client sends ever becomes one."""
 
-    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(EngineCollector(supervisor, voices))
-        r.register(GpuCollector(supervisor))
         self.requests = Counter(
             "sonant_requests",
             "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
@@ -41,7 +40,9 @@ class Metrics:
         self.aborted = Counter(
             "sonant_aborted", "streams and sessions cut off after they began, by reason", ["reason"], registry=r
         )
-        self.sessions = Gauge("sonant_sessions", "WebSockets that are open", registry=r)
+        self.sessions = Gauge(
+            "sonant_sessions", "WebSockets that are open", multiprocess_mode="livesum", registry=r
+        )
         self.audio = Counter("sonant_audio_seconds", "seconds of sound made for clients", registry=r)
         self.ttfp = Histogram(
             "sonant_ttfp_seconds", "from a request, or a clause of a session, to the first sound on the wire",
@@ -72,6 +73,20 @@ class Metrics:
         if pipeline.audio_s:
             self.rtf.observe((time.monotonic() - started_s) / pipeline.audio_s)
 
-    def text(self) -> bytes:
-        """The whole page. Asks the GPU's driver: not for the event loop."""
-        return generate_latest(self.registry)
+    def families(self) -> Iterable[Metric]:
+        """Of all front ends: their counters lie in files that all of them read, see `serving/processes/`."""
+        folder = os.environ.get(SHARED_FOLDER)
+        return self.registry.collect() if folder is None else MultiProcessCollector(None, folder).collect()
+
+    def text(self, more: Iterable[Metric]) -> bytes:
+        """The whole page, with what is not counted here."""
+        return generate_latest(_Page([*self.families(), *more]))
+
+
+class _Page(CollectorRegistry):
+    def __init__(self, families: list[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families

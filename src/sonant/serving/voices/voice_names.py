@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sonant.engine.engine import Engine
+from sonant.engine.intake import Intake
 from sonant.errors import BadRequest, UnknownVoice, Unsupported
 from sonant.serving.voices.labels import label_key
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
@@ -55,13 +55,13 @@ class VoiceNames:
         """`model` is the mark that uploads must bear; None: any."""
         self.store, self.model = store, model
 
-    def resolve(self, voice: str | Mapping[str, object] | None, engine: Engine) -> str | Voice | None:
+    def resolve(self, voice: str | Mapping[str, object] | None, engine: Intake) -> str | Voice | None:
         """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
         if voice is None:
             return None  # the engine's default, or its own error
         name = _name(voice)
         key = label_key(name) if len(name) <= _MAX_CHARS else ""
-        own, spec = _by_key(engine.voices), engine.model.spec
+        own, spec = _by_key(engine.voices), engine.spec
         alias = aliases(engine.voices).get(key)
         if key in own or alias is not None:
             return own.get(key, alias)
@@ -76,10 +76,17 @@ class VoiceNames:
                 return None
             raise (UnknownVoice(self._unknown(name, engine)) if isinstance(e, _Absent) else e) from None
 
-    def choices(self, engine: Engine) -> tuple[VoiceChoice, ...]:
+    def is_own(self, voice: str | None, engine: Intake) -> bool:
+        """Whether `resolve` can tell at once: the checkpoint's own, an alias of one, or nobody."""
+        if voice is None:
+            return True
+        key = label_key(voice) if len(voice) <= _MAX_CHARS else ""
+        return key in _by_key(engine.voices) or key in aliases(engine.voices)
+
+    def choices(self, engine: Intake) -> tuple[VoiceChoice, ...]:
         """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
         own = _by_key(engine.voices)
-        uploads = self.store.list() if self.store is not None and engine.model.spec.clones else ()
+        uploads = self.store.list() if self.store is not None and engine.spec.clones else ()
         return (
             *(VoiceChoice(name, name, "own") for name in own.values()),
             *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads if self.model in (None, r.model)),
@@ -90,7 +97,7 @@ class VoiceNames:
             ),
         )
 
-    def listing(self, engine: Engine) -> list[dict[str, object]]:
+    def listing(self, engine: Intake) -> list[dict[str, object]]:
         """The choices as JSON objects: `id` and `name` as clients with a voice picker want them, then what we know."""
         lines: list[dict[str, object]] = []
         for choice in self.choices(engine):
@@ -103,14 +110,14 @@ class VoiceNames:
             lines.append(line)
         return lines
 
-    def _upload(self, name: str, engine: Engine) -> Voice:
+    def _upload(self, name: str, engine: Intake) -> Voice:
         if self.store is None:
             raise _Absent
         try:
             record = self.store.get(name)
         except UnknownVoice as e:
             raise _Absent from e
-        if not engine.model.spec.clones:
+        if not engine.spec.clones:
             raise Unsupported(
                 f"the voice {record.name!r} is a clone, and this checkpoint cannot clone; load one that can"
             )
@@ -121,13 +128,13 @@ class VoiceNames:
             )
         return self.store.load(record)
 
-    def _unknown(self, name: str, engine: Engine) -> str:
+    def _unknown(self, name: str, engine: Intake) -> str:
         shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
         names = [choice.name for choice in self.choices(engine)]
-        if not names and engine.model.spec.speaks_without_voice:
+        if not names and engine.spec.speaks_without_voice:
             hint = "this checkpoint has no voices, and speaks if none is named"
-            hint += "; an upload (POST /v1/audio/voices) or a clip gives it one" * engine.model.spec.clones
-        elif not names and engine.model.spec.clones:
+            hint += "; an upload (POST /v1/audio/voices) or a clip gives it one" * engine.spec.clones
+        elif not names and engine.spec.clones:
             hint = "this checkpoint clones: upload a voice (POST /v1/audio/voices), or send a clip with the request"
         else:
             hint = f"there is {_few(names)}"

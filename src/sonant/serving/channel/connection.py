@@ -1,0 +1,94 @@
+"""One end of a channel: messages over a stream socket, each behind its length.
+
+Both ends of both directions are bounded. A message over `MAX_MESSAGE_BYTES`, or one that is none, ends the connection:
+after it nothing can be told apart any more. A peer that does not read is cut off when `MAX_UNSENT_BYTES` wait for it,
+since what waits is memory of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_UNSENT_BYTES = 256 << 20
+_LENGTH_BYTES = 4
+
+
+class BadChannel(Exception):
+    """What came is no message of this protocol."""
+
+
+class Connection(asyncio.Protocol):
+    """Used on one event loop. `take` gets each message; `lost` is called once, with what was wrong or None."""
+
+    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
+        self._decoder, self._encoder = msgspec.msgpack.Decoder(kind), msgspec.msgpack.Encoder()
+        self._take, self._lost = take, lost
+        self._received = bytearray()
+        self._wrong: Exception | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Harmless on a connection that has ended: whoever waits there was told by `lost`."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        data = bytearray(_LENGTH_BYTES)
+        self._encoder.encode_into(message, data, _LENGTH_BYTES)
+        data[:_LENGTH_BYTES] = (len(data) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little")
+        transport.write(data)
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.break_off(BadChannel(f"over {MAX_UNSENT_BYTES:,} bytes wait to be read"))
+
+    def hang_up(self) -> None:
+        """When all that was sent has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def break_off(self, error: Exception | None = None) -> None:
+        self._wrong = self._wrong or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        at = 0
+        try:
+            while len(received) - at >= _LENGTH_BYTES:
+                size = int.from_bytes(received[at : at + _LENGTH_BYTES], "little")
+                if size > MAX_MESSAGE_BYTES:
+                    raise BadChannel(f"a message of {size:,} bytes, over the limit of {MAX_MESSAGE_BYTES:,}")
+                end = at + _LENGTH_BYTES + size
+                if len(received) < end:
+                    break
+                with memoryview(received) as view, view[at + _LENGTH_BYTES : end] as body:
+                    message = self._decoder.decode(body)
+                at = end
+                self._take(message)
+                if self._wrong is not None:
+                    return
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            return self.break_off(BadChannel(f"what came is no message: {e}"))
+        except BadChannel as e:
+            return self.break_off(e)
+        if at:
+            del received[:at]
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._received.clear()
+        self._lost(self._wrong or error)

@@ -1,0 +1,27 @@
+"""Errors from one process to another: by the name of their class, out of a list, never as objects."""
+
+from __future__ import annotations
+
+from sonant import errors
+from sonant.serving.refused import Refused
+
+_KNOWN = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+
+
+def name_of(error: Exception) -> str:
+    """What is none of ours is the engine's own failure to whoever asked."""
+    return type(error).__name__ if type(error).__name__ in _KNOWN else "EngineError"
+
+
+def text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, errors.SonantError) else f"{type(error).__name__}: {error}"
+
+
+def error_from(name: str, message: str, status: int = 0, code: str = "", retry_s: float = 0.0) -> Exception:
+    if status:
+        return Refused(status, code, message, retry_s=retry_s)
+    kind = _KNOWN.get(name, errors.EngineError)
+    error: Exception = kind(message)
+    if isinstance(error, errors.Overloaded) and retry_s:
+        error.retry_s = retry_s
+    return error

@@ -1,0 +1,72 @@
+"""An engine as a front end has it: prompts are laid out here, steps are made in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sonant.audio.clip import read_clip
+from sonant.config import EngineConfig
+from sonant.engine.intake import Intake
+from sonant.models.prompt import Prompter
+from sonant.serving.channel import messages as m
+from sonant.serving.channel.connection import Connection
+from sonant.serving.channel.remote_steps import RemoteSteps
+from sonant.serving.channel.wire_prompt import unpack_array
+from sonant.serving.observability.engine_report import EngineReport
+from sonant.text.sentences import check_text
+from sonant.types import Samples
+from sonant.voice import Voice
+
+Place = Literal["speech", "session", "utterance", "upload"]
+
+
+class RemoteEngine(Intake):
+    def __init__(self, prompter: Prompter, connection: Connection, welcome: m.Welcome) -> None:
+        config = msgspec.json.decode(welcome.config, type=EngineConfig)
+        self.remote = RemoteSteps(connection, prompter.spec, welcome.sound)
+        super().__init__(prompter, config, self.remote, welcome.most_positions)
+        self.device = welcome.device
+
+    async def admit(self, resources: ExitStack, client: str, kind: Place, requests: int = 1) -> Callable[[float], None]:
+        """Take a place for a client, given back with `resources`, or raise why there is none.
+
+        Returns what is to be called with how long it took, when the request has been spoken to its end.
+        """
+        ask = m.Admit(self.remote.next_id(), client, kind, requests)
+        took: list[float] = []
+        resources.callback(lambda: self.remote.tell(m.Leave(ask.id, took[0] if took else None)))
+        await self.remote.ask(ask, m.Done)
+        return took.append
+
+    def read_clip(self, clip: bytes, text: str | None) -> Samples:
+        """A reference clip as `encode` takes it; not on the event loop, since it is decoded and resampled."""
+        c = self.config
+        if text is not None:
+            check_text(text, c.segment_chars * 4, "reference text")
+        return read_clip(clip, sample_rate=self.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
+
+    async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
+        ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)
+        made = await self.remote.ask(ask, m.VoiceEncoded)
+        tensors = {key: unpack_array(tensor) for key, tensor in made.tensors.items()}
+        return Voice(tensors, text or None, name, made.family)
+
+    async def report(self) -> EngineReport:
+        told = await self.remote.ask(m.AskReport(self.remote.next_id()), m.Report)
+        return msgspec.json.decode(told.report, type=EngineReport)
+
+    async def profile(self, steps: int, timeout_s: float, *, stacks: bool, graphs: bool) -> tuple[int, Path]:
+        """How many steps were recorded, and the file, which is the caller's to delete."""
+        ask = m.AskProfile(self.remote.next_id(), steps, timeout_s, stacks, graphs)
+        told = await self.remote.ask(ask, m.Profiled)
+        return told.steps, Path(told.path)
+
+    def lost(self, failure: Exception) -> None:
+        self._closed = True
+        self.remote.lost(failure)
+        self._prompts.close(wait=False)
