@@ -125,7 +125,7 @@ class Engine:
         request = self._part(replace(speech, text=text, seed=seed), 0, mailbox)
         self.loop.post(request)
         prompt, abort = request.prompt, partial(self.loop.abort, [request])
-        return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, prompt.opening)
+        return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, partial(self.model.opening, prompt))
 
     def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
@@ -205,9 +205,9 @@ class Engine:
         if said and not spec.context_segments:
             raise Unsupported("this model does not go on from what was said before; leave context out")
         for piece in said:
-            if piece.frames.shape[1:] != spec.frame.shape or not len(piece.frames):
+            if piece.frames.shape[1:] != spec.frame_shape or not len(piece.frames):
                 raise BadRequest(
-                    f"frames in context must be [frames, {', '.join(map(str, spec.frame.shape))}] as this model makes "
+                    f"frames in context must be [frames, {', '.join(map(str, spec.frame_shape))}] as this model makes "
                     f"them, not {list(piece.frames.shape)}"
                 )
 
@@ -228,7 +228,8 @@ class Engine:
         return self._go_on(request, speech.context[-self.model.spec.context_segments :]) if index == 0 else request
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
-        request = Request(speech, self.model.prompt(speech), sink, time.monotonic(), self.model.spec.delay_steps)
+        prompt = self.model.prompter.prompt(speech)
+        request = Request(speech, prompt, sink, time.monotonic(), self.model.spec.delay_steps)
         if request.positions > self._room:
             raise BadText(
                 f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "
@@ -241,7 +242,7 @@ class Engine:
         """The part after what was said before it: all of that, or the latest of it that there is room for."""
         for first in range(len(said)):
             speech = replace(part.speech, context=tuple(said[first:]))
-            request = Request(speech, self.model.prompt(speech), part.sink, part.arrival_s, part.delay_steps)
+            request = Request(speech, self.model.prompter.prompt(speech), part.sink, part.arrival_s, part.delay_steps)
             if request.positions <= self._room:
                 return request
         return part

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
-from sonant.engine.loop import StepLoop
 from sonant.errors import EngineClosed
 
 
+class Expecting(Protocol):
+    """Who must not end while a prompt is being laid out, as a draining step loop."""
+
+    def expect(self) -> None: ...
+    def stop_expecting(self) -> None: ...
+
+
 class PromptThread:
-    def __init__(self, loop: StepLoop) -> None:
+    def __init__(self, loop: Expecting) -> None:
         self._loop = loop
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sonant-prompt")
 
