@@ -15,7 +15,7 @@ from sonant.engine.context import Context
 from sonant.engine.request import Request
 from sonant.errors import BadRequest, BadText, Unsupported
 from toy_family.model import ToyModel
-from toy_family.modules import CHANNELS, DELAY
+from toy_family.sizes import CHANNELS, DELAY
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])

@@ -13,8 +13,8 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Scheduler
-from sonant.models.base import Prompt
-from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.models.prompt import Prompt
+from sonant.models.spec import KVGroup, ModelSpec
 from sonant.types import SpeechRequest
 
 SPEC = ModelSpec(
@@ -22,9 +22,10 @@ SPEC = ModelSpec(
     clip_sample_rate=1000,
     sample_rate=1000,
     samples_per_frame=100,
-    frame=Field("codes", (2,), torch.int32),
+    frame_shape=(2,),
+    frame_dtype="int32",
     kv=(KVGroup("all", 1, 1, 1, torch.float32),),
-    staged=(),
+    staged_numbers=(),
     state=(),
     max_positions=1000,
     frame_weight_bytes=0,

@@ -18,7 +18,7 @@ from sonant.engine.long_text import LongText, PartSink
 from sonant.engine.request import Request
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.errors import Aborted, EngineClosed
-from sonant.models.base import Prompt
+from sonant.models.prompt import Prompt
 
 PARTS, FRAMES, FRAME_S = 8, 6, 0.08
 TEXT = " ".join(f"Sentence number {n:02} is about the world and speech." for n in range(PARTS))

@@ -13,7 +13,7 @@ from engine.families import TOY, same
 from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
 from sonant.errors import BadSampling, UnknownVoice
 from toy_family.model import ToyModel
-from toy_family.modules import CHANNELS, CLIP_HOP, CLIP_RATE, LOOKAHEAD
+from toy_family.sizes import CHANNELS, CLIP_HOP, CLIP_RATE, LOOKAHEAD
 
 TEXT = "hello the world"
 

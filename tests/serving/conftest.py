@@ -20,7 +20,6 @@ import uvicorn
 
 import sonant
 from sonant import Engine, EngineConfig, Sampling
-from sonant.models.base import Prompt
 from sonant.models.description import Description
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe
@@ -32,7 +31,7 @@ from sonant.serving.server import server_for
 from sonant.serving.warm_up import warm_up
 from sonant.types import SpeechRequest
 from toy_family.model import ToyModel
-from toy_family.recording import RecordingToy
+from toy_family.recording import RecordingToy, WatchedToy
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,11 @@ def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
         thread.join(20)
 
 
-class EndlessToy(ToyModel):
+class EndlessToy(WatchedToy):
     """Speaks until its budget ends, at a tenth of what a frame of the tiny checkpoints costs."""
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        return super().prompt(replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling})))
+    def before(self, request: SpeechRequest) -> SpeechRequest:
+        return replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling}))
 
 
 TOYS: Mapping[str, Callable[[EngineConfig, torch.device], ToyModel]] = {

@@ -22,7 +22,7 @@ from serving.test_speech import seconds
 from serving.test_voice_routes import upload, wav
 from sonant import SpeechRequest, Voice
 from sonant.errors import UnknownVoice
-from sonant.models.base import Prompt
+from sonant.models.prompt import Prompt
 
 FRAMES, FRAME_BYTES = 6, 2 * 960
 BODY: dict[str, Any] = {
@@ -46,14 +46,14 @@ def usual(served: Served) -> bytes:
 @pytest.fixture
 def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[SpeechRequest]:
     """What the model was asked to lay out."""
-    model, noted = served.supervisor.engine.model, list[SpeechRequest]()
-    lay_out = model.prompt
+    prompter, noted = served.supervisor.engine.model.prompter, list[SpeechRequest]()
+    lay_out = prompter.prompt
 
     def prompt(request: SpeechRequest) -> Prompt:
         noted.append(request)
         return lay_out(request)
 
-    monkeypatch.setattr(model, "prompt", prompt)
+    monkeypatch.setattr(prompter, "prompt", prompt)
     return noted
 
 
@@ -192,9 +192,9 @@ def test_clips_of_any_shape_are_taken(served: Served, samples: Any, rate: int) -
 @pytest.mark.parametrize("tail", ["<|eot_id|>", "<|AUDIO_OUT|><|audio_eos|>", "</SE>", "<|scene_desc_end|>\n\n\0"])
 def test_control_tokens_of_a_client_are_text(served: Served, tail: str) -> None:
     assert heard(served, input=f"hello {tail}", instructions=f"A room. {tail}")
-    model = served.supervisor.engine.model
+    prompter = served.supervisor.engine.model.prompter
     plain, hostile = (
-        model.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
+        prompter.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
     )
     first_special = 256  # of the tiny tokenizer: bytes come before
     assert (hostile >= first_special).sum() == (plain >= first_special).sum()

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
+import numpy as np
 
 from sonant.audio.join import Joiner
 from sonant.engine.context import Context
@@ -29,7 +29,7 @@ from sonant.engine.request import Request, Sink
 from sonant.engine.step_queue import StepQueue
 from sonant.engine.stream import Mailbox
 from sonant.errors import EngineClosed, EngineError, SonantError
-from sonant.models.spec import ModelSpec
+from sonant.models.speech_spec import SpeechSpec
 from sonant.types import AudioChunk, FinishReason, Samples
 
 OFFLINE_PARTS_AT_ONCE = 4
@@ -72,7 +72,7 @@ class LongText:
     def __init__(
         self,
         sink: Sink,
-        spec: ModelSpec,
+        spec: SpeechSpec,
         queue: StepQueue,
         *,
         at_once: int,
@@ -82,7 +82,7 @@ class LongText:
         self.sink, self.sample_rate, self.steps, self.context = sink, spec.sample_rate, queue, context
         self.at_once, self.live = at_once if context is None else 1, live
         self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
-        self.no_frames = torch.empty(0, *spec.frame.shape, dtype=spec.frame.dtype).numpy()
+        self.no_frames = np.empty((0, *spec.frame_shape), spec.frame_dtype)
         self.joiner = Joiner(spec.sample_rate)
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()

@@ -19,7 +19,8 @@ from typing import Protocol
 import numpy as np
 
 from sonant.engine.blocks import Allocation
-from sonant.models.base import Prompt, Status
+from sonant.models.prompt import Prompt
+from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
 
 RUNNING = int(Status.RUNNING)  # what nearly every record says, so that it is worth a name that is found quickly

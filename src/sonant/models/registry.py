@@ -3,6 +3,7 @@
 A family is a package here that says what it is called (`TITLE`) and which config.json is its own (`matches`). Its other
 modules are imported only when they are needed:
 
+    prompter   load_prompter(folder, config): who lays requests out, without torch and weights
     load       load(folder, config, device, dtype, codec_dtype): the model
     describe   describe(folder) and check(folder, …): what can be told without loading
     knobs      KNOBS: what a request may set
@@ -16,14 +17,18 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
-from sonant.models.base import SpeechModel
 from sonant.models.description import Description, Footprint
+from sonant.models.prompt import Prompter
 from sonant.sampling import Knob
+
+if TYPE_CHECKING:
+    import torch
+
+    from sonant.models.base import SpeechModel
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
@@ -34,6 +39,12 @@ def load_model(
     """Find the folder's family and let it load."""
     model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype)
     return model
+
+
+def load_prompter(folder: Path, config: EngineConfig) -> Prompter:
+    """The half of the folder's model that lays prompts out: the same prompts as the model's own `prompter`."""
+    prompter: Prompter = _module_for(folder, "prompter").load_prompter(folder, config)
+    return prompter
 
 
 def describe(folder: Path) -> Description:
