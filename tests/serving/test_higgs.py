@@ -46,7 +46,7 @@ def usual(served: Served) -> bytes:
 @pytest.fixture
 def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[SpeechRequest]:
     """What the model was asked to lay out."""
-    prompter, noted = served.supervisor.engine.model.prompter, list[SpeechRequest]()
+    prompter, noted = served.link.prompter, list[SpeechRequest]()
     lay_out = prompter.prompt
 
     def prompt(request: SpeechRequest) -> Prompt:
@@ -192,7 +192,7 @@ def test_clips_of_any_shape_are_taken(served: Served, samples: Any, rate: int) -
 @pytest.mark.parametrize("tail", ["<|eot_id|>", "<|AUDIO_OUT|><|audio_eos|>", "</SE>", "<|scene_desc_end|>\n\n\0"])
 def test_control_tokens_of_a_client_are_text(served: Served, tail: str) -> None:
     assert heard(served, input=f"hello {tail}", instructions=f"A room. {tail}")
-    prompter = served.supervisor.engine.model.prompter
+    prompter = served.link.prompter
     plain, hostile = (
         prompter.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
     )

@@ -26,7 +26,7 @@ def served(serve_once: Serve) -> Served:
 @pytest.fixture(autouse=True)
 def still_serves(served: Served) -> object:
     yield
-    wait_for(lambda: served.server.service.admission.sessions == 0, 10)
+    wait_for(lambda: served.admission.sessions == 0, 10)
     with session(served) as client:
         client.say("session.config", **CONFIG)
         client.say("input.text", text="Hello.")
@@ -103,7 +103,7 @@ def test_pieces_of_a_message_that_never_ends_are_given_up(served: Served) -> Non
     with opened(served) as sock:
         sock.sendall(frame(TEXT, b"{"))
         began = time.monotonic()
-        while served.server.service.admission.sessions or time.monotonic() - began < 0.5:
+        while served.admission.sessions or time.monotonic() - began < 0.5:
             assert time.monotonic() - began < 6
             sock.sendall(frame(CONTINUED) * 50)
             time.sleep(0.02)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import sonant
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.options import Commands, add_command
 from sonant.cli.settings import add_arguments, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.models.registry import describe
 from sonant.serving.options import ModelOptions, ServeOptions
 
 EXAMPLES = """
@@ -24,6 +25,8 @@ curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"in
 """
 
 CONFIG_VARIABLE = "SONANT_CONFIG"
+_MANY_CORES = 8
+_MOST_FRONT_ENDS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -41,26 +44,54 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from sonant.serving.app import create_app
-        from sonant.serving.engine_supervisor import EngineSupervisor
-        from sonant.serving.server import server_for
-    except ModuleNotFoundError as e:
-        raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e
+    if missing := missing_packages():
+        raise ConfigError(f"serving needs {missing[0]}; install it with: pip install 'sonant[serve]'")
     model, options, config = read_options(args)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
     folder = model_folder(model.model)
+    workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
+    if workers == 0:
+        return _in_one_process(folder, model, options, config)
+    return _in_processes(folder, model, options, config, workers)
+
+
+def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
+    import sonant
+    from sonant.models.registry import describe, load_prompter
+    from sonant.serving.processes.one_process import one_process
 
     def load() -> sonant.Engine:
         return sonant.load(folder, device=model.device, dtype=model.dtype, codec_dtype=model.codec_dtype, config=config)
 
-    app = create_app(EngineSupervisor(load), options, describe(folder), folder.name)
-    server = server_for(app, options)
-    try:
+    prompter, described = load_prompter(folder, config), describe(folder)
+    with one_process(load, prompter, options, described, folder.name) as (server, _):
         server.run()
-    finally:
-        app.state.service.close()  # also when uvicorn had no time to: no thread may step while Python ends
     return 0 if server.started else 1
+
+
+def _in_processes(
+    folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
+) -> int:
+    from sonant.serving.processes.launcher import Launcher, reserve
+    from sonant.serving.processes.setup import Setup
+
+    with reserve(options.host, options.port) as holder, TemporaryDirectory(prefix="sonant-") as scratch:
+        host, port = holder.getsockname()[:2]
+        setup = Setup(
+            folder=folder.absolute(), scratch=Path(scratch), model=model, serving=options, engine=config, host=host,
+            port=port,
+        )  # fmt: skip
+        logger.info("%d front ends on http://%s:%d/", workers, f"[{host}]" if ":" in host else host, port)
+        return asyncio.run(Launcher(setup, workers).run())
+
+
+def front_ends_for(cores: int) -> int:
+    """So that with a GPU's engine each has a core of its own; few cores are the engine's, which then is the CPU's."""
+    return 0 if cores < _MANY_CORES else min(_MOST_FRONT_ENDS, (cores - 4) // 2)
+
+
+def missing_packages() -> list[str]:
+    return [name for name in ("fastapi", "uvicorn", "msgspec", "prometheus_client", "av") if find_spec(name) is None]
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:

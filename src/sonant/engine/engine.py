@@ -5,26 +5,23 @@ Requests come in through its `Intake`, on the caller's own thread; the rest is t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy.typing as npt
 import torch
 
-from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
-from sonant.engine.intake import Intake
+from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
 from sonant.engine.telemetry import Telemetry
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
-from sonant.text.sentences import check_text
 from sonant.types import Samples
 from sonant.voice import Voice
 from sonant.voice_cache import VoiceCache
@@ -60,18 +57,16 @@ class Engine(Intake):
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
         return partial(self.model.opening, prompt)
 
-    def clone(
-        self, clip: str | Path | bytes | tuple[npt.NDArray[Any], int], text: str | None = None, name: str = "clone"
-    ) -> Voice:
+    def clone(self, clip: Clip, text: str | None = None, name: str = "clone") -> Voice:
         """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
 
         The latest clips are remembered: the same again, or at the same time by another thread, is not encoded anew.
         With `text`, what the clip says, the model continues the clip (closest); without, it takes its timbre only.
         """
-        c = self.config
-        if text is not None:
-            check_text(text, c.segment_chars * 4, "reference text")
-        samples = read_clip(clip, sample_rate=self.model.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
+        return self.encode(self.read_clip(clip, text), text, name)
+
+    def encode(self, samples: Samples, text: str | None, name: str) -> Voice:
+        """The voice of a clip that `read_clip` has read."""
         key = blake2b(samples.tobytes() + b"\0" + (text or "").encode(), digest_size=16).hexdigest()
         voice = self._clones.get(key, lambda: self.model.encode_voice(samples, text, name))
         return voice if voice.name == name else replace(voice, name=name)
@@ -100,6 +95,11 @@ class Engine(Intake):
     def join(self) -> None:
         """Wait until the step thread has ended, because the engine was closed or has failed."""
         self.loop.join()
+
+    def stop(self) -> None:
+        """Ask the step thread to end, and cut off what is in flight, without waiting for it: from a signal, say."""
+        self._closed = True
+        threading.Thread(target=self.loop.close, args=(0.0,), name="sonant-stop", daemon=True).start()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Take no more requests, give those in flight `drain_s` seconds to end, abort the rest, stop the thread."""

@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
+from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
 from sonant.engine.context import Context
 from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
@@ -29,6 +33,9 @@ from sonant.models.speech_spec import SpeechSpec
 from sonant.text.sentences import check_text, split_text
 from sonant.text.turns import with_turns
 from sonant.types import MAX_DESCRIPTION_CHARS, Samples, Speech, SpeechRequest, Spoken
+
+Clip = str | Path | bytes | tuple[npt.NDArray[Any], int]
+"""A file, its bytes, or samples and their rate."""
 
 
 class Intake:
@@ -74,6 +81,13 @@ class Intake:
             raise Unsupported("this model speaks with one voice at a time; leave speakers out, and give it a voice")
         if count > most:
             raise Unsupported(f"this model speaks with at most {most} speakers in a text, not {count}")
+
+    def read_clip(self, clip: Clip, text: str | None) -> Samples:
+        """A reference clip as the model takes it, checked with what it says, if that is known."""
+        c = self.config
+        if text is not None:
+            check_text(text, c.segment_chars * 4, "reference text")
+        return read_clip(clip, sample_rate=self.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
 
     def submit(self, speech: SpeechRequest) -> SpeechStream:
         """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
@@ -163,8 +177,8 @@ class Intake:
         if request.positions > self.most_positions:
             raise BadText(
                 f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "
-                f"{request.prompt.max_frames} of speech), over the {self.most_positions} that one request may hold; shorten the "
-                "text or reference, lower max_frames, or raise max_positions and kv_tokens"
+                f"{request.prompt.max_frames} of speech), over the {self.most_positions} that one request may hold; "
+                "shorten the text or reference, lower max_frames, or raise max_positions and kv_tokens"
             )
         return request
 

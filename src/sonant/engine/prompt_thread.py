@@ -29,9 +29,9 @@ class PromptThread:
             raise EngineClosed("the engine is closed; load it again") from e
         laid_out.add_done_callback(self._done)
 
-    def close(self) -> None:
-        """Wait for the prompt that is being laid out, and drop the others: their texts were told by the step loop."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Drop prompts that are not begun: their texts were told that the engine has ended."""
+        self._executor.shutdown(wait=wait, cancel_futures=True)
 
     def _done(self, _: Future[None]) -> None:
         self._steps.stop_expecting()

@@ -122,6 +122,11 @@ class Request:
         """Its listener has been given so much before it, by now."""
         self.heard_s = heard_s
 
+    def be_heard(self, now_s: float) -> None:
+        """Its first sound has reached this end of a channel; later calls change nothing."""
+        if self.first_audio_s is None:
+            self.first_audio_s = now_s
+
     def admit(self, row: int, allocation: Allocation) -> None:
         self.row, self.allocation, self.state = row, allocation, State.PREFILL
         self.prefilled = allocation.reused_tokens

@@ -1,4 +1,4 @@
-"""Keeps an engine running: loads it, says when it is ready, and loads it again if its step thread fails."""
+"""Keeps an engine running in this process: loads it, lets front ends in, and loads it again if it fails."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from sonant.engine.engine import Engine
 from sonant.errors import EngineClosed
+from sonant.serving.channel.engine_port import EnginePort
+from sonant.serving.limits.admission import Admission
 from sonant.serving.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -17,9 +20,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class EngineSupervisor:
-    def __init__(self, load: Callable[[], Engine], warm: Callable[[Engine], None] = warm_up) -> None:
-        """`warm` is run on each new engine before it is shown to anybody."""
-        self._load, self._warm = load, warm
+    def __init__(
+        self, load: Callable[[], Engine], path: Path, admission: Admission, warm: Callable[[Engine], None] = warm_up
+    ) -> None:
+        """`path` is where front ends find it; `warm` is run on each new engine before it is shown to anybody."""
+        self._load, self._warm, self.path, self.admission = load, warm, path, admission
         self._engine: Engine | None = None
         self._closing = threading.Event()
         self.restarts = 0
@@ -40,13 +45,8 @@ class EngineSupervisor:
             raise EngineClosed(f"the engine is not ready: {self.trouble}; try again in a moment")
         return engine
 
-    @property
-    def loaded(self) -> Engine | None:
-        """The engine for looking at, also while it takes no more requests."""
-        return self._engine
-
     def drain(self) -> None:
-        """Take no more requests; those in flight go on."""
+        """Load no other engine; requests in flight go on."""
         self._closing.set()
         self.trouble = "the server is shutting down"
 
@@ -56,6 +56,8 @@ class EngineSupervisor:
         engine = self._engine
         if engine is not None:
             engine.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _keep(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -71,17 +73,26 @@ class EngineSupervisor:
             if self._closing.is_set():
                 return engine.close()
             pause_s = _FIRST_PAUSE_S
+            self._serve(engine)
+            del engine  # This name would hold the one that failed until another is loaded.
+            if not self._closing.is_set():
+                self.trouble = "it failed and is being loaded again"
+                self.restarts += 1
+                logger.error("the engine failed; loading it again")
+            self._engine = None
+        return None
+
+    def _serve(self, engine: Engine) -> None:
+        """Until it ends."""
+        port = EnginePort(engine, self.path, self.admission, self.restarts)
+        try:
             self._engine, self.trouble = engine, None
             if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
                 self.drain()
                 return engine.close()
-            engine.join()
-            del engine  # This name would hold the one that failed until another is loaded.
-            if not self._closing.is_set():
-                self.trouble, self._engine = "it failed and is being loaded again", None
-                self.restarts += 1
-                logger.error("the engine failed; loading it again")
-        return None
+            return engine.join()
+        finally:
+            port.close()
 
     def _warmed(self) -> Engine:
         gc.unfreeze()

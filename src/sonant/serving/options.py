@@ -27,6 +27,9 @@ class ServeOptions:
     host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
     port: int = option(8000, "port to listen on; 0 picks one")
     api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
+    workers: int | None = option(
+        None, "processes that answer HTTP beside the engine's; 0: one process for all; none: by the cores there are"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged; never any text")
     max_body_bytes: int = option(16 << 20, "of any request; a reference clip travels as base64")
     max_first_audio_s: float = option(
@@ -75,8 +78,8 @@ class ServeOptions:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")
-        for name in ("max_requests_per_minute", "drain_s"):
-            if not getattr(self, name) >= 0:
+        for name in ("max_requests_per_minute", "drain_s", "workers"):
+            if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")

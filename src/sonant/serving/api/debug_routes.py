@@ -15,9 +15,9 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 
-from sonant.serving.refused import Refused
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 
 MAX_STEPS = 2000

@@ -24,10 +24,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
 from sonant.serving.api.error_responses import client_error, first_mistake
-from sonant.serving.refused import Refused
 from sonant.serving.api.json_body import parsed
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
+from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 
 CONFIG_S = 10.0  # for the first message

@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
                 at = end
                 self._take(message)
                 if self._wrong is not None:
-                    return
+                    return None
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             return self.break_off(BadChannel(f"what came is no message: {e}"))
         except BadChannel as e:

@@ -1,8 +1,8 @@
 """The engine's end of the channel: a Unix socket, one thread for all front ends, one message a step for each.
 
-A front end is trusted no further than its messages go: what is none ends its connection, what asks for the impossible is
-answered with an error, and all that a front end held (rows, places, voices being encoded) is given back when it is gone.
-The step thread only appends to a queue here; encoding and writing are this thread's.
+A front end is trusted no further than its messages go: what is none ends its connection, what asks for the impossible
+is answered with an error, and all that a front end held (rows, places, voices being encoded) is given back when it is
+gone. The step thread only appends to a queue here; encoding and writing are this thread's.
 """
 
 from __future__ import annotations

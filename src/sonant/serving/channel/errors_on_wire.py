@@ -21,7 +21,5 @@ def error_from(name: str, message: str, status: int = 0, code: str = "", retry_s
     if status:
         return Refused(status, code, message, retry_s=retry_s)
     kind = _KNOWN.get(name, errors.EngineError)
-    error: Exception = kind(message)
-    if isinstance(error, errors.Overloaded) and retry_s:
-        error.retry_s = retry_s
+    error: Exception = errors.Overloaded(message, retry_s or 1.0) if kind is errors.Overloaded else kind(message)
     return error

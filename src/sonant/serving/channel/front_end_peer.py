@@ -13,11 +13,11 @@ import numpy as np
 
 from sonant.engine.request import Request
 from sonant.errors import BadRequest, Overloaded, SonantError
-from sonant.serving.refused import Refused
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.connection import BadChannel, Connection
 from sonant.serving.channel.errors_on_wire import name_of, text_of
 from sonant.serving.channel.wire_prompt import from_wire, pack_array
+from sonant.serving.refused import Refused
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
 from sonant.voice import Voice
 
@@ -90,8 +90,8 @@ class FrontEndPeer:
             raise BadChannel(f"this end speaks version {m.PROTOCOL}, once greeted; restart the front end")
         self.greeted = True
         engine, port = self.port.engine, self.port
-        facts = (port.config_json(), engine.most_positions, str(engine.device), port.restarts, "float32")
-        self.connection.send(m.Welcome(*facts))
+        facts = (port.config_json(), engine.most_positions, str(engine.device), port.restarts)
+        self.connection.send(m.Welcome(*facts, sound="float32"))
 
     def _admit(self, ask: m.Admit) -> None:
         admission, engine = self.port.admission, self.port.engine
@@ -144,7 +144,7 @@ class FrontEndPeer:
     def _encode_voice(self, ask: m.EncodeVoice) -> None:
         if len(ask.samples) % 4:
             return self._fail(ask.id, BadRequest("a clip must be whole samples of 32 bits"))
-        samples = np.frombuffer(ask.samples, np.float32)
+        samples = np.frombuffer(ask.samples, np.float32).copy()  # torch wants what can be written
         made = self.port.encode_voice(samples, ask.text, ask.name)
         if made is None:
             return self._fail(ask.id, Overloaded("too many reference clips wait to be encoded; try again later"))

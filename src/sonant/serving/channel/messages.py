@@ -14,10 +14,10 @@ import msgspec
 PROTOCOL = 1  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
 Staged = dict[str, "bool | int | float | Array"]
-Payload = dict[str, "bool | int | float | str | bytes | list[int] | Array | None"]
+Payload = dict[str, "bool | int | float | str | list[int] | Array | None"]
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Fields travel by place, behind the name of the class."""
 
 

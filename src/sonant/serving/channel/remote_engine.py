@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
 from sonant.engine.intake import Intake
 from sonant.models.prompt import Prompter
@@ -18,7 +17,6 @@ from sonant.serving.channel.connection import Connection
 from sonant.serving.channel.remote_steps import RemoteSteps
 from sonant.serving.channel.wire_prompt import unpack_array
 from sonant.serving.observability.engine_report import EngineReport
-from sonant.text.sentences import check_text
 from sonant.types import Samples
 from sonant.voice import Voice
 
@@ -42,13 +40,6 @@ class RemoteEngine(Intake):
         resources.callback(lambda: self.remote.tell(m.Leave(ask.id, took[0] if took else None)))
         await self.remote.ask(ask, m.Done)
         return took.append
-
-    def read_clip(self, clip: bytes, text: str | None) -> Samples:
-        """A reference clip as `encode` takes it; not on the event loop, since it is decoded and resampled."""
-        c = self.config
-        if text is not None:
-            check_text(text, c.segment_chars * 4, "reference text")
-        return read_clip(clip, sample_rate=self.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
 
     async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
         ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)

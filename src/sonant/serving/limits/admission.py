@@ -16,8 +16,8 @@ from typing import Literal
 
 from sonant.engine.engine import Engine, EngineStats
 from sonant.errors import Overloaded
-from sonant.serving.refused import Refused
 from sonant.serving.options import ServeOptions
+from sonant.serving.refused import Refused
 
 PlaceKind = Literal["speech", "session", "utterance", "upload"]
 

@@ -14,9 +14,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sonant.serving.api.error_responses import response_for
-from sonant.serving.refused import Refused
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
+from sonant.serving.refused import Refused
 
 # The page asks for the key itself, so it must load without one. Its files are the same for everybody and say nothing of
 # this server; every figure on it comes from /v1.

@@ -59,7 +59,8 @@ def _steps(report: EngineReport) -> Iterator[Metric]:
     for phase, tally in report.phase_s.items():
         phases.add_metric([phase], _buckets(tally), tally.total)
     yield phases
-    yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", report.tallies["rows"])
+    rows = "rows that decoded a frame in a step: how full batches are"
+    yield _histogram("sonant_step_rows", rows, report.tallies["rows"])
     yield _histogram(
         "sonant_first_step_seconds",
         "from a request's arrival in the engine to its first decode step come back: the time to its first token",

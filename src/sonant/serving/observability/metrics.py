@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 
@@ -12,8 +11,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from sonant.engine.stream import SpeechStream
 from sonant.serving.audio_pipeline import AudioPipeline
+from sonant.serving.observability.shared_counters import shared_folder
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TTFP_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -74,8 +73,8 @@ class Metrics:
             self.rtf.observe((time.monotonic() - started_s) / pipeline.audio_s)
 
     def families(self) -> Iterable[Metric]:
-        """Of all front ends: their counters lie in files that all of them read, see `serving/processes/`."""
-        folder = os.environ.get(SHARED_FOLDER)
+        """Of all front ends: their counters lie in files that all of them read."""
+        folder = shared_folder()
         return self.registry.collect() if folder is None else MultiProcessCollector(None, folder).collect()
 
     def text(self, more: Iterable[Metric]) -> bytes:
