@@ -16,9 +16,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import Serve, Served
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.observability import gpu
+from sonant.serving.observability.gpu import GpuReader
 
+GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
@@ -45,8 +45,8 @@ def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> EngineSupervisor:
-    """A supervisor whose engine is on a GPU, with NVML's answers made up."""
+def nvml(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A driver whose answers are made up."""
     nvml = types.SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
         nvmlInit=lambda: None,
@@ -58,7 +58,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> EngineSupervisor:
     )
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234"))
-    return types.SimpleNamespace(loaded=types.SimpleNamespace(device=torch.device("cuda", 0)), nvml=nvml)  # type: ignore[return-value]
+    return nvml
 
 
 def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
@@ -106,16 +106,16 @@ def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
     assert sum(len(f.samples) for f in scrape(served).values()) == before
 
 
-def families_ever(served: Served, on_gpu: EngineSupervisor) -> set[str]:
+def families_ever(served: Served, nvml: object) -> set[str]:
     """All families, with those that only show on a GPU; by the names that samples have."""
     names = {s.name for f in scrape(served).values() for s in f.samples}
-    return names | {f.name for f in gpu.GpuCollector(on_gpu).collect()}
+    return names | {f"sonant_gpu_{name}" for name in GpuReader(GPU).read() or ()}
 
 
-def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: EngineSupervisor) -> None:
+def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, nvml: types.SimpleNamespace) -> None:
     cloning.post(**{**BODY, "voice": "nobody"})
     with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
-    known = families_ever(cloning, on_gpu) | with_rejected
+    known = families_ever(cloning, nvml) | with_rejected
     board = json.loads(files("sonant.serving.observability").joinpath("dashboards/sonant.json").read_text("utf-8"))
     asked: set[str] = set()
     for panel in board["panels"]:
@@ -128,37 +128,38 @@ def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: Engi
     assert not unseen, f"the dashboard leaves out {sorted(unseen)}"
 
 
-def test_every_metric_is_described_in_the_docs(cloning: Served, on_gpu: EngineSupervisor) -> None:
-    names = families_ever(cloning, on_gpu) | {"sonant_rejected_total"}
+def test_every_metric_is_described_in_the_docs(cloning: Served, nvml: types.SimpleNamespace) -> None:
+    names = families_ever(cloning, nvml) | {"sonant_rejected_total"}
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(sonant_[a-z_]+)", page))
     wanted = {re.sub(r"_(bucket|sum|count)$", "", n) for n in names if not n.endswith("_created")}
     assert wanted == told, (wanted - told, told - wanted)
 
 
-def test_gpu_figures_are_read_once_a_second_at_most(on_gpu: EngineSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_are_read_once_a_second_at_most(nvml: types.SimpleNamespace) -> None:
     readings: list[Any] = []
-    real = on_gpu.nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]
+    real = nvml.nvmlDeviceGetMemoryInfo
 
     def counted(handle: object) -> object:
         readings.append(handle)
         return real(handle)
 
-    on_gpu.nvml.nvmlDeviceGetMemoryInfo = counted  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(on_gpu)
-    seen = {f.name: f.samples[0].value for _ in range(5) for f in collector.collect()}
-    assert readings == ["GPU-1234"]
-    assert seen["sonant_gpu_memory_used_bytes"] == 3 << 30 and seen["sonant_gpu_utilisation_ratio"] == 0.4
-    assert seen["sonant_gpu_power_watts"] == 123.0 and seen["sonant_gpu_temperature_celsius"] == 51
+    nvml.nvmlDeviceGetMemoryInfo = counted
+    reader = GpuReader(GPU)
+    seen = [reader.read() for _ in range(5)][-1]
+    assert readings == ["GPU-1234"] and seen is not None
+    assert seen["memory_used_bytes"] == 3 << 30 and seen["utilisation_ratio"] == 0.4
+    assert seen["power_watts"] == 123.0 and seen["temperature_celsius"] == 51
 
 
-def test_without_nvml_there_are_no_gpu_figures_and_no_harm(on_gpu: EngineSupervisor) -> None:
+def test_without_nvml_there_are_no_gpu_figures_and_no_harm(nvml: types.SimpleNamespace) -> None:
     def absent() -> None:
         raise OSError("no driver")
 
-    on_gpu.nvml.nvmlInit = absent  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(on_gpu)
-    assert list(collector.collect()) == [] and list(collector.collect()) == []
+    nvml.nvmlInit = absent
+    reader = GpuReader(GPU)
+    assert reader.read() is None and reader.read() is None
+    assert GpuReader(torch.device("cpu")).read() is None
 
 
 def test_what_was_turned_away_is_counted_by_reason(serve: Serve) -> None:
