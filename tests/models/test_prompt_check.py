@@ -21,9 +21,7 @@ SENDABLE = (np.ndarray, str, bytes, int, bool, NoneType)
 
 
 @pytest.fixture(scope="module")
-def prompters(
-    tiny_checkpoints: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path
-) -> Mapping[str, Prompter]:
+def prompters(tiny_checkpoints: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path) -> Mapping[str, Prompter]:
     folders = {**tiny_checkpoints, "higgs": tiny_higgs, "voxcpm2": tiny_voxcpm2}
     return {name: open_prompter(name, folders) for name in NAMES}
 

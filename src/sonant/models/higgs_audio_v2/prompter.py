@@ -37,9 +37,7 @@ class HiggsPrompter:
         max_frames = min(budget, _MOST_FRAMES) if request.max_frames is None else request.max_frames
         staged = staged_values(self.spec.knobs, request.sampling)
         staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
-        return Prompt(
-            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
-        )
+        return Prompt(length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout)
 
     def check(self, prompt: Prompt) -> None:
         layout = prompt.payload
