@@ -85,8 +85,8 @@ class ToyPrompter:
             length=len(layout.ids),
             keys=np.concatenate([layout.ids[:, None], layout.latents.view(np.int32)], 1),
             staged={
-                "seed_low": seed[0],
-                "seed_high": seed[1],
+                "seed_low": int(seed[0]),
+                "seed_high": int(seed[1]),
                 "frame_limit": frames,
                 **{name: knobs[name] for name in ("temperature", "stop_chance")},
             },

@@ -17,7 +17,7 @@ from sonant.cli.model_folder import given_codec, given_folder
 from sonant.cli.options import Commands, add_codec, add_command, add_json, add_model
 from sonant.config import EngineConfig
 from sonant.errors import SonantError
-from sonant.load import pick_device, pick_dtype
+from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import check_model
 
 EXAMPLES = """

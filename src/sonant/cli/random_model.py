@@ -11,7 +11,7 @@ from pathlib import Path
 from sonant.cli.options import Commands, add_command
 from sonant.cli.sound_file import OutputError
 from sonant.errors import ConfigError
-from sonant.load import pick_device
+from sonant.loading import pick_device
 from sonant.models.registry import family_module, family_names
 
 EXAMPLES = """

@@ -51,9 +51,7 @@ def check_whole(name: str, found: object, least: int = 0, most: int = 2**31 - 1)
         raise misfit(f"{name} must be a whole number from {least} to {most}, not {found!r:.60}")
 
 
-def check_prompt(
-    prompter: Prompter, prompt: Prompt, positions: int, key_width: int, **follows: int
-) -> None:
+def check_prompt(prompter: Prompter, prompt: Prompt, positions: int, key_width: int, **follows: int) -> None:
     """All but the payload itself, which has so many positions. `follows` are staged numbers that the rest of the
     prompt decides: the host and the device would not agree if they were others."""
     spec = prompter.spec
@@ -66,14 +64,14 @@ def check_prompt(
     if prompt.bad_from is not None:
         check_whole("bad_from", prompt.bad_from)
     known = {number.name: number for number in spec.staged_numbers}
-    if prompt.staged.keys() != known.keys():
+    if not isinstance(prompt.staged, Mapping) or prompt.staged.keys() != known.keys():
         raise misfit(f"it stages {_names(prompt.staged)}, where the model has {_names(known)}")
     _check_numbers(prompt.staged, known)
     for name, value in follows.items():
         if prompt.staged[name] != value:
             raise misfit(f"it stages {name} {prompt.staged[name]!r:.60}, but has {value}")
     for retry in prompt.retries:
-        if not retry.keys() <= known.keys() - follows.keys():
+        if not isinstance(retry, Mapping) or not retry.keys() <= known.keys() - follows.keys():
             raise misfit(f"a retry stages {_names(retry)}, and may not")
         _check_numbers(retry, known)
 
@@ -83,12 +81,13 @@ def _check_numbers(values: Mapping[str, Any], known: Mapping[str, StagedNumber])
         number = known[name]
         if number.shape:
             check_array(name, value, np.dtype(number.dtype), *number.shape)
-            check_finite(name, value)
+            if number.dtype == "float32":
+                check_finite(name, value)
         elif not isinstance(value, _WHOLE if number.dtype == "int32" else _NUMBER):
             raise misfit(f"{name} must be {number.dtype}, not {type(value).__name__}")
         elif not number.low <= value <= number.high:
             raise misfit(f"{name} must be from {number.low} to {number.high}, not {value!r:.60}")
 
 
-def _names(values: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(map(str, values))) or "nothing"
+def _names(values: object) -> str:
+    return (", ".join(sorted(map(str, values))) or "nothing") if isinstance(values, Mapping) else repr(values)[:60]

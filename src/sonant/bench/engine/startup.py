@@ -81,7 +81,7 @@ def _speak(job: StartupJob) -> dict[str, float]:
     from sonant.bench.engine.listener import TEXT
     from sonant.config import EngineConfig
     from sonant.engine.engine import Engine
-    from sonant.load import pick_device, pick_dtype
+    from sonant.loading import pick_device, pick_dtype
     from sonant.models.registry import load_model
 
     marks = {"imported": time.time()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.options import DTYPES, Commands, add_command, whole_number
 from sonant.errors import ConfigError
-from sonant.load import pick_device, pick_dtype
+from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import family_module, family_names
 from sonant.models.workload import WorkloadProvider
 

@@ -13,7 +13,7 @@ from sonant.cli.model_folder import given_codec, model_folder
 from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.load import pick_device
+from sonant.loading import pick_device
 
 if TYPE_CHECKING:
     from sonant.bench.engine.offline import OfflineReport

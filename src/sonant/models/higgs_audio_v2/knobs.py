@@ -54,9 +54,9 @@ def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
 
 def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
     """Checked values of the staged numbers that sampling decides."""
-    values = resolve(knobs, sampling)
-    greedy = values.pop("greedy")
-    values["greedy"] = int(greedy or not values.pop("do_sample"))
+    values: dict[str, Any] = resolve(knobs, sampling)
+    greedy, samples = values.pop("greedy"), values.pop("do_sample")
+    values["greedy"] = int(greedy or not samples)
     if greedy:
         values["ras_win_len"] = 0  # the likeliest code, always
     return values

@@ -37,9 +37,7 @@ class HiggsPrompter:
         max_frames = min(budget, _MOST_FRAMES) if request.max_frames is None else request.max_frames
         staged = staged_values(self.spec.knobs, request.sampling)
         staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
-        return Prompt(
-            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
-        )
+        return Prompt(length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout)
 
     def check(self, prompt: Prompt) -> None:
         layout = prompt.payload
@@ -48,8 +46,8 @@ class HiggsPrompter:
         check_prompt(self, prompt, len(layout.text), layout.key_width, frame_limit=prompt.max_frames)
         check_ids("text", layout.text, 0, self.config.llama.vocab_size)
         check_ids("codes", layout.codes, -1, self.config.codebook_size)
-        least, most = layout.codes.min(axis=1) >= 0, layout.codes.max(axis=1) >= 0
-        if not most[-1] or (least != most).any():
+        audio = layout.audio()
+        if not audio[-1] or ((layout.codes >= 0) != audio[:, None]).any():
             raise misfit("a position is text, or has a code of each codebook, as the last one must")
 
 

@@ -55,7 +55,6 @@ def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
 def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
     """Checked values of the staged numbers that sampling decides."""
     values: dict[str, Any] = resolve(knobs, sampling)
-    greedy = values.pop("greedy")
-    values["greedy"] = int(greedy or not values.pop("do_sample"))
-    values["subtalker_greedy"] = int(greedy or not values.pop("subtalker_dosample"))
+    greedy, samples, subtalker = (values.pop(name) for name in ("greedy", "do_sample", "subtalker_dosample"))
+    values |= {"greedy": int(greedy or not samples), "subtalker_greedy": int(greedy or not subtalker)}
     return values

@@ -42,9 +42,7 @@ class Qwen3TTSPrompter:
         staged = staged_values(self.spec.knobs, request.sampling)
         staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
         staged["trailing_length"] = len(layout.trailing)
-        return Prompt(
-            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
-        )
+        return Prompt(length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout)
 
     def check(self, prompt: Prompt) -> None:
         layout, talker = prompt.payload, self.config.talker
