@@ -122,11 +122,11 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(serve: Serve, browser: Br
 
 def test_a_server_that_is_loading_is_waited_for(serve: Serve, browser: Browser) -> None:
     served = serve()
-    served.supervisor.trouble = "loading"
+    served.link.trouble = "loading"
     with visit(browser, served.url, ready=False) as visitor:
         visitor.wait(lambda: "Not ready: loading" in visitor.text("#engine-trouble"))
         assert "cannot speak just now" in visitor.text("#problem")
-        served.supervisor.trouble = None
+        served.link.trouble = None
         visitor.wait(lambda: "on cpu" in visitor.text("#model") and visitor.text("#problem") == "")
 
 

@@ -29,7 +29,7 @@ def full(serve: Serve) -> Iterator[Served]:
         resources.enter_context(engine.stream("hello the world", seed=1, max_frames=3000))
         wait_for(lambda: engine.stats().running == 1)
         resources.enter_context(engine.stream("hello the world", seed=2, max_frames=3000))
-        engine.submit = not_asked  # type: ignore[assignment, method-assign]
+        served.link.engine.submit = not_asked  # type: ignore[assignment, method-assign]
         yield served
 
 

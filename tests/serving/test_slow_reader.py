@@ -59,7 +59,7 @@ def test_it_is_spoken_no_further_and_goes_on_when_it_is_read_even_in_a_drain(ser
     with stopped_reader(served) as sock:
         assert served.post(**{**BODY, "input": "hello"}).status_code == 200
         served.server.handle_exit(signal.SIGTERM, None)
-        wait_for(lambda: not served.supervisor.ready)
+        wait_for(lambda: not served.link.ready)
         assert samples_of(to_the_end(sock)) == SAMPLES
     wait_for(lambda: served.server.should_exit)
 

@@ -21,7 +21,7 @@ OWN = ("vivian", "Uncle_Fu", "ryan")
 
 def engine(own: tuple[str, ...] = OWN, *, clones: bool = False, speaks_without_voice: bool = True) -> Any:
     spec = SimpleNamespace(clones=clones, speaks_without_voice=speaks_without_voice)
-    return SimpleNamespace(voices=own, model=SimpleNamespace(spec=spec))
+    return SimpleNamespace(voices=own, spec=spec)
 
 
 CUSTOM, BASE, DESIGN = engine(), engine((), clones=True, speaks_without_voice=False), engine(())

@@ -128,8 +128,18 @@ def _seconds(chunk: AudioChunk) -> float:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
+    if _running_loop() is loop:  # A front end's sound comes on the loop that waits for it.
+        return ready.set()
     with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
         loop.call_soon_threadsafe(ready.set)
+    return None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class SpeechStream:

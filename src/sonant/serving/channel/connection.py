@@ -90,5 +90,7 @@ class Connection(asyncio.Protocol):
         return None
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._received and self._wrong is None:
+            self._wrong = BadChannel("it ended in the middle of a message")
         self._received.clear()
-        self._lost(self._wrong or error)
+        self._lost(self._wrong)  # A peer that is killed resets the connection: that is an end, and no mistake of it.

@@ -111,6 +111,8 @@ class RemoteSteps:
             told = await future
         finally:
             del self._asked[message.id]
+        if isinstance(told, m.Failed):  # It becomes an error only here: one that a future holds is a cycle.
+            raise error_from(told.error, told.message, told.status, told.code, told.retry_s)
         if not isinstance(told, answer):
             raise BadChannel(f"{type(told).__name__} is no answer to {type(message).__name__}")
         return told
@@ -125,18 +127,14 @@ class RemoteSteps:
         future = self._asked.get(getattr(message, "id", -1))
         if future is None or future.done():
             return  # whoever asked has gone
-        if isinstance(message, m.Failed):
-            told = (message.error, message.message, message.status, message.code, message.retry_s)
-            future.set_exception(error_from(*told))
-        else:
-            future.set_result(message)
+        future.set_result(message)
 
     def lost(self, failure: Exception) -> None:
         """Nothing comes any more: all who wait are told so."""
         self.failure = failure
-        for future in self._asked.values():
+        for id, future in self._asked.items():
             if not future.done():
-                future.set_exception(failure)
+                future.set_result(m.Failed(id, "EngineClosed", str(failure)))
         requests, self._requests = self._requests, {}
         self._ids_of.clear()
         for request in requests.values():

@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _serve(setup: Setup) -> int:
-    from sonant.load import load
+    from sonant import load
     from sonant.serving.channel.engine_port import EnginePort
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
