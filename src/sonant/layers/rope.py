@@ -20,7 +20,7 @@ def rope_tables(
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / theta**steps
     if scaling is not None:
-        frequencies = _scaled(frequencies, scaling)
+        frequencies = scaled(frequencies, scaling)
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, :, None]
     cos, sin = angles.cos(), angles.sin()
@@ -29,7 +29,7 @@ def rope_tables(
     return cos.to(dtype), sin.to(dtype)
 
 
-def _scaled(frequencies: Tensor, scaling: Scaling) -> Tensor:
+def scaled(frequencies: Tensor, scaling: Scaling) -> Tensor:
     if isinstance(scaling, Llama3Scaling):
         return _stretched(frequencies, scaling)
     return frequencies / torch.tensor(scaling.factors, device=frequencies.device)
