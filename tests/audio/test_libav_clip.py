@@ -35,6 +35,7 @@ FORMATS = {
 def recording(form: str, codec: str, video: bool = False, seconds: float = 1.7, channels: int = 1) -> bytes:
     out = BytesIO()
     with av.open(out, "w", format=form) as container:
+        sound = container.add_stream(codec, rate=48_000, layout="mono" if channels == 1 else "stereo")
         if video:
             picture = container.add_stream("mpeg4", rate=10)
             picture.width = picture.height = 64
@@ -44,7 +45,6 @@ def recording(form: str, codec: str, video: bool = False, seconds: float = 1.7, 
                 frame.pts = n
                 container.mux(picture.encode(frame))
             container.mux(picture.encode(None))
-        sound = container.add_stream(codec, rate=48_000, layout="mono" if channels == 1 else "stereo")
         samples, _ = reference_clip(seconds, 48_000)
         for start in range(0, len(samples), 960):
             piece = np.stack([samples[start : start + 960]] * channels)
@@ -94,8 +94,8 @@ def test_its_length_is_judged(m4a: bytes, webm: bytes) -> None:
 
 
 def test_decoding_stops_at_the_longest_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten minutes whose container does not say so: as much is decoded as may be kept, and no more."""
-    data = recording("adts", "aac", seconds=60.0)
+    """A container that does not say how long it is: as much is decoded as may be kept, and no more."""
+    data = recording("adts", "aac", seconds=15.0)
     kept: list[int] = []
     real = libav_clip.decode
 
@@ -164,7 +164,7 @@ def test_where_av_is_missing_it_says_so(m4a: bytes, monkeypatch: pytest.MonkeyPa
 
 
 def test_damage_never_breaks_it(m4a: bytes, webm: bytes) -> None:
-    for seed in range(8):
+    for seed in range(5):
         dice = random.Random(seed)
         damaged = bytearray(dice.choice([m4a, webm]))
         for _ in range(5):
