@@ -17,7 +17,7 @@ from sonant.models.description import Description
 from sonant.serving.api.batch import batch_routes
 from sonant.serving.api.debug_routes import debug_routes
 from sonant.serving.api.engine_routes import engine_routes
-from sonant.serving.api.error_responses import DOCUMENTED, add_handlers, error_response
+from sonant.serving.api.error_responses import DOCUMENTED, Refused, add_handlers, error_response
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.speech_response import speech_routes
 from sonant.serving.api.speech_session import session_routes
@@ -86,14 +86,21 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
 
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
     created = int(time.time())
+    known = {
+        name: {"id": name, "object": "model", "created": created, "owned_by": "sonant"}
+        for name in (model_name, *MODEL_ALIASES)
+    }
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        names = (model_name, *MODEL_ALIASES)
-        return {
-            "object": "list",
-            "data": [{"id": n, "object": "model", "created": created, "owned_by": "sonant"} for n in names],
-        }
+        return {"object": "list", "data": list(known.values())}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        if model_id not in known:
+            there = ", ".join(known)
+            raise Refused(404, "model_not_found", f"no model {model_id[:64]!r}; there is {there}", param="model")
+        return known[model_id]
 
     @app.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:

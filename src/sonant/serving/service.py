@@ -110,6 +110,7 @@ class SpeechService:
     async def request(self, engine: Engine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
         spec = engine.model.spec
         _check_task(fields.task_type, spec)
+        fields.check_ref_text()
         speakers = await self._speakers(engine, fields)
         clip = None
         if fields.ref_audio is not None:

@@ -14,14 +14,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from sonant import errors
+from sonant.serving.api.mistakes import first_mistake
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_CHARS = 100  # of a field's name, which may be whatever a client made up
 
 # The most particular types come first: an error is answered as the first class that it belongs to.
 _RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
@@ -107,17 +106,6 @@ def response_for(error: Exception) -> JSONResponse:
     if shown.retry_s > 0:
         headers = {"retry-after": str(math.ceil(shown.retry_s)), "retry-after-ms": str(round(1e3 * shown.retry_s))}
     return error_response(shown.status, shown.message, shown.code, shown.param, headers)
-
-
-def first_mistake(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
-    """The first thing that is wrong with a body or a message, in words, and where."""
-    first = error.errors()[0]
-    if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
-        return "the body must be a JSON object, sent with content-type: application/json", None
-    if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))[:_SHOWN_CHARS]
-    return f"{where or 'the body'}: {first['msg']}", where or None
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -23,8 +23,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
-from sonant.serving.api.error_responses import Refused, client_error, first_mistake
+from sonant.serving.api.error_responses import Refused, client_error
 from sonant.serving.api.json_body import parsed
+from sonant.serving.api.mistakes import first_mistake
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
 from sonant.serving.service import SpeechService
@@ -254,7 +255,7 @@ def _parsed(raw: str | None) -> dict[str, Any]:
         message = parsed(raw)
     except Refused as e:
         raise BadMessage(str(e)) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise BadMessage("the message is not valid JSON") from None
     if not isinstance(message, dict):
         raise BadMessage("messages must be JSON objects")
