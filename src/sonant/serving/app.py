@@ -23,6 +23,7 @@ from sonant.serving.api.speech_response import speech_routes
 from sonant.serving.api.speech_session import session_routes
 from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.limits.keys import ApiKeys
 from sonant.serving.limits.middleware import RequestMiddleware
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
@@ -32,6 +33,16 @@ from sonant.serving.voices.voice_names import VoiceNames, reserved_names
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
+# A browser asks for each header by name. OpenAI's SDK sends all of these.
+_SDK = (
+    "lang package-version os arch runtime runtime-version retry-count timeout read-timeout async raw-response "
+    "helper-method poll-helper custom-poll-interval"
+)
+CORS_HEADERS = (
+    *("authorization", "content-type", "accept", "x-request-id", "traceparent", "tracestate"),
+    *("openai-organization", "openai-project", "openai-beta", "idempotency-key"),
+    *(f"x-stainless-{name}" for name in _SDK.split()),
+)
 
 
 def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
@@ -41,6 +52,7 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
     if options.voices_folder is not None:
         reserved = reserved_names(model.voices)
         store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+    keys = ApiKeys.of(options)
     service = SpeechService(supervisor, options, VoiceNames(store, model=mark))
 
     @asynccontextmanager
@@ -72,13 +84,15 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
     app.include_router(page_routes())
     if options.debug_profile == "on":
         app.include_router(debug_routes(service))
-    app.add_middleware(RequestMiddleware, options=options)
+    app.add_middleware(
+        RequestMiddleware, options=options, keys=keys, bodies=service.bodies, admit=service.check_room
+    )
     if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=CORS_HEADERS,
             expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],
         )
     return app

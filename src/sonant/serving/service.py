@@ -25,6 +25,7 @@ from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.admission import Admission, InFlight
+from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address
@@ -43,6 +44,7 @@ class SpeechService:
         self.metrics = Metrics(supervisor, names.store.cache if names.store is not None else None)
         self.admission = Admission(options)
         self.in_flight = InFlight()
+        self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self._fetcher = ClipFetcher(options.allow_url)
         self._fetchers = ThreadPoolExecutor(_FETCHER_THREADS, thread_name_prefix="sonant-fetch")
@@ -65,6 +67,19 @@ class SpeechService:
             raise
         resources.enter_context(self.in_flight.one())
         return engine
+
+    def check_room(self, client: str, path: str) -> None:
+        """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
+        try:
+            self.admission.rate.look(client, time.monotonic())
+            if path.startswith("/v1/audio/speech"):
+                engine = self.supervisor.engine
+                self.admission.check(client, engine.stats(), engine.config.max_waiting, requests=0)
+                with self.admission.place(client):
+                    pass
+        except (Refused, Overloaded) as e:
+            self.rejected(e)
+            raise
 
     def count_request(self, client: str) -> None:
         """For what is no speech and takes no place, but may not be asked for without end either."""

@@ -38,7 +38,9 @@ def parsed(raw: str | bytes) -> Any:
 
 class JsonRequest(Request):
     async def json(self) -> Any:
-        return parsed(await self.body())
+        raw = await self.body()
+        self._body = b""  # A clip is megabytes, and the request lives as long as its sound is sent.
+        return parsed(raw)
 
 
 class JsonRoute(APIRoute):

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -82,7 +81,6 @@ class SpeechSession:
             watch = asyncio.create_task(self._watch_for_shutdown())
             resources.callback(watch.cancel)
             try:
-                self._check_origin()
                 engine = self.service.supervisor.engine
                 resources.enter_context(self.service.admission.session(self.client))
                 async with asyncio.TaskGroup() as tasks:
@@ -94,14 +92,6 @@ class SpeechSession:
             except Exception as e:
                 ending = _first(e)
             await self._close(ending)
-
-    def _check_origin(self) -> None:
-        """Browsers let any page open a WebSocket anywhere, with no question asked before, as for other requests."""
-        headers, allowed = self.socket.headers, self.service.options.cors_origins
-        origin = headers.get("origin")
-        own = origin is None or urlsplit(origin).netloc == headers.get("host")
-        if not own and origin not in allowed and "*" not in allowed:
-            raise SessionEnd(POLICY, "pages of that origin may not use this server; see cors_origins", "origin_refused")
 
     async def _close(self, ending: Exception | None) -> None:
         if isinstance(ending, WebSocketDisconnect):

@@ -60,8 +60,19 @@ class RateLimit:
         if len(self._buckets) > _MOST_CLIENTS:
             self._buckets.popitem(last=False)
         if not enough:
-            message = f"more than {self.per_minute} requests a minute; slow down"
-            raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
+            self._refuse(requests, left)
+
+    def look(self, client: str, now_s: float) -> None:
+        """Raises as `take` would for one request, and takes nothing."""
+        if self.per_minute and client in self._buckets:
+            left, then_s = self._buckets[client]
+            left += (now_s - then_s) * self.per_minute / 60
+            if left < 1:
+                self._refuse(1, left)
+
+    def _refuse(self, requests: int, left: float) -> None:
+        message = f"more than {self.per_minute} requests a minute; slow down"
+        raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
 
 
 class Admission:
