@@ -60,7 +60,8 @@ def test_null_is_as_if_it_were_not_there(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "language"), [("a", "en"), ("z", "zh"), ("j", "ja"), ("en-US", "english"), ("zh_CN", "Chinese"), ("", None)]
+    ("code", "language"),
+    [("a", "en"), ("z", "zh"), ("j", "ja"), ("en-US", "english"), ("zh_CN", "Chinese"), ("", None)],
 )
 def test_lang_code_is_the_language(served: Served, code: str, language: str | None) -> None:
     meant = served.post(**BODY, response_format="pcm", language=language)
@@ -112,7 +113,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"input": "hi", "seed": -1}, "seed: must be at least 0"),
     ({"input": "hi", "seed": 1.5}, "seed: must be a whole number"),
     ({"input": "hi", "stream": "yes"}, "stream: must be true or false"),
-    ({"input": "hi", "response_format": "mp4"}, "response_format: must be 'mp3', 'opus', 'aac', 'flac', 'wav' or 'pcm'"),
+    (
+        {"input": "hi", "response_format": "mp4"},
+        "response_format: must be 'mp3', 'opus', 'aac', 'flac', 'wav' or 'pcm'",
+    ),
     ({"input": "hi", "word_timestamps": True}, "word_timestamps: must be false"),
     ({"input": "hi", "speakers": "a"}, "speakers: must be a list"),
     ({"input": "hi", "speakers": [5]}, "speakers.0: must be an object"),
@@ -127,8 +131,7 @@ def test_a_mistake_is_told_in_plain_words(served: Served, body: dict[str, Any], 
     error = refused(httpx.post(f"{served.url}{SPEECH}", json=body))
     assert error["message"].startswith(says), error
     assert error["param"] == says.partition(":")[0]
-    for inner in ("Input should", "Value error", "Extra inputs", "VoiceId", "constrained", "Fields", "pydantic", "<class"):
-        assert inner not in json.dumps(error)
+    assert not re.search(r"Input should|Value error|Extra inputs|VoiceId|constrained|Fields|<class", json.dumps(error))
 
 
 def test_a_file_that_is_none_is_told_in_plain_words(cloning: Served, tmp_path: Path) -> None:

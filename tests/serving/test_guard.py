@@ -41,7 +41,9 @@ def upload(served: Served, headers: dict[str, str]) -> httpx.Response:
     return httpx.post(f"{served.url}{VOICES}", headers=headers, timeout=30, **form)
 
 
-@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "http://", "http://[", "https://friend.example.evil"])
+@pytest.mark.parametrize(
+    "origin", [EVIL, "null", "http://127.0.0.1:1", "http://", "http://[", "https://friend.example.evil"]
+)
 def test_a_page_of_another_origin_changes_nothing(served: Served, origin: str) -> None:
     headers = {"origin": origin}
     assert refused(upload(served, headers), 403)["code"] == "origin_refused"
@@ -51,7 +53,9 @@ def test_a_page_of_another_origin_changes_nothing(served: Served, origin: str) -
     assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200  # without CORS no page can read it
 
 
-@pytest.mark.parametrize("headers", [{}, {"origin": "{url}"}, {"origin": "https://friend.example"}, {"origin": "https://tts.example"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"origin": "{url}"}, {"origin": "https://friend.example"}, {"origin": "https://tts.example"}]
+)
 def test_others_go_on_as_before(served: Served, headers: dict[str, str]) -> None:
     sent = {name: value.format(url=served.url) for name, value in headers.items()}
     made = upload(served, sent)
@@ -65,8 +69,9 @@ def test_a_name_that_is_not_ours_is_refused_to_browsers(served: Served) -> None:
     rebound = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
     assert refused(upload(served, rebound), 403)["code"] == "host_refused"
     sock = socket.create_connection(served.address)
-    with pytest.raises(InvalidStatus) as turned_away, connect(
-        f"ws://{host}{SPEECH}/stream", sock=sock, origin=Origin(f"http://{host}")
+    with (
+        pytest.raises(InvalidStatus) as turned_away,
+        connect(f"ws://{host}{SPEECH}/stream", sock=sock, origin=Origin(f"http://{host}")),
     ):
         pass
     answer = turned_away.value.response

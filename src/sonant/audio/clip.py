@@ -2,7 +2,7 @@
 
 Whatever comes in, either mono float32 at the asked rate comes out, or a `BadAudio` that says what to mend.
 Length is judged from the header before anything is decoded: a ten-hour file costs no more than a bad one. What
-libsndfile reads is read by it; what it does not know, M4A and WebM among them, is left to libav where that is installed.
+libsndfile does not know, M4A and WebM among the rest, is left to libav where that is installed.
 """
 
 from __future__ import annotations

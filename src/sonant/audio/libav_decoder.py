@@ -22,12 +22,13 @@ _MAX_EMPTY = 2000  # packets in a row without any sound: five seconds of the sho
 _MAX_STREAMS = 32
 _PADDING_S = 0.2  # that encoders add, and a container may count
 # Of sound alone, and of what recorders write: libav knows hundreds, and opens any of them that a file names.
-_CODECS = frozenset(
-    "aac aac_latm alac mp3 mp3float mp2 mp2float mp1 mp1float opus libopus vorbis libvorbis flac speex libspeex ac3 eac3 "
-    "amrnb amrwb libopencore_amrnb libopencore_amrwb wmav1 wmav2 wmapro wmavoice wavpack ape tta adpcm_ms "
-    "adpcm_ima_wav adpcm_ima_qt gsm gsm_ms pcm_u8 pcm_s8 pcm_s16le pcm_s16be pcm_s24le pcm_s24be pcm_s32le pcm_s32be "
-    "pcm_f32le pcm_f32be pcm_f64le pcm_f64be pcm_alaw pcm_mulaw".split()
-)
+_CODECS = frozenset({
+    "aac", "aac_latm", "alac", "mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float", "opus", "libopus", "vorbis",
+    "libvorbis", "flac", "speex", "libspeex", "ac3", "eac3", "amrnb", "amrwb", "libopencore_amrnb",
+    "libopencore_amrwb", "wmav1", "wmav2", "wmapro", "wmavoice", "wavpack", "ape", "tta", "adpcm_ms", "adpcm_ima_wav",
+    "adpcm_ima_qt", "gsm", "gsm_ms", "pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be",
+    "pcm_s32le", "pcm_s32be", "pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw",
+})  # fmt: skip
 
 
 def main(demuxer: str, most_s: float, most_channels: int) -> None:

@@ -45,11 +45,12 @@ def run(args: argparse.Namespace) -> int:
         from sonant.serving.app import create_app
         from sonant.serving.engine_supervisor import EngineSupervisor
         from sonant.serving.limits.keys import exposure
+        from sonant.serving.observability.log_format import configure_logging
         from sonant.serving.server import server_for
     except ModuleNotFoundError as e:
         raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e
     model, options, config = read_options(args)
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    configure_logging(options.log_level, options.log_format)
     for warning in exposure(options):
         logger.warning("%s", warning)
     folder = model_folder(model.model)

@@ -85,7 +85,12 @@ def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Descr
     if options.debug_profile == "on":
         app.include_router(debug_routes(service))
     app.add_middleware(
-        RequestMiddleware, options=options, keys=keys, bodies=service.bodies, admit=service.check_room
+        RequestMiddleware,
+        options=options,
+        keys=keys,
+        bodies=service.bodies,
+        admit=service.check_room,
+        finished=service.finished,
     )
     if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
         app.add_middleware(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sonant.config import option
 from sonant.errors import ConfigError
+from sonant.serving.observability.log_format import LogFormat
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -27,11 +28,15 @@ class ServeOptions:
     host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
     port: int = option(8000, "port to listen on; 0 picks one")
     api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
-    api_key_file: Path | None = option(None, "TOML of keys with their roles: \"KEY\" = [\"speak\", \"voices\", \"metrics\"]")
+    api_key_file: Path | None = option(None, 'TOML of keys with their roles: "KEY" = ["speak", "voices", "metrics"]')
     allowed_hosts: tuple[str, ...] = option(
         (), "name by which browsers reach this server, if not this machine's own: a proxy's", flag="allowed-host"
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged; never any text")
+    log_format: LogFormat = option("text", "lines for people, or a JSON object a line; a request is one line")
+    otlp_endpoint: str | None = option(
+        None, "URL that takes OpenTelemetry traces (OTLP over HTTP), such as http://localhost:4318/v1/traces"
+    )
     max_body_bytes: int = option(16 << 20, "of any request; a reference clip travels as base64")
     max_bodies_bytes: int = option(
         256 << 20, "of all large bodies that are on their way, in one process; who comes then is told to come again"

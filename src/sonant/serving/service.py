@@ -27,6 +27,8 @@ from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.admission import Admission, InFlight
 from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.observability.request_log import RequestLog, RequestRecord
+from sonant.serving.observability.tracing import tracer_for
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address
 from sonant.serving.voices.voice_names import VoiceNames
@@ -36,6 +38,7 @@ from sonant.voice import Voice
 _ENCODER_THREADS = 4
 _FETCHER_THREADS = 4
 _CACHED_CLIPS = 32
+_KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "batch"}
 
 
 class SpeechService:
@@ -44,6 +47,7 @@ class SpeechService:
         self.metrics = Metrics(supervisor, names.store.cache if names.store is not None else None)
         self.admission = Admission(options)
         self.in_flight = InFlight()
+        self.log = RequestLog(tracer_for(options.otlp_endpoint))
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self._fetcher = ClipFetcher(options.allow_url)
@@ -88,6 +92,13 @@ class SpeechService:
         except Refused as e:
             self.rejected(e)
             raise
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request is over; one that never came to its handler is counted here."""
+        kind = _KINDS.get(record.route) if record.outcome is None and record.status is not None else None
+        self.log.write(record)
+        if kind is not None:
+            self.metrics.requests.labels(kind, record.outcome).inc()
 
     def rejected(self, error: Refused | Overloaded) -> None:
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
@@ -219,6 +230,7 @@ class SpeechService:
 
     def close(self) -> None:
         self.supervisor.close()
+        self.log.close()
         self.executor.shutdown(wait=False)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 

@@ -91,13 +91,28 @@ class ClientError:
 
 def client_error(error: Exception) -> ClientError:
     """Errors of ours are shown in full; anything else is a 500 that shows nothing of our insides."""
+    known = _known(error)
+    if known is not None:
+        return known
+    logger.error("a request failed", exc_info=error)
+    return ClientError(500, "internal_error", "the server failed on this request; its log says more")
+
+
+def outcome_of(error: Exception) -> str:
+    """Whose doing it was, for metrics and the log: the client's (bad_request), its number's (refused), or ours."""
+    known = _known(error)
+    if isinstance(error, Refused | errors.Overloaded) and known is not None and known.status in (429, 503):
+        return "refused"
+    return "bad_request" if known is not None and known.status < 500 else "error"
+
+
+def _known(error: Exception) -> ClientError | None:
     if isinstance(error, Refused):
         return ClientError(error.status, error.code, str(error), error.param, error.retry_s)
     for kind, status, code, param in _RESPONSES:
         if isinstance(error, kind):
             return ClientError(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)
-    logger.error("a request failed", exc_info=error)
-    return ClientError(500, "internal_error", "the server failed on this request; its log says more")
+    return None
 
 
 def response_for(error: Exception) -> JSONResponse:

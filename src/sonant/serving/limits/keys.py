@@ -72,7 +72,8 @@ def exposure(options: ServeOptions) -> Iterator[str]:
             "Set --api-key or --api-key-file, or listen on 127.0.0.1 behind a proxy that asks who is there"
         )
     if options.api_key_file is not None and _is_world_readable(options.api_key_file):
-        yield f"every user of this machine can read the keys in {options.api_key_file}; chmod 600 {options.api_key_file}"
+        file = options.api_key_file
+        yield f"every user of this machine can read the keys in {file}; chmod 600 {file}"
 
 
 def _read(file: Path) -> dict[str, frozenset[Role]]:
@@ -80,10 +81,8 @@ def _read(file: Path) -> dict[str, frozenset[Role]]:
         listed = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"the key file {file} cannot be read: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        # The message may quote a line, and a line is a key.
-        at = f" at line {e.lineno}" if isinstance(getattr(e, "lineno", None), int) else ""  # type: ignore[union-attr]
-        raise ConfigError(f'the key file {file} is not valid TOML{at}; write "key" = ["speak"], a line for each') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # What it says may quote a line, and a line is a key.
+        raise ConfigError(f'the key file {file} is not valid TOML; write "key" = ["speak"], a line for each') from None
     if not listed:
         raise ConfigError(f"the key file {file} holds no key, which would let everybody in; add one")
     found = {}

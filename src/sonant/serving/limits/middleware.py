@@ -20,6 +20,7 @@ from sonant.serving.api.error_responses import Refused, response_for
 from sonant.serving.limits.bodies import BodyBudget, BodyReader
 from sonant.serving.limits.keys import ApiKeys, mark, role_for
 from sonant.serving.limits.origins import Origins
+from sonant.serving.observability.request_log import RequestRecord, is_probe, route_name
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
 
@@ -53,23 +54,36 @@ class SendWithId:
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, body: BodyReader) -> None:
         self.scope, self.receive, self.send, self.request_id, self.body = scope, receive, send, request_id, body
         self.accepted = False
+        self.status: int | None = None  # of the answer, once there is one
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.accepted:  # The router knows no such socket.
             return await response_for(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.body.release()
+            self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
-        self.accepted = self.accepted or message["type"] == "websocket.accept"
+        if message["type"] == "websocket.accept":
+            self.accepted, self.status = True, 101
         return await self.send(message)
 
 
 class RequestMiddleware:
     def __init__(
-        self, app: ASGIApp, options: ServeOptions, keys: ApiKeys, bodies: BodyBudget, admit: Admit
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        keys: ApiKeys,
+        bodies: BodyBudget,
+        admit: Admit,
+        finished: Callable[[RequestRecord], None],
     ) -> None:
-        """`admit` raises what a speech request of that client would be refused with now, and takes nothing."""
-        self.app, self.options, self.keys, self.bodies, self.admit = app, options, keys, bodies, admit
+        """`admit` raises what a speech request of that client would be refused with now, and takes nothing.
+
+        `finished` hears of every request when it is over.
+        """
+        self.app, self.options, self.keys, self.bodies = app, options, keys, bodies
+        self.admit, self.finished = admit, finished
         self.origins = Origins(options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,18 +94,24 @@ class RequestMiddleware:
         request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         key = self._key(scope, headers)
         client = self._client(scope, key)
-        scope.setdefault("state", {}).update(request_id=request_id, client=client)
+        record = self._record(scope, headers, request_id, client)
+        scope.setdefault("state", {}).update(request_id=request_id, client=client, record=record)
         admit = partial(self.admit, client, scope["path"])
         body = BodyReader(receive, self.bodies, client, self.options.max_body_bytes, admit)
         named_send = SendWithId(scope, receive, send, request_id, body)
         try:
-            self._check(scope, headers, key, body)
-        except SonantError as e:
-            return await self._refuse(e.with_traceback(None), scope, headers, named_send)
-        try:
-            return await self.app(scope, body, named_send)
+            await self._answer(scope, headers, key, body, named_send)
         finally:
             body.release()
+            record.status, record.route = named_send.status, route_name(scope)
+            self.finished(record)
+
+    async def _answer(self, scope: Scope, headers: Headers, key: str, body: BodyReader, send: SendWithId) -> None:
+        try:
+            self._check(scope, headers, key, body)
+        except SonantError as e:
+            return await self._refuse(e.with_traceback(None), scope, headers, send)
+        return await self.app(scope, body, send)
 
     def _check(self, scope: Scope, headers: Headers, key: str, body: BodyReader) -> None:
         """Raises `Refused`, or what the engine is in trouble with."""
@@ -115,9 +135,13 @@ class RequestMiddleware:
         response = response_for(refusal)
         if response.status_code == 401:
             response.headers["www-authenticate"] = "Bearer"
-        if "expect" in headers:  # Whoever asked first will not send the body, which the next request would be taken for.
+        if "expect" in headers:  # Its body is not sent now, and the next request would be taken for it.
             response.headers["connection"] = "close"
         await response(scope, send.receive, send)
+
+    def _record(self, scope: Scope, headers: Headers, request_id: str, client: str) -> RequestRecord:
+        parent, state = headers.get("traceparent"), headers.get("tracestate")
+        return RequestRecord(request_id, client, route_name(scope), is_probe(scope["path"]), parent, state)
 
     def _key(self, scope: Scope, headers: Headers) -> str:
         scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 import time
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)  # fmt: skip
 
 from sonant.engine.stream import SpeechStream
 from sonant.serving.audio_pipeline import AudioPipeline
@@ -20,7 +30,10 @@ _RTF = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5,
 _GAP_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 ROUTES = ("speech", "batch", "stream")
-OUTCOMES = ("stop", "length", "error")
+OUTCOMES = ("stop", "length", "bad_request", "refused", "error")
+REJECTIONS = (
+    "rate_limited", "overloaded", "too_many_requests", "too_many_sessions", "queue_full", "bodies_full",
+)  # fmt: skip
 ABORTS = ("client_gone", "failed", "shutdown", "idle")
 
 
@@ -31,6 +44,9 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         r.register(EngineCollector(supervisor, voices))
         r.register(GpuCollector(supervisor))
+        ProcessCollector(registry=r)
+        build = Info("sonant_build", "which build this is", registry=r)
+        build.info({"version": version("sonant"), "python": platform.python_version(), "torch": version("torch")})
         self.requests = Counter(
             "sonant_requests",
             "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
@@ -56,6 +72,8 @@ class Metrics:
         for route in ROUTES:
             for outcome in OUTCOMES:
                 self.requests.labels(route, outcome)
+        for reason in REJECTIONS:
+            self.rejected.labels(reason)
         for reason in ABORTS:
             self.aborted.labels(reason)
 
