@@ -82,7 +82,7 @@ def test_the_timbre_alone_is_a_voice_without_text(
         ({"speakers": []}, "speakers"),
         ({"speakers": [{}]}, "there is none of them"),
         ({"speakers": [{"voice": "a", "description": "b"}]}, "there is voice and description"),
-        ({"speakers": [TWO[0], {"description": "b", "ref_text": "c"}]}, "speakers.1: Value error, ref_text is what"),
+        ({"speakers": [TWO[0], {"description": "b", "ref_text": "c"}]}, "speakers.1: ref_text is what"),
         ({"speakers": [{"description": "x" * 1001}]}, "at most 1000 characters"),
         ({"speakers": [{"description": ""}]}, "at least 1 character"),
         ({"speakers": [{"description": "  "}]}, "speaker 0 has an empty description"),

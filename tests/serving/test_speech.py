@@ -137,12 +137,13 @@ def test_other_routes_answer_in_the_same_shape(served: Served) -> None:
     assert "sonant_requests_running 0.0" in httpx.get(f"{served.url}/metrics").text
 
 
-def test_keys_guard_every_route_but_health(serve: Serve) -> None:
+def test_keys_guard_every_route_but_those_of_probes(serve: Serve) -> None:
     served = serve(api_keys=("right", "other"))
-    for path in ("/v1/models", "/metrics", "/ready", "/v1/audio/voices", "/nope", "/openapi.json"):
-        assert httpx.get(f"{served.url}{path}").status_code == 401
+    for path in ("/v1/models", "/metrics", "/v1/audio/voices", "/nope", "/openapi.json"):
+        missing = httpx.get(f"{served.url}{path}")
+        assert missing.status_code == 401 and missing.headers["www-authenticate"] == "Bearer"
         assert httpx.get(f"{served.url}{path}", headers={"authorization": "Bearer wrong"}).status_code == 401
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{served.url}/health").status_code == httpx.get(f"{served.url}/ready").status_code == 200
     assert httpx.get(f"{served.url}/v1/models", headers={"authorization": "Bearer other"}).status_code == 200
 
 

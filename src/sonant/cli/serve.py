@@ -46,8 +46,13 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     if missing := missing_packages():
         raise ConfigError(f"serving needs {missing[0]}; install it with: pip install 'sonant[serve]'")
+    from sonant.serving.limits.keys import exposure
+    from sonant.serving.observability.log_format import configure_logging
+
     model, options, config = read_options(args)
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    configure_logging(options.log_level, options.log_format)
+    for warning in exposure(options):
+        logger.warning("%s", warning)
     folder = model_folder(model.model)
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
     if workers == 0:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse._ActionsContainer, settings: Iterable[Setting
         parser.add_argument(
             f"--{s.flag}",
             dest=s.name,
-            metavar=_metavar(s.kind),
+            metavar="FILE" if s.name.endswith("_file") else _metavar(s.kind),
             action="append" if s.repeats else "store",
             help=f"{s.help}{more} ({shown}{s.variable})".replace("%", "%%"),
         )

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.limits.connection import connection_type
 from sonant.serving.limits.socket_connection import SocketConnection
+from sonant.serving.observability.log_format import WithoutAccesses
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 
@@ -40,7 +41,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        self.idle_memory.look(self.service.in_flight.running, time.monotonic())
+        self.idle_memory.look(self.service.in_flight.running + self.service.bodies.held_bytes, time.monotonic())
         if self.signalled_s is not None:
             self._drain(self.signalled_s)
         return await super().on_tick(counter)
@@ -59,26 +60,15 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
 
-class WithoutQueries(logging.Filter):
-    """Keys may come in a query, where headers cannot be set; they do not belong in a log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(_bare(value) for value in record.args)
-        return True
-
-
-def _bare(value: object) -> object:
-    return value.partition("?")[0] if isinstance(value, str) and value.startswith("/") else value
-
-
 def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
     share_arenas()
     config = uvicorn.Config(
         app,
         host=options.host,
         port=options.port,
-        log_level=options.log_level,
+        log_config=None,  # as the rest of the process logs
+        log_level="info" if options.log_level == "debug" else options.log_level,  # its debug lines show what is sent
+        access_log=False,  # the request log says more
         http=connection_type(options),
         ws=SocketConnection,
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -86,6 +76,5 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         ws_max_size=options.ws_max_message_bytes,
         ws_per_message_deflate=False,  # sound does not shrink
     )
-    for name in ("uvicorn.access", "uvicorn.error"):
-        logging.getLogger(name).addFilter(WithoutQueries())
+    logging.getLogger("uvicorn.error").addFilter(WithoutAccesses())
     return DrainingServer(config, app.state.service)

@@ -15,10 +15,14 @@ from sonant.models.speech_spec import SpeechSpec
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
-from sonant.serving.channel.remote_engine import Place, RemoteEngine
+from sonant.serving.channel.messages import PlaceKind
+from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.encode import carried_rate_hz
+from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.limits.in_flight import InFlight
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.observability.request_log import RequestLog, RequestRecord
+from sonant.serving.observability.tracing import tracer_for
 from sonant.serving.options import ServeOptions
 from sonant.serving.refused import Refused
 from sonant.serving.voices.clips import Clips
@@ -29,6 +33,7 @@ from sonant.voice import Voice
 _ENCODER_THREADS = 4
 _QUICK_CHARS = 400  # of a text that is laid out sooner than a thread would begin to
 _QUICK_FORMATS = frozenset({"pcm", "wav"})
+_KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "batch"}
 
 
 class SpeechService:
@@ -36,11 +41,13 @@ class SpeechService:
         self.link, self.options, self.names = link, options, names
         self.metrics = Metrics()
         self.in_flight = InFlight()
+        self.log = RequestLog(tracer_for(options.otlp_endpoint))
+        self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url)
 
     async def admit(
-        self, client: str, resources: ExitStack, *, kind: Place = "speech", requests: int = 1
+        self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
     ) -> RemoteEngine:
         """The engine, for a client that may use it now; what it takes is given back with `resources`.
 
@@ -57,10 +64,27 @@ class SpeechService:
         resources.enter_context(self.in_flight.one())
         return engine
 
+    async def check_room(self, client: str, path: str) -> None:
+        """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
+        speaks = path.startswith("/v1/audio/speech")
+        with ExitStack() as resources:
+            try:
+                await self.link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
+            except (Refused, Overloaded) as e:
+                self.rejected(e)
+                raise
+
     async def count_request(self, client: str) -> None:
         """For what is no speech and takes no place, but may not be asked for without end either."""
         with ExitStack() as resources:
             await self.admit(client, resources, kind="upload")
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request is over; one that never came to its handler is counted here."""
+        kind = _KINDS.get(record.route) if record.outcome is None and record.status is not None else None
+        self.log.write(record)
+        if kind is not None:
+            self.metrics.requests.labels(kind, record.outcome).inc()
 
     def rejected(self, error: Refused | Overloaded) -> None:
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
@@ -100,6 +124,7 @@ class SpeechService:
     async def request(self, engine: RemoteEngine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
         spec = engine.spec
         _check_task(fields.task_type, spec)
+        fields.check_ref_text()
         speakers = await self._speakers(engine, fields)
         return SpeechRequest(
             text=text,
@@ -173,6 +198,7 @@ class SpeechService:
 
     async def close(self) -> None:
         await self.link.close()
+        self.log.close()
         self.executor.shutdown(wait=False)
         self.clips.close()
 

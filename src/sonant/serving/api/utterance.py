@@ -17,10 +17,11 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import BadRequest, Overloaded
-from sonant.serving.api.error_responses import client_error
+from sonant.serving.api.error_responses import client_error, outcome_of
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
 from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
@@ -62,10 +63,18 @@ class UtteranceText:
 
 class UtteranceSpeaker:
     def __init__(
-        self, text: UtteranceText, service: SpeechService, client: str, send: Send, took: Callable[[], None]
+        self,
+        text: UtteranceText,
+        service: SpeechService,
+        client: str,
+        send: Send,
+        took: Callable[[], None],
+        record: RequestRecord,
     ) -> None:
-        """`took` is called when text has been taken: there is room for more."""
+        """`took` is called when text has been taken: there is room for more. `record` is filled in."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
+        self.record = record
+        record.asks(text.config, 0)
         self.config = text.config
         self.engine: RemoteEngine | None = None  # once there is something to speak
         self.segments: list[Segment] = []  # given to the engine, in order
@@ -97,7 +106,9 @@ class UtteranceSpeaker:
                 if feed is not None:
                     feed.end()
         if feed is not None:
-            self.service.metrics.requests.labels("stream", str(feed.stream.finish_reason)).inc()
+            self.record.outcome = str(feed.stream.finish_reason)
+            self.service.metrics.requests.labels("stream", self.record.outcome).inc()
+        self.record.outcome = self.record.outcome or "stop"  # of nothing
         await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
 
     async def _next_text(self) -> str | None:
@@ -109,6 +120,7 @@ class UtteranceSpeaker:
             if len(self.segments) - self.sent < UNSENT_SEGMENTS:
                 segment = text.splitter.flush() if text.complete else text.splitter.take(eager=patience_s == 0)
                 if segment is not None or text.complete:
+                    self.record.characters = (self.record.characters or 0) + len(segment or "")
                     self.took()
                     return segment
             try:
@@ -133,6 +145,7 @@ class UtteranceSpeaker:
         except Overloaded as e:
             self.service.rejected(e)
             raise
+        self.record.opened()
         resources.callback(feed.stream.abort)
         feed.stream.limit_unread(self.service.options.max_unread_sound_s)
         return feed
@@ -155,7 +168,8 @@ class UtteranceSpeaker:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
-        self.service.metrics.requests.labels("stream", "error").inc()
+        self.record.outcome = outcome_of(error)
+        self.service.metrics.requests.labels("stream", self.record.outcome).inc()
         await self._send_start(index, text)
         await self.send(self._error(index, error))
         await self._send_done(index, 0, failed=True)
@@ -169,6 +183,7 @@ class UtteranceSpeaker:
                     segment, sent_bytes = self.segments[chunk.part], 0
                     await self._send_start(segment.index, segment.text)
                 self.sound_s += len(chunk.samples) / chunk.sample_rate
+                self.record.audio_s = self.sound_s
                 sent_bytes += await self._send_bytes(segment, await segment.pipeline.push(chunk))
                 if chunk.ends_part:
                     sent_bytes += await self._send_bytes(segment, await segment.pipeline.finish())
@@ -182,7 +197,8 @@ class UtteranceSpeaker:
                 await self.send({**self._error(segment.index, e), **_discard(sent_bytes)})
                 await self._send_done(segment.index, sent_bytes, failed=True)
                 self.reported = True
-            self.service.metrics.requests.labels("stream", "error").inc()
+            self.record.outcome = outcome_of(e)
+            self.service.metrics.requests.labels("stream", self.record.outcome).inc()
             raise
 
     async def _send_bytes(self, segment: Segment, data: bytes) -> int:
@@ -190,6 +206,7 @@ class UtteranceSpeaker:
             await self.send(data)
             if self.first_sound_s is None:
                 self.first_sound_s = time.monotonic()
+                self.record.sounded()
                 self.service.metrics.ttfp.observe(self.first_sound_s - segment.cut_s)
         return len(data)
 

@@ -12,6 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.audio.clip import read_clip
 from sonant.errors import BadAudio, UnknownConsent, UnknownVoice, Unsupported
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import ConsentUpdate
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.consents import ConsentRecord
@@ -23,7 +25,7 @@ _CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of
 
 def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRouter:
     """`model` marks what encoded a voice: only the same model can speak with it."""
-    router = APIRouter(prefix="/v1/audio")
+    router = APIRouter(prefix="/v1/audio", route_class=JsonRoute)
 
     @router.post("/voices")
     async def add_voice(
@@ -82,6 +84,10 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
     @router.get("/voice_consents/{consent_id}")
     async def get_consent(consent_id: str) -> dict[str, Any]:
         return _consent(await _found(store.consents.get, consent_id))
+
+    @router.post("/voice_consents/{consent_id}")
+    async def update_consent(consent_id: str, body: ConsentUpdate) -> dict[str, Any]:
+        return _consent(await _found(partial(store.consents.rename, name=body.name), consent_id))
 
     @router.delete("/voice_consents/{consent_id}")
     async def delete_consent(consent_id: str) -> dict[str, Any]:

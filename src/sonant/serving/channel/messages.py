@@ -13,6 +13,9 @@ import msgspec
 
 PROTOCOL = 1  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
+PlaceKind = Literal["speech", "session", "utterance", "upload", "look_speech", "look_upload"]
+"""Speech and a session take one of the client's places, an utterance has its session's; who looks takes nothing."""
+
 Staged = dict[str, "bool | int | float | Array"]
 Payload = dict[str, "bool | int | float | str | list[int] | Array | None"]
 
@@ -55,7 +58,7 @@ class Admit(Message):
 
     id: int
     client: str
-    kind: Literal["speech", "session", "utterance", "upload"]
+    kind: PlaceKind
     requests: int
 
 

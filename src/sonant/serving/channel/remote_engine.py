@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -20,8 +19,6 @@ from sonant.serving.observability.engine_report import EngineReport
 from sonant.types import Samples
 from sonant.voice import Voice
 
-Place = Literal["speech", "session", "utterance", "upload"]
-
 
 class RemoteEngine(Intake):
     def __init__(self, prompter: Prompter, connection: Connection, welcome: m.Welcome) -> None:
@@ -30,7 +27,9 @@ class RemoteEngine(Intake):
         super().__init__(prompter, config, self.remote, welcome.most_positions)
         self.device = welcome.device
 
-    async def admit(self, resources: ExitStack, client: str, kind: Place, requests: int = 1) -> Callable[[float], None]:
+    async def admit(
+        self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1
+    ) -> Callable[[float], None]:
         """Take a place for a client, given back with `resources`, or raise why there is none.
 
         Returns what is to be called with how long it took, when the request has been spoken to its end.

@@ -12,14 +12,12 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
 
 from sonant.engine.engine import Engine, EngineStats
 from sonant.errors import Overloaded
+from sonant.serving.channel.messages import PlaceKind
 from sonant.serving.options import ServeOptions
 from sonant.serving.refused import Refused
-
-PlaceKind = Literal["speech", "session", "utterance", "upload"]
 
 _MEMORY = 0.9  # of the running mean of request durations, for each request that ends
 _MOST_CLIENTS = 10_000  # remembered by the rate limit; beyond that the one unheard of longest is forgotten
@@ -44,8 +42,19 @@ class RateLimit:
         if len(self._buckets) > _MOST_CLIENTS:
             self._buckets.popitem(last=False)
         if not enough:
-            message = f"more than {self.per_minute} requests a minute; slow down"
-            raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
+            self._refuse(requests, left)
+
+    def look(self, client: str, now_s: float) -> None:
+        """Raises as `take` would for one request, and takes nothing."""
+        if self.per_minute and client in self._buckets:
+            left, then_s = self._buckets[client]
+            left += (now_s - then_s) * self.per_minute / 60
+            if left < 1:
+                self._refuse(1, left)
+
+    def _refuse(self, requests: int, left: float) -> None:
+        message = f"more than {self.per_minute} requests a minute; slow down"
+        raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
 
 
 class Admission:
@@ -91,10 +100,19 @@ class Admission:
             place.enter_context(self.session(client))
         elif kind == "upload":
             self.rate.take(client, time.monotonic())
+        elif kind.startswith("look"):
+            self._look(client, kind, engine)
         else:
             self.check(client, engine.stats(), engine.config.max_waiting, requests)
             if kind == "speech":
                 place.enter_context(self.place(client))
+
+    def _look(self, client: str, kind: PlaceKind, engine: Engine) -> None:
+        self.rate.look(client, time.monotonic())
+        if kind == "look_speech":
+            self.check(client, engine.stats(), engine.config.max_waiting, requests=0)
+            with self.place(client):
+                pass
 
     @contextmanager
     def session(self, client: str) -> Iterator[None]:

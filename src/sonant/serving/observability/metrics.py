@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from sonant.engine.stream import SpeechStream
@@ -20,7 +22,11 @@ _RTF = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5,
 _GAP_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 ROUTES = ("speech", "batch", "stream")
-OUTCOMES = ("stop", "length", "error")
+OUTCOMES = ("stop", "length", "bad_request", "refused", "error")
+REJECTIONS = (
+    "rate_limited", "overloaded", "too_many_requests", "too_many_sessions", "queue_full", "bodies_full",
+    "too_many_clips",
+)  # fmt: skip
 ABORTS = ("client_gone", "failed", "shutdown", "idle")
 
 
@@ -29,6 +35,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
+        self.process = ProcessCollector(registry=None)
         self.requests = Counter(
             "sonant_requests",
             "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
@@ -56,6 +63,8 @@ class Metrics:
         for route in ROUTES:
             for outcome in OUTCOMES:
                 self.requests.labels(route, outcome)
+        for reason in REJECTIONS:
+            self.rejected.labels(reason)
         for reason in ABORTS:
             self.aborted.labels(reason)
 
@@ -78,8 +87,10 @@ class Metrics:
         return self.registry.collect() if folder is None else MultiProcessCollector(None, folder).collect()
 
     def text(self, more: Iterable[Metric]) -> bytes:
-        """The whole page, with what is not counted here."""
-        return generate_latest(_Page([*self.families(), *more]))
+        """The whole page, with what is not counted here. Figures of a process are those of the one that is asked."""
+        facts = {"version": version("sonant"), "python": platform.python_version(), "torch": version("torch")}
+        build = InfoMetricFamily("sonant_build", "which build this is", facts)
+        return generate_latest(_Page([*self.families(), build, *self.process.collect(), *more]))
 
 
 class _Page(CollectorRegistry):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import logging
 import shutil
 import signal
 import sys
 
 from sonant.cli.exit_codes import EXIT_ERROR
 from sonant.errors import SonantError
+from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.processes.setup import Setup, read_setup
 
 _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
@@ -17,7 +17,7 @@ _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or w
 
 def main() -> int:
     setup = read_setup(lambda s: shutil.rmtree(s.scratch, ignore_errors=True))
-    logging.basicConfig(level=setup.serving.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    configure_logging(setup.serving.log_level, setup.serving.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
     try:

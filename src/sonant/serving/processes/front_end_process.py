@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
 
 from sonant.cli.exit_codes import EXIT_ERROR
 from sonant.errors import SonantError
+from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.observability.shared_counters import share_counters
 from sonant.serving.processes.setup import Setup, read_setup
 
@@ -17,7 +17,7 @@ _BACKLOG = 2048
 
 def main() -> int:
     setup = read_setup(lambda _: None)
-    logging.basicConfig(level=setup.serving.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    configure_logging(setup.serving.log_level, setup.serving.log_format)
     share_counters(setup.metrics)
     try:
         return _serve(setup)
