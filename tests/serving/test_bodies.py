@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -151,5 +152,5 @@ def test_a_small_body_needs_no_budget_and_asks_nobody() -> None:
         return {}
 
     reader = BodyReader(receive, BodyBudget(1, not_asked), "a", FREE_BYTES, not_asked)  # type: ignore[arg-type]
-    reader.expect(FREE_BYTES)
+    asyncio.run(reader.expect(FREE_BYTES))
     assert reader.budget.held_bytes == 0

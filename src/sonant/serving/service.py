@@ -44,7 +44,7 @@ class SpeechService:
         self.log = RequestLog(tracer_for(options.otlp_endpoint))
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
-        self.clips = Clips(options.allow_url)
+        self.clips = Clips(options.allow_url, self.rejected)
 
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1

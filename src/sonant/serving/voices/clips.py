@@ -12,7 +12,7 @@ import base64
 import binascii
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -33,7 +33,9 @@ _RETRY_S = 2.0
 class Clips:
     """Used on the event loop."""
 
-    def __init__(self, allow_url: tuple[str, ...]) -> None:
+    def __init__(self, allow_url: tuple[str, ...], refused: Callable[[Refused], None]) -> None:
+        """`refused` hears of everyone who is told to come again."""
+        self._refused = refused
         self._fetcher = ClipFetcher(allow_url)
         self._fetchers = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="sonant-fetch")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sonant-clip")
@@ -71,7 +73,9 @@ class Clips:
     def _place(self) -> Iterator[None]:
         if self._waiting >= MAX_WAITING:
             message = f"{self._waiting} reference clips are being read already; try again, or upload the voice once"
-            raise Refused(429, "too_many_clips", message, retry_s=_RETRY_S)
+            refusal = Refused(429, "too_many_clips", message, retry_s=_RETRY_S)
+            self._refused(refusal)
+            raise refusal
         self._waiting += 1
         try:
             yield
