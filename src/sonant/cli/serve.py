@@ -86,7 +86,6 @@ def _in_processes(
             folder=folder.absolute(), scratch=Path(scratch), model=model, serving=options, engine=config, host=host,
             port=port,
         )  # fmt: skip
-        logger.info("%d front ends on http://%s:%d/", workers, f"[{host}]" if ":" in host else host, port)
         return asyncio.run(Launcher(setup, workers).run())
 
 

@@ -71,10 +71,24 @@ class Launcher:
             loop.add_signal_handler(what, self._on_signal)
         engine = asyncio.create_task(self._keep(self.engine))
         front_ends = [asyncio.create_task(self._keep(child)) for child in self.front_ends]
+        announced = asyncio.create_task(self._announce())
         await self._closing.wait()
+        announced.cancel()
         await self._end(self.front_ends, front_ends, self.setup.serving.drain_s + _GRACE_S)
         await self._end([self.engine], [engine], _GRACE_S)
         return self.exit_code
+
+    async def _announce(self) -> None:
+        """Where the page is, as soon as it is there."""
+        host, port = self.setup.host, self.setup.port
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(_reachable(host), port)
+                writer.close()
+                break
+            await asyncio.sleep(0.05)
+        shown = f"[{host}]" if ":" in host else host
+        logger.info("http://%s:%d/ answers, by %d front ends; the engine is loading", shown, port, len(self.front_ends))
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -114,6 +128,11 @@ class Launcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._closing.wait()
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine on which a server that listens there answers."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _how(code: int) -> str:
