@@ -11,6 +11,7 @@ from sonant.config import EngineConfig
 from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
+from sonant.types import SoundFormat
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -22,11 +23,13 @@ def load(
     dtype: str = "auto",
     codec_dtype: str = "auto",
     config: EngineConfig | None = None,
+    sound: SoundFormat = "float32",
 ) -> Engine:
     """Load a published checkpoint folder and start an engine on it. Without one: the built-in voice.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
+    sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
@@ -34,7 +37,7 @@ def load(
     target = pick_device(device)
     config = config or EngineConfig()
     model = load_model(folder, config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
-    return Engine(model, config, target)
+    return Engine(model, config, target, sound)
 
 
 def pick_device(name: str) -> torch.device:

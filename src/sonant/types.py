@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from sonant.voice import Voice
 MAX_DESCRIPTION_CHARS = 1000  # of a speaker, in words
 
 Samples = npt.NDArray[np.float32]
+Pcm = npt.NDArray[np.int16]
+SoundFormat = Literal["float32", "int16"]
+"""How an engine gives its sound: numbers in -1..1, or rounded to 16 bits on the device, as they are sent."""
 Frames = npt.NDArray[Any]
 """[frames, …]: int32 codes or float32 latents, whichever the model decodes to."""
 
@@ -106,7 +109,7 @@ class SpeechRequest:
 class AudioChunk:
     """A piece of sound, in order, as it leaves the codec."""
 
-    samples: Samples
+    samples: Samples  # of int16, if the engine was loaded so
     sample_rate: int
     start_s: float  # where in the utterance it begins
     frames: Frames  # that it was made from

@@ -66,7 +66,8 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     from sonant.serving.processes.one_process import one_process
 
     def load() -> sonant.Engine:
-        return sonant.load(folder, device=model.device, dtype=model.dtype, codec_dtype=model.codec_dtype, config=config)
+        kinds = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        return sonant.load(folder, config=config, sound="int16", **kinds)
 
     prompter, described = load_prompter(folder, config), describe(folder)
     with one_process(load, prompter, options, described, folder.name) as (server, _):

@@ -22,7 +22,7 @@ from sonant.engine.runner import Runner
 from sonant.engine.telemetry import Telemetry
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
-from sonant.types import Samples
+from sonant.types import Samples, SoundFormat
 from sonant.voice import Voice
 from sonant.voice_cache import VoiceCache
 
@@ -43,11 +43,13 @@ class EngineStats:
 class Engine(Intake):
     """Speaks with one model. Make it with `sonant.load`; close it, or use it in a `with`."""
 
-    def __init__(self, model: SpeechModel, config: EngineConfig, device: torch.device) -> None:
-        self.model, self.device = model, device
+    def __init__(
+        self, model: SpeechModel, config: EngineConfig, device: torch.device, sound: SoundFormat = "float32"
+    ) -> None:
+        self.model, self.device, self.sound = model, device, sound
         config = config.resolved(device.type)
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
-        self.loop = StepLoop(Runner(model, config, self.sizes, device), config)
+        self.loop = StepLoop(Runner(model, config, self.sizes, device, sound), config)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
+from sonant.audio.pcm import NO_SOUND
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
@@ -201,7 +202,9 @@ class StepLoop:
     def _collect(self, step: Step) -> None:
         chunks, now_s = self.runner.collect(step), time.monotonic()
         for request, chunk in chunks:
-            if request.on_trial:
+            if chunk is None:
+                self._drop(request, EngineError(NO_SOUND))
+            elif request.on_trial:
                 request.hold(chunk)
             elif not request.abort_requested:
                 self._count_ahead(request, len(chunk.frames), now_s)
@@ -233,9 +236,13 @@ class StepLoop:
             message(value)
         except Exception as e:
             logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
-            request.abort()
             error = EngineError(f"the sound could not be handed over: {type(e).__name__}: {e}")
             error.__cause__ = e
+            self._drop(request, error)
+
+    def _drop(self, request: Request, error: Exception) -> None:
+        """End one request with an error, once."""
+        if request.abort():
             self._fail(request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:

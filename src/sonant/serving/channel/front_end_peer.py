@@ -35,7 +35,8 @@ class PeerSink:
 
     def push(self, chunk: AudioChunk) -> None:
         codes = chunk.frames.tobytes() if self.wants_frames else None
-        self.peer.leave(m.Sound(self.id, chunk.samples.tobytes(), len(chunk.frames), codes, chunk.start_s))
+        # The samples are a copy already, and nobody else's.
+        self.peer.leave(m.Sound(self.id, chunk.samples.data, len(chunk.frames), codes, chunk.start_s))
 
     def finish(self, reason: FinishReason) -> None:
         self.peer.leave(m.End(self.id, str(reason)))
@@ -91,7 +92,7 @@ class FrontEndPeer:
         self.greeted = True
         engine, port = self.port.engine, self.port
         facts = (port.config_json(), engine.most_positions, str(engine.device), port.restarts)
-        self.connection.send(m.Welcome(*facts, sound="float32"))
+        self.connection.send(m.Welcome(*facts, sound=engine.sound))
 
     def _admit(self, ask: m.Admit) -> None:
         admission, engine = self.port.admission, self.port.engine

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from sonant.types import SoundFormat
+
 PROTOCOL = 1  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
 PlaceKind = Literal["speech", "session", "utterance", "upload", "look_speech", "look_upload"]
@@ -121,12 +123,12 @@ class Welcome(Message):
     most_positions: int
     device: str
     restarts: int  # of the engine, since the server was started
-    sound: Literal["float32", "int16"]  # that `Sound` carries
+    sound: SoundFormat  # that `Sound` carries
 
 
 class Sound(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     id: int
-    samples: bytes
+    samples: bytes | memoryview
     frames: int  # that it was made from
     codes: bytes | None  # the frames themselves, where they were asked for
     start_s: float

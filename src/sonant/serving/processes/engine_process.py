@@ -34,7 +34,8 @@ def _serve(setup: Setup) -> int:
     from sonant.serving.warm_up import warm_up
 
     m = setup.model
-    engine = load(setup.folder, device=m.device, dtype=m.dtype, codec_dtype=m.codec_dtype, config=setup.engine)
+    kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
+    engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
     with engine:
         warm_up(engine)
         # All that is alive now stays alive. A collector that walks over it holds everybody up for a fifth of a second.
