@@ -197,7 +197,7 @@ def _spec(config: Qwen3TTSConfig, modules: Modules, builder: PromptBuilder, limi
         clones=clones,
         voice_vector="embedding" if clones else None,
         speaks_without_voice=config.kind != "base",
-        instructs=config.kind != "base",
+        instructs=config.instructs,
         segment_chars=limits.segment_chars,
     )
 
