@@ -156,7 +156,7 @@ form.addEventListener("submit", (event) => {
 element("speak").addEventListener("click", (event) => {
   if (!player.busy) return;
   event.preventDefault(); // it is no submission, and what is filled in need not be right
-  player.stop();
+  if (event.detail < 2) player.stop(); // who clicks twice means once
 });
 form.addEventListener("input", () => {
   showSnippet();

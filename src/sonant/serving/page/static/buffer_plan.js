@@ -4,7 +4,7 @@
 const REFILL_S = 0.2; // after a mere hiccup
 const LONGEST_WAIT_S = 30; // of a text without end; later another wait may follow
 const MARGIN = 1.1; // the rate so far is no promise
-const SURE_AFTER_S = 0.4; // of arriving, before its rate says anything
+const SURE_AFTER_S = 0.4; // of arriving, before its rate says anything; until then the last utterance's has to do
 const LEAST_TO_COME_S = 0.5; // while more may come
 const MORE_THAN_GUESSED = 0.1; // of what is here, once the guess has been passed
 const LETTER_S = 0.07; // roughly, whoever speaks
@@ -26,9 +26,10 @@ export class BufferPlan {
   waitS(utterance, aheadS, { waitedS, first }) {
     if (!utterance.open) return 0;
     if (!aheadS) return Infinity;
-    const rate = utterance.rate(SURE_AFTER_S) ?? this.#rate;
-    if (first && (rate === null || rate >= 1)) return 0; // nothing is gained by holding back the first sound
-    if (rate === null) return Infinity;
+    const rate = utterance.rate(SURE_AFTER_S);
+    const slow = (rate ?? this.#rate ?? 1) < 1;
+    if (first && !slow) return 0; // nothing is gained by holding back the first sound
+    if (!rate) return Infinity;
     if (rate >= 1) return Math.max(0, (REFILL_S - aheadS) / rate);
     const toComeS = this.#toComeS(utterance);
     // The rest takes toComeS / rate to arrive, and playing all that is not heard yet takes aheadS + toComeS.

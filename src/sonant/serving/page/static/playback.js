@@ -6,6 +6,7 @@ import { WorkletOutput } from "./worklet_output.js";
 
 const FEED_S = 30; // handed to the output ahead of the play head: enough for a page that nobody looks at
 const REFEED_S = 15; // and once there is less than that
+const TAKE_UP_S = 0.2;
 const HELD_MS = 50; // until an output has fallen silent
 const VOLUME_S = 0.01; // to another one, smoothly
 
@@ -93,8 +94,8 @@ class Playback {
 
   resume() {
     if (this.state !== "paused") return;
-    this.#gather();
-    this.#turn();
+    this.#context.resume(); // a phone may have taken it away in between
+    this.#takeUp();
   }
 
   /** To a sample among those that are here. Who was playing plays on there. */
@@ -102,8 +103,8 @@ class Playback {
     const resting = this.state === "paused" || this.state === "done";
     this.#disconnect();
     this.#connect(Math.max(0, Math.min(Math.round(position), this.#utterance.sound.length)));
-    if (resting) this.state = "paused";
-    else this.#gather();
+    if (!resting) return this.#takeUp();
+    this.state = "paused";
     this.#turn();
   }
 
@@ -132,14 +133,29 @@ class Playback {
   #turn() {
     const { state } = this.#output;
     this.#feed();
-    if (state === "done") this.stop();
-    else if (state === "dry" && this.state === "playing") {
+    if (state === "done") {
+      if (this.gaps.at(-1) === this.#utterance.sound.length) this.gaps.pop(); // it was the end: nothing was missing
+      this.stop();
+    } else if (state === "dry" && this.state === "playing") {
       this.gaps.push(this.position);
       this.#gather();
     }
     if (this.state === "waiting" || this.state === "buffering") this.#consider();
     if (this.state === "playing") this.#listen();
     this.onreport();
+  }
+
+  /** Who asks for it hears what is here at once; the plan is for when that has run out. */
+  #takeUp() {
+    this.#feed();
+    if (this.aheadS >= TAKE_UP_S) this.#go();
+    else this.#gather();
+    this.#turn();
+  }
+
+  #go() {
+    this.#output.go();
+    this.state = "playing";
   }
 
   #gather() {
@@ -153,9 +169,7 @@ class Playback {
     this.#gatheringMs ??= performance.now();
     const waitedS = (performance.now() - this.#gatheringMs) / 1000;
     this.waitS = this.#plan.waitS(this.#utterance, this.aheadS, { waitedS, first });
-    if (this.waitS > 0) return;
-    this.#output.go();
-    this.state = "playing";
+    if (this.waitS === 0) this.#go();
   }
 
   #feed() {

@@ -12,6 +12,7 @@ import { clock, milliseconds, ratio, roughly, seconds, several } from "./words.j
 const LEAST_AXIS_S = 4; // so that the first moments do not rush over the screen
 const CALM_DRAW_MS = 250; // for who asked for less motion
 const HICCUP_S = 0.5; // a wait that is over before its reason is read
+const SETTLED_MS = 800; // between two words on the same state: they are read aloud too
 const SHOWN = { playing: "speaking", paused: "paused", buffering: "buffering", waiting: "waiting" };
 
 const element = (id) => document.getElementById(id);
@@ -29,6 +30,7 @@ export class Player {
   #abort = null;
   #run = 0; // what belongs to an earlier one is late and must not show
   #verb = "Speaking"; // what is done, for the status
+  #saidMs = 0; // when the status was last another one
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
   #onState;
 
@@ -154,13 +156,16 @@ export class Player {
       paused: `Paused at ${clock(this.playedS)}.`,
       buffering: buffering(playback.waitS),
     }[state];
-    if (state !== this.#box.dataset.state || status !== element("status").textContent) this.#enter(state, status);
+    const entered = state !== this.#box.dataset.state;
+    const settled = performance.now() - this.#saidMs > SETTLED_MS;
+    if (entered || (settled && status !== element("status").textContent)) this.#enter(state, status);
   }
 
   #enter(state, status) {
     const woken = !this.live;
     this.#box.dataset.state = state;
     element("status").textContent = status;
+    this.#saidMs = performance.now();
     this.#transport.showState(state);
     this.#onState(state);
     if (woken && this.live) this.#draw(this.#run);

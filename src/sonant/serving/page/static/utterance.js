@@ -4,6 +4,8 @@ import { ServerError, call } from "./api.js";
 import { SAMPLE_RATE, Sound } from "./sound.js";
 import { object } from "./snippets.js";
 
+const LATELY_MS = 3000; // a server's speed changes with what else it does
+
 export class Utterance {
   sound = new Sound();
   pieces = 0; // that it came in
@@ -14,7 +16,7 @@ export class Utterance {
   lastByteMs = null;
   firstSoundMs = null; // when it was first heard: the loudspeaker's to say
   startedMs = performance.now(); // on the clock of performance.now()
-  #firstPieceS = 0;
+  #marks = []; // { ms, samples }: of the last seconds, what was here when
 
   /** `fields`: name → JSON text of its value; `voice`: how the visitor calls it. */
   constructor(fields, voice) {
@@ -29,12 +31,13 @@ export class Utterance {
     return this.sound.length ? this.lastByteMs / 1000 / this.sound.seconds : null;
   }
 
-  /** Seconds of sound that come in a second, or null before it has come for `leastS`. */
+  /** Seconds of sound that come in a second, of late, or null before it has come for `leastS`. */
   rate(leastS) {
-    if (this.firstByteMs === null) return null;
+    if (!this.#marks.length) return null;
+    const [first] = this.#marks;
     const untilMs = this.open ? performance.now() - this.startedMs : this.lastByteMs;
-    const comingS = (untilMs - this.firstByteMs) / 1000;
-    return comingS < leastS ? null : (this.sound.seconds - this.#firstPieceS) / comingS;
+    const comingS = (untilMs - first.ms) / 1000;
+    return comingS < leastS ? null : (this.sound.length - first.samples) / SAMPLE_RATE / comingS;
   }
 
   /** Ends when the last sample is here. `onPiece` gets each piece as an Int16Array. */
@@ -66,9 +69,10 @@ export class Utterance {
   }
 
   #keep(piece) {
-    if (!this.pieces) this.#firstPieceS = piece.length / SAMPLE_RATE;
     this.pieces += 1;
     this.sound.add(piece);
+    this.#marks.push({ ms: this.lastByteMs, samples: this.sound.length });
+    while (this.#marks[1]?.ms < this.lastByteMs - LATELY_MS) this.#marks.shift();
     return piece;
   }
 }
