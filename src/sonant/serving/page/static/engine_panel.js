@@ -14,7 +14,8 @@ const TILES = [
   {
     name: "Streams",
     meaning:
-      "How many texts are being spoken at this moment. A row is a place for one of them; when all are taken, the next ones wait.",
+      "How many texts are being spoken at this moment. A row is a place for one of them; when all are taken, the " +
+      "next ones wait.",
     value: (s) => s.running ?? null,
     large: (s) => `${s.running}`,
     small: (s) => `of ${s.rows} rows, ${s.waiting} waiting`,
@@ -22,7 +23,8 @@ const TILES = [
   {
     name: "First sound",
     meaning:
-      "How long a listener waits from the request to the first sound, also called TTFP, time to first packet: half of the listeners wait no longer than this, and 99 of 100 no longer than the small figure.",
+      "How long a listener waits from the request to the first sound, also called TTFP, time to first packet: half " +
+      "of the listeners wait no longer than this, and 99 of 100 no longer than the small figure.",
     value: (s) => s.recent.ttfp_p50_s,
     large: (s) => milliseconds(1000 * s.recent.ttfp_p50_s),
     small: (s) => `99 %: ${milliseconds(1000 * s.recent.ttfp_p99_s)}`,
@@ -30,14 +32,16 @@ const TILES = [
   {
     name: "RTF",
     meaning:
-      "Real-time factor: seconds of work for one second of sound. Below 1 the sound is made faster than it is heard; above 1 a listener has to wait in between.",
+      "Real-time factor: seconds of work for one second of sound. Below 1 the sound is made faster than it is " +
+      "heard; above 1 a listener has to wait in between.",
     value: (s) => s.recent.rtf_p50,
     large: (s) => ratio(s.recent.rtf_p50),
     small: (s) => several(s.recent.requests, "request"),
   },
   {
     name: "Sound",
-    meaning: "Seconds of sound made in one second, for all listeners together: 20 s would be enough for twenty of them.",
+    meaning:
+      "Seconds of sound made in one second, for all listeners together: 20 s would be enough for twenty of them.",
     value: (s) => (s.ready ? s.recent.audio_s_per_s : null),
     large: (s) => `${s.recent.audio_s_per_s.toFixed(1)} s`,
     small: () => "made each second",
@@ -45,7 +49,8 @@ const TILES = [
   {
     name: "Step",
     meaning:
-      "The engine works in steps, and each adds a sliver of sound to every stream. This is how long one takes, and which part of it takes longest.",
+      "The engine works in steps, and each adds a sliver of sound to every stream. This is how long one takes, and " +
+      "which part of it takes longest.",
     value: (s) => s.recent.step_s,
     large: (s) => milliseconds(1000 * s.recent.step_s),
     small: (s) => longest(s.recent.step_phases_s),
@@ -53,7 +58,8 @@ const TILES = [
   {
     name: "Batch",
     meaning:
-      "Batch rows: how many streams moved on together in one step. The more of them share a step, the less each one costs.",
+      "Batch rows: how many streams moved on together in one step. The more of them share a step, the less each one " +
+      "costs.",
     value: (s) => s.recent.batch_rows,
     large: (s) => s.recent.batch_rows.toFixed(1),
     small: (s) => `rows, ${s.recent.steps_per_s.toFixed(0)} steps/s`,
@@ -61,7 +67,8 @@ const TILES = [
   {
     name: "KV cache",
     meaning:
-      "The model’s memory of what each stream has said so far (its keys and values), kept in KV blocks of equal size. When all are taken, new streams wait.",
+      "The model’s memory of what each stream has said so far (its keys and values), kept in KV blocks of equal " +
+      "size. When all are taken, new streams wait.",
     value: (s) => (s.blocks ? (s.blocks - s.free_blocks) / s.blocks : null),
     large: (s) => `${Math.round((100 * (s.blocks - s.free_blocks)) / s.blocks)} %`,
     small: (s) => `${counted(s.blocks - s.free_blocks)} of ${several(s.blocks, "block")}`,
@@ -76,7 +83,9 @@ const TILES = [
   },
   {
     name: "GPU at work",
-    meaning: "The share of the time in which the graphics processor was computing, what power it draws, and how warm it is.",
+    meaning:
+      "The share of the time in which the graphics processor was computing, what power it draws, and how warm it " +
+      "is.",
     optional: true,
     value: (s) => s.gpu?.utilisation_ratio ?? null,
     large: (s) => `${Math.round(100 * s.gpu.utilisation_ratio)} %`,
@@ -84,7 +93,8 @@ const TILES = [
   },
   {
     name: "Turned away",
-    meaning: "Requests that were refused because the server had too much to do already; they are told when to try again.",
+    meaning:
+      "Requests that were refused because the server had too much to do already; they are told when to try again.",
     value: (s) => s.recent.rejected,
     large: (s) => counted(s.recent.rejected),
     small: (s) => (s.restarts ? `engine reloaded ${several(s.restarts, "time")}` : "requests"),

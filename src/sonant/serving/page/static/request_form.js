@@ -77,9 +77,8 @@ export class RequestForm {
     const { excess } = this;
     const most = Number.isFinite(this.#mostChars) ? ` of ${counted(this.#mostChars)}` : "";
     document.getElementById("count").textContent = `${counted(characters(text.value))}${most} characters`;
-    document.getElementById("too-long").textContent = excess
-      ? `${several(excess, "character")} too many: the server takes ${counted(this.#mostChars)} at once. Shorten the text, or speak it in parts.`
-      : "";
+    const over = `${several(excess, "character")} too many: the server takes ${counted(this.#mostChars)} at once.`;
+    document.getElementById("too-long").textContent = excess ? `${over} Shorten the text, or speak it in parts.` : "";
     text.setAttribute("aria-invalid", String(excess > 0));
   }
 }
