@@ -242,7 +242,8 @@ class StepLoop:
 
     def _drop(self, request: Request, error: Exception) -> None:
         """End one request with an error, once."""
-        if request.abort():
+        if not request.abort_requested:
+            request.abort()
             self._fail(request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:
