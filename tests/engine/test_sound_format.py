@@ -22,12 +22,13 @@ def toy(sound: SoundFormat, kind: type[ToyModel] = ToyModel) -> Engine:
 
 @pytest.mark.parametrize("live", [True, False])
 def test_it_is_the_same_sound_rounded(live: bool) -> None:
+    """To the bit where chunks are the same; a listener's follow the clock, and with them a float's last bits."""
     with toy("float32") as exact, toy("int16") as rounded:
         for n in range(4):
             asked: dict[str, Any] = {"text": "hello the world", "seed": n, "max_frames": 3 + 7 * n, "live": live}
             whole, sent = exact.stream(**asked).result(), rounded.stream(**asked).result()
             assert sent.samples.dtype == np.int16
-            np.testing.assert_array_equal(sent.samples, pcm16(whole.samples))
+            assert np.abs(sent.samples.astype(int) - pcm16(whole.samples)).max() <= live
             np.testing.assert_array_equal(sent.frames, whole.frames)
 
 

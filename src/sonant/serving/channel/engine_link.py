@@ -38,6 +38,7 @@ class EngineLink:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep(), name="engine link")
+        self._task.add_done_callback(_tell_failure)
 
     @property
     def ready(self) -> bool:
@@ -112,3 +113,8 @@ class EngineLink:
                 logger.error("the engine is gone (%s); waiting for another", error or "it ended")
             engine.lost(EngineClosed("the engine failed while it spoke; try again in a moment"))
         self._ended.set()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("this front end looks for no engine any more", exc_info=task.exception())

@@ -128,7 +128,7 @@ class Welcome(Message):
 
 class Sound(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     id: int
-    samples: bytes | memoryview
+    samples: bytes  # or what msgspec takes for them
     frames: int  # that it was made from
     codes: bytes | None  # the frames themselves, where they were asked for
     start_s: float
