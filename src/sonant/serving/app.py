@@ -29,7 +29,8 @@ from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
 from sonant.serving.service import SpeechService
-from sonant.serving.voices.voice_names import VoiceNames, reserved_names
+from sonant.serving.voices.aliases import check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
@@ -48,12 +49,14 @@ CORS_HEADERS = (
 def create_app(supervisor: EngineSupervisor, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
     """`model` is what the folder says of itself; `model_name` is what clients see."""
     store = None
+    given = parsed_aliases(options.voice_aliases)
+    check_aliases(model.voices, given, uploads=model.clones and options.voices_folder is not None)
     mark = f"{model.family}/{model.kind}/{model.size}"
     if options.voices_folder is not None:
-        reserved = reserved_names(model.voices)
+        reserved = reserved_names(model.voices, given)
         store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
     keys = ApiKeys.of(options)
-    service = SpeechService(supervisor, options, VoiceNames(store, model=mark))
+    service = SpeechService(supervisor, options, VoiceNames(store, model=mark, given=given))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
