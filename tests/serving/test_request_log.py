@@ -128,6 +128,7 @@ def test_who_hangs_up_is_told_apart_and_is_no_error(endless: Served, lines: Line
             sock.sendall(head.encode() + body)
             time.sleep(0.05)
     wait_for(lambda: len(lines.requests) == 3)
+    assert [line["outcome"] for line in lines.requests] == ["client_gone"] * 3
     assert not [r for r in lines.records if r.exc_info or r.levelno >= logging.WARNING], lines.texts()
     assert SECRET not in lines.texts()
 

@@ -50,6 +50,9 @@ class ServeOptions:
     max_streams_per_client: int = option(256, "at once, by API key, else by address; a WebSocket counts as one")
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    voice_aliases: tuple[str, ...] = option(
+        (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+    )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
     )

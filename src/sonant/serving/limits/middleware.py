@@ -105,6 +105,8 @@ class RequestMiddleware:
         finally:
             body.release()
             record.status, record.route = named_send.status, route_name(scope)
+            if body.gone and record.outcome is None:
+                record.outcome = "client_gone"
             self.finished(record)
 
     async def _answer(self, scope: Scope, headers: Headers, key: str, body: BodyReader, send: SendWithId) -> None:
