@@ -14,7 +14,7 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder
-from sonant.cli.options import Commands, add_codec, add_command, add_json, add_model
+from sonant.cli.options import add_codec, add_json, add_model
 from sonant.config import EngineConfig
 from sonant.errors import SonantError
 from sonant.load import pick_device, pick_dtype
@@ -40,9 +40,7 @@ class ModelCheck:
     free_bytes: int | None = None
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "show what Sonant will run on, and check a model without loading it"
-    parser = add_command(commands, "doctor", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_json(parser)

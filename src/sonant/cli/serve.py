@@ -6,15 +6,17 @@ import argparse
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import sonant
 from sonant.cli.model_folder import given_once, model_folder
-from sonant.cli.options import Commands, add_command
-from sonant.cli.settings import add_arguments, gather, misspelt, settings_of
+from sonant.cli.settings import add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.models.registry import describe
 from sonant.serving.options import ModelOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from sonant.engine.engine import Engine
 
 EXAMPLES = """
 sonant serve model
@@ -28,8 +30,7 @@ CONFIG_VARIABLE = "SONANT_CONFIG"
 logger = logging.getLogger(__name__)
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "serve", run, summary="answer OpenAI's speech API", examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
@@ -37,11 +38,12 @@ def add_parser(commands: Commands) -> None:
         f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
     )  # fmt: skip
     for title, owner in (("model", ModelOptions), ("server", ServeOptions), ("engine", EngineConfig)):
-        add_arguments(parser.add_argument_group(title), settings_of(owner))
+        add_settings(parser.add_argument_group(title), settings_of(owner))
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        from sonant.load import load as load_engine
         from sonant.serving.app import create_app
         from sonant.serving.engine_supervisor import EngineSupervisor
         from sonant.serving.server import server_for
@@ -51,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
     folder = model_folder(model.model)
 
-    def load() -> sonant.Engine:
-        return sonant.load(folder, device=model.device, dtype=model.dtype, codec_dtype=model.codec_dtype, config=config)
+    def load() -> Engine:
+        types = {"dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        return load_engine(folder, device=model.device, config=config, **types)
 
     app = create_app(EngineSupervisor(load), options, describe(folder), folder.name)
     server = server_for(app, options)

@@ -57,7 +57,7 @@ def settings_of(*owners: type) -> list[Setting]:
     return found
 
 
-def add_arguments(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
+def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
     for s in settings:
         default = ",".join(map(str, s.default)) if s.repeats else s.default
         shown = f"default: {default}; " if default not in (None, "") else ""

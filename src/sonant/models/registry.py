@@ -16,14 +16,17 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
-from sonant.models.base import SpeechModel
-from sonant.models.description import Description, Footprint
 from sonant.sampling import Knob
+
+if TYPE_CHECKING:  # A command line is built from the list of families, and needs no torch for it.
+    import torch
+
+    from sonant.models.base import SpeechModel
+    from sonant.models.description import Description, Footprint
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
