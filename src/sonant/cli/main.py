@@ -26,6 +26,7 @@ COMMANDS = (
         "find waste: record steps of an engine, read traces, compare two, hold a budget",
         "sonant.cli.profile",
     ),
+    Command("download", "fetch a published checkpoint, and check that it came whole", "sonant.cli.download"),
     Command("doctor", "show what Sonant will run on, and check a model without loading it", "sonant.cli.doctor"),
     Command(
         "random-model", "write a model of random weights: it babbles, at the speed of a real one",
@@ -41,6 +42,7 @@ examples:
   sonant voices --model model                      who can speak, and in which languages
   sonant bench offline --model model               how fast it is here; `bench serve` loads a server
   sonant profile run model                         where a step's time goes that makes no sound
+  sonant download qwen3-tts-1.7b-base              fetch a model, for --model qwen3-tts-1.7b-base
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,

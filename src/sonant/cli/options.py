@@ -15,7 +15,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def model_help() -> str:
-    return f"folder of a published checkpoint of {titles()} (default: the environment variable SONANT_MODEL)"
+    return (
+        f"folder of a published checkpoint of {titles()}, or the name that `sonant download` fetched one by (default: "
+        "the environment variable SONANT_MODEL)"
+    )
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

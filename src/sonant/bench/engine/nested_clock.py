@@ -8,15 +8,14 @@ second on a machine that others use.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 from sonant.bench.engine.step_rig import StepRig
 
-P, R = ParamSpec("P"), TypeVar("R")
 _FRAME, _CODEC = "a whole frame", "a whole codec step"
 
 
@@ -51,12 +50,12 @@ def _round(rig: StepRig, chunk: int) -> StepTimes:
 
 
 @contextmanager
-def _clocks(rig: StepRig, chunk: int) -> Iterator[Counter[str]]:
+def _clocks(rig: StepRig, chunk: int) -> Iterator[dict[str, float]]:
     """Clocks around the frame, its parts and the codec; they are taken out at the end."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
 
-    def clocked(name: str, run: Callable[P, R]) -> Callable[P, R]:
-        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+    def clocked(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             began_s = time.perf_counter()
             try:
                 return run(*args, **kwargs)
