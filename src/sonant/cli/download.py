@@ -19,9 +19,9 @@ from sonant.text_table import grid
 ENDPOINT_VARIABLE = "HF_ENDPOINT"  # the library's own name for it
 
 EXAMPLES = """
-sonant download                                    the names there are
-sonant download qwen3-tts-1.7b-base                then: sonant say "Hello." --model qwen3-tts-1.7b-base
-sonant download openbmb/VoxCPM2 --to VoxCPM2 --yes   into a folder, and without a question
+sonant download                                        the names there are
+sonant download NAME                                   then: sonant say "Hello." --model NAME
+sonant download ORGANISATION/NAME --to folder --yes    into a folder, and without a question
 """
 
 

@@ -42,7 +42,7 @@ examples:
   sonant voices --model model                      who can speak, and in which languages
   sonant bench offline --model model               how fast it is here; `bench serve` loads a server
   sonant profile run model                         where a step's time goes that makes no sound
-  sonant download qwen3-tts-1.7b-base              fetch a model, for --model qwen3-tts-1.7b-base
+  sonant download                                  names of models to fetch, for --model NAME
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,
