@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonant.cli.model_folder import given_once, model_folder
-from sonant.cli.settings import add_settings, gather, misspelt, settings_of
+from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.models.registry import describe
 from sonant.serving.options import ModelOptions, ServeOptions
+from sonant.serving.start_check import check_start, page_address
 
 if TYPE_CHECKING:
     from sonant.engine.engine import Engine
@@ -24,8 +25,6 @@ sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
 sonant serve --config sonant.toml
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
-
-CONFIG_VARIABLE = "SONANT_CONFIG"
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         from sonant.load import load as load_engine
+        from sonant.load import pick_device
         from sonant.serving.app import create_app
         from sonant.serving.engine_supervisor import EngineSupervisor
         from sonant.serving.server import server_for
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e
     model, options, config = read_options(args)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    check_start(options)
     folder = model_folder(model.model)
+    pick_device(model.device)  # without a GPU it will not come while we wait
 
     def load() -> Engine:
         types = {"dtype": model.dtype, "codec_dtype": model.codec_dtype}
@@ -59,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
     app = create_app(EngineSupervisor(load), options, describe(folder), folder.name)
     server = server_for(app, options)
+    if options.port:
+        logger.info("the page will be at %s", page_address(options.host, options.port))
     try:
         server.run()
     finally:
