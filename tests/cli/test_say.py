@@ -154,7 +154,7 @@ class Loading:
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     found = Loading()
-    monkeypatch.setattr(sys.modules["sonant.load"], "load", found)  # `sonant.load` is the function of that name
+    monkeypatch.setattr("sonant.load", found)
     return found
 
 

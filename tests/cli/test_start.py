@@ -32,9 +32,11 @@ finally:
 LOAD = """
 import sys
 from pathlib import Path
-from sonant.load import load
+import torch
+from sonant.config import EngineConfig
+from sonant.models.registry import load_model
 for folder in sys.argv[1:]:
-    load(folder, device="cpu").close()
+    load_model(Path(folder), EngineConfig(), torch.device("cpu"), torch.float32, torch.float32)
 print(*sys.modules, file=sys.stderr)
 """
 

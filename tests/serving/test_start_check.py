@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sonant import load
 from sonant.cli.main import main
 from sonant.errors import (
     BadText,
@@ -21,7 +22,6 @@ from sonant.errors import (
     Unsupported,
     is_permanent,
 )
-from sonant.load import load
 from sonant.serving.options import ServeOptions
 from sonant.serving.start_check import check_start, folder_problem, is_public, page_address, port_problem
 

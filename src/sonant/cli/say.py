@@ -141,7 +141,7 @@ def _load(folder: Path, config: EngineConfig, args: argparse.Namespace) -> Engin
     import_torch()
     import torch
 
-    from sonant.load import load
+    from sonant import load
 
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonant import load
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import given_codec, model_folder
 from sonant.cli.options import DTYPES, add_codec, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.load import load, pick_device
+from sonant.load import pick_device
 
 if TYPE_CHECKING:
     from sonant.bench.engine.offline import OfflineReport

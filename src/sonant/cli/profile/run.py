@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sonant import load
 from sonant.cli.model_folder import given_codec, given_once, model_folder
 from sonant.cli.options import DTYPES, add_codec, add_model, whole_number
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
-from sonant.load import load
 from sonant.profiling.capture import record_traces
 
 EXAMPLES = """
