@@ -4,6 +4,8 @@
 HTTP in one place, by class.
 """
 
+import errno
+
 
 class SonantError(Exception):
     """Every error that Sonant raises on purpose."""
@@ -75,3 +77,21 @@ class UnknownConsent(BadRequest):
 
 class StoreError(SonantError):
     """The voice store cannot be read or written: disk, permissions or damage, never the caller's doing."""
+
+
+# Of the system's: nothing there, not allowed, of another kind, read-only; an address in use, or not this machine's.
+_PERMANENT_ERRNOS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.EADDRINUSE,
+    errno.EADDRNOTAVAIL,
+}  # fmt: skip
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether the same start would fail again for the same reason, until a person changes something.
+
+    A server ends with exit code 2 and the message then. All else may pass (memory that another process holds, a
+    driver that starts anew) and is worth another try.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _PERMANENT_ERRNOS
+    return isinstance(error, ConfigError | CheckpointError | StoreError | ImportError)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -111,5 +112,6 @@ def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = ["-m", "sonant.cli.main", "serve", str(checkpoints["custom"]), "--workers", "1", "--port", str(port)]
-        ended = subprocess.run([os.sys.executable, *command], capture_output=True, text=True, timeout=60)  # type: ignore[attr-defined]
+        ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "in use" in ended.stderr and "--port" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelOptions:
     """What to load, and onto what."""
 
-    model: str | None = option(None, "folder of a published checkpoint")
+    model: str | None = option(None, "folder of a published checkpoint, or a name of `sonant download`")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
     dtype: Dtype = option("auto", "of the language models")
     codec_dtype: Dtype = option("auto", "of the codec")

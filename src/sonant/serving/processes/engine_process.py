@@ -8,7 +8,7 @@ import signal
 import sys
 
 from sonant.cli.exit_codes import EXIT_ERROR
-from sonant.errors import SonantError
+from sonant.errors import is_permanent
 from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.processes.setup import Setup, read_setup
 
@@ -22,7 +22,9 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_S)
     try:
         return _serve(setup)
-    except SonantError as e:
+    except Exception as e:
+        if not is_permanent(e):
+            raise
         print(f"sonant: {e}", file=sys.stderr)
         return EXIT_ERROR
 

@@ -33,6 +33,7 @@ def one_process(
         path = Path(folder) / "engine"
         supervisor = EngineSupervisor(load, path, Admission(options), warm)
         server = server_for(create_app(EngineLink(path, prompter), options, model, model_name), options)
+        supervisor.on_fatal = server.end
         supervisor.start()
         try:
             yield server, supervisor
