@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Sequence
 
 from sonant.cli.commands import Command, CommandParser, add_commands
-from sonant.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 from sonant.errors import SonantError
+from sonant.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 
 COMMANDS = (
     Command("say", "speak a text into a file", "sonant.cli.say"),

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
-from sonant.models.description import Description, Footprint
-from sonant.models.prompt import Prompter
 from sonant.sampling import Knob
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # A command line is built from the list of families, and needs no torch for it.
     import torch
 
     from sonant.models.base import SpeechModel
+    from sonant.models.description import Description, Footprint
+    from sonant.models.prompt import Prompter
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
 from sonant.cli.options import whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 from sonant.text_table import grid
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
 from sonant.cli.options import positive_numbers, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from sonant.bench.quality.judges import Judges

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
 from sonant.cli.options import positive_numbers, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 
 _LEAST_REQUESTS = 32
 EXAMPLES = """

@@ -7,8 +7,8 @@ import shutil
 import signal
 import sys
 
-from sonant.cli.exit_codes import EXIT_ERROR
 from sonant.errors import is_permanent
+from sonant.exit_codes import EXIT_ERROR
 from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.processes.setup import Setup, read_setup
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from sonant.cli.exit_codes import EXIT_ERROR
+from sonant.exit_codes import EXIT_ERROR
 from sonant.serving.observability.shared_counters import forget_process
 from sonant.serving.processes.setup import Setup
 from sonant.serving.start_check import page_address
