@@ -57,17 +57,18 @@ def check_install(wheel: Path, folder: Path) -> str:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
-    return subprocess.run([folder / "bin" / "sonant", "--version"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([folder / "bin" / "sonant", "--version"], capture_output=True, text=True)
+    return done.stdout.strip() or f"nothing, but: {done.stderr.strip()}"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheel, sdist = build(Path(folder) / "dist")
         check_contents(wheel, sdist)
-        shown = check_install(wheel, Path(folder) / "venv").strip()
+        shown = check_install(wheel, Path(folder) / "venv")
         version = wheel.name.split("-")[1]
         if shown != f"sonant {version}":
-            sys.exit(f"the installed command says {shown!r}, not version {version}")
+            sys.exit(f"asked for version {version}, the installed command says {shown}")
         print(f"{wheel.name} and {sdist.name}: complete; `{shown}` from the wheel alone")
 
 

@@ -25,7 +25,7 @@ class ServingFacts:
     port: int
     port_problem: str | None
     public: bool  # other machines can reach it
-    keys: int  # that clients may send one of
+    has_keys: bool  # of which clients must send one
     voices_folder: str | None
     voices_problem: str | None
     file_limit: int | None  # open files and connections; None: the system does not tell
@@ -49,7 +49,7 @@ def serving_facts() -> ServingFacts:
         port=options.port,
         port_problem=port_problem(options.host, options.port),
         public=is_public(options.host),
-        keys=len(options.api_keys),
+        has_keys=bool(options.api_keys),
         voices_folder=None if folder is None else str(folder),
         voices_problem=None if folder is None else folder_problem(folder),
         file_limit=_file_limit(),
@@ -61,8 +61,8 @@ def serving_rows(facts: ServingFacts, cpu_cores: int) -> list[tuple[str, str]]:
     there = ", ".join(f"{name} {found}" for name, found in facts.packages.items() if found)
     packages = f"lacks {', '.join(lacking)}: pip install 'sonant[serve]'" if lacking else there
     reach = "other machines can reach it" if facts.public else "this machine only"
-    keys = f"{facts.keys} API keys" if facts.keys else "no API key"
-    if facts.public and not facts.keys:
+    keys = "with API keys" if facts.has_keys else "no API key"
+    if facts.public and not facts.has_keys:
         keys += ": ANYBODY WHO REACHES IT MAY USE IT; set SONANT_API_KEYS"
     limit = "not known" if facts.file_limit is None else f"{facts.file_limit:,} open files"
     if facts.file_limit is not None and facts.file_limit < FEW_FILES:
