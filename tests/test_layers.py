@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "models": {"layers", "kernels"},
     "engine": {"models", "layers", "kernels"},
 }
+BELOW["hub"] = {"models"}  # where checkpoints come from; the families say which files are theirs
 BELOW |= {name: set(BELOW) for name in FRONT}
 BELOW |= {name: set(BELOW) for name in ("serving", "bench", "profiling")}
 BELOW |= {name: set(BELOW) for name in ("cli", "__main__")}  # a command is a thin front to one of these

@@ -154,7 +154,7 @@ class Loading:
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     found = Loading()
-    monkeypatch.setattr("sonant.loading", found)
+    monkeypatch.setattr("sonant.load", found)
     return found
 
 
