@@ -30,7 +30,7 @@ OPENAI_VOICES = (
 # Those that are asked for most come first, and get a voice of their own first. The others are neither's.
 _OPENAI_WOMEN = ("nova", "shimmer", "coral", "sage", "marin")
 _OPENAI_MEN = ("onyx", "echo", "ash", "cedar", "ballad")
-# Voices of published checkpoints, Qwen3-TTS' and our own, by whom they are meant to sound like. Those that speak a
+# Voices of published checkpoints and our own, by whom they are meant to sound like. Those that speak a
 # dialect come last.
 _WOMEN = ("vivian", "serena", "sohee", "ono_anna", "heart", "bella")
 _MEN = ("ryan", "aiden", "uncle_fu", "dylan", "eric", "michael", "fenrir")
