@@ -33,7 +33,7 @@ def opened() -> Iterator[list[Engine]]:
     for engine in engines:
         engine.close()
         stats = engine.stats()
-        assert (stats.running, stats.waiting) == (0, 0)
+        assert (stats.running, stats.waiting, stats.parked) == (0, 0, 0)
         assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
 
 
@@ -78,6 +78,7 @@ def forget_requests(engine: Engine) -> None:
     scheduler, pool = engine.loop.scheduler, engine.loop.pool
     scheduler.running.clear()
     scheduler.waiting.clear()
+    scheduler.parked.clear()
     scheduler.rows.free[:] = range(scheduler.rows.scratch)
     pool.free.update((block, None) for block in range(1, pool.total + 1))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +27,7 @@ from sonant.engine.loop import StepLoop
 from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
+from sonant.engine.stats import EngineStats
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.engine.telemetry import Telemetry
 from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
@@ -39,17 +40,6 @@ from sonant.voice import Voice
 from sonant.voice_cache import VoiceCache
 
 _REMEMBERED_CLIPS = 64
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    running: int
-    waiting: int
-    free_rows: int
-    rows: int
-    free_blocks: int
-    blocks: int
-    steps: int
 
 
 class Engine:
@@ -158,16 +148,7 @@ class Engine:
         return self.loop.runner.telemetry
 
     def stats(self) -> EngineStats:
-        scheduler = self.loop.scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=self.loop.waiting(),
-            free_rows=len(scheduler.rows.free),
-            rows=scheduler.rows.scratch,
-            free_blocks=len(self.loop.pool.free),
-            blocks=self.loop.pool.total,
-            steps=self.loop.steps,
-        )
+        return self.loop.stats()
 
     def join(self) -> None:
         """Wait until the step thread has ended, because the engine was closed or has failed."""

@@ -21,6 +21,7 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
+from sonant.engine.stats import EngineStats
 from sonant.errors import EngineClosed, EngineError, Overloaded
 from sonant.types import FinishReason
 
@@ -46,7 +47,7 @@ class StepLoop:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self.runner, self.config = runner, config
         self.pool = BlockPool(runner.blocks, config.block_tokens)
-        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool)
+        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool, runner.telemetry)
         self.steps = 0
         self.failure: Exception | None = None
         self._inbox: list[Request] = []
@@ -112,6 +113,24 @@ class StepLoop:
     def waiting(self) -> int:
         return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
+    def stats(self) -> EngineStats:
+        scheduler, sharing, telemetry, now_s = self.scheduler, self.scheduler.sharing, self.runner.telemetry, time.monotonic()
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=self.waiting(),
+            free_rows=len(scheduler.rows.free),
+            rows=scheduler.rows.scratch,
+            free_blocks=len(self.pool.free),
+            blocks=self.pool.total,
+            steps=self.steps,
+            parked=len(scheduler.parked),
+            lendable_rows=sharing.lendable(now_s),
+            in_need=sharing.in_need(now_s) + len(self._inbox),
+            start_s=telemetry.start_s.value,
+            turn_s=telemetry.turn_s.value,
+            whole_s=telemetry.whole_s.value,
+        )
+
     def join(self) -> None:
         self._thread.join()
 
@@ -122,7 +141,7 @@ class StepLoop:
         self._thread.join(drain_s)
         self._in_haste = True
         while self._thread.is_alive():  # a long text may still post its next part
-            self.abort([*self._inbox, *self.scheduler.waiting, *self.scheduler.running])
+            self.abort([*self._inbox, *self.scheduler.requests])
             self._thread.join(0.05)
 
     def _check_running(self) -> None:
@@ -173,8 +192,7 @@ class StepLoop:
         warmup, now_s = self.runner.warmup, time.monotonic()
         if not warmup.pending or warmup.held or self._stop or self._inbox or self._expected:
             return False
-        requests = [*self.scheduler.waiting, *self.scheduler.running]
-        live = [r for r in requests if r.speech.live and not r.abort_requested]
+        live = [r for r in self.scheduler.requests if r.speech.live and not r.abort_requested]
         return all(self.scheduler.slack_s(r, now_s) > warmup.expected_s for r in live)
 
     def _take_messages(self) -> None:
@@ -190,7 +208,7 @@ class StepLoop:
     def _wait_for_messages(self) -> bool:
         """Sleep until there is something to do; False: there never will be."""
         with self._wake:
-            if self._inbox or self._aborts or self.scheduler.running or self.scheduler.waiting:
+            if self._inbox or self._aborts or self.scheduler.requests:
                 return True
             if self._stop and (self._in_haste or not self._expected):
                 return False
@@ -259,7 +277,7 @@ class StepLoop:
         """Nothing will be spoken any more: tell all who still wait, those without a request too."""
         with self._wake:
             self._ended = True
-            requests = [*self._inbox, *self.scheduler.waiting, *self.scheduler.running]
+            requests = [*self._inbox, *self.scheduler.requests]
             texts = list(self._open)
         if self.failure is not None:
             for request in requests:

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sonant.engine.engine import EngineStats
+from sonant.engine.stats import EngineStats
 from sonant.errors import Overloaded
 from sonant.serving.api.error_responses import Refused
 from sonant.serving.options import ServeOptions
