@@ -54,7 +54,11 @@ class EngineClosed(EngineError):
 
 
 class Overloaded(EngineError):
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting; try again in `retry_s` seconds."""
+
+    def __init__(self, message: str, retry_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class Aborted(SonantError):

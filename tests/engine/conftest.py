@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sonant
-from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family
-from engine.going_on import Gate, Going, Make
+from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family, frames_each
+from engine.going_on import FRAMES, Gate, Going, Make
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
@@ -94,7 +94,8 @@ def make(opened: list[Engine]) -> Make:
     """An engine on a toy that goes on from what was said, and the toy."""
 
     def make(**options: int) -> tuple[Engine, Going]:
-        config, device = EngineConfig(**{"segment_chars": 60, "max_rows": 4, **options}), torch.device("cpu")
+        defaults = {"segment_chars": 60, "max_rows": 4, **frames_each(FRAMES, frame_s=0.04)}
+        config, device = EngineConfig(**{**defaults, **options}), torch.device("cpu")
         model = Going(config, device)
         opened.append(Engine(model, config, device))
         return opened[-1], model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
-from engine.families import same_frames
+from engine.families import frames_each, same_frames
 from engine.test_scheduler import SPEC
 from sonant import FinishReason, Spoken
 from sonant.audio.join import FADE_S
@@ -21,14 +21,14 @@ SENTENCES = [f"Sentence number {n} is about the world and speech." for n in rang
 
 @pytest.mark.parametrize("live", [True, False])
 def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live: bool) -> None:
-    engine = make_any(segment_chars=60)
+    engine = make_any(segment_chars=60, **frames_each(6))
     text = " ".join(SENTENCES)
-    whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
+    whole = engine.stream(text, seed=10, live=live).result()
     context: list[Spoken] = []  # where the model goes on from what it said before
     kept, parts = engine.model.spec.context_segments, []
     for n, sentence in enumerate(SENTENCES):
         before = tuple(context[-kept:]) if kept else ()
-        parts.append(engine.speak(sentence, seed=10 + n, max_frames=6, context=before))
+        parts.append(engine.speak(sentence, seed=10 + n, context=before))
         context.append(Spoken(sentence, parts[-1].frames))
     same_frames(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
@@ -43,15 +43,15 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
 
 
 def test_chunks_of_a_long_text_are_continuous(make_any: MakeEngine) -> None:
-    engine = make_any(segment_chars=60)
-    chunks = list(engine.stream(" ".join(SENTENCES), seed=1, max_frames=5))
+    engine = make_any(segment_chars=60, **frames_each(5))
+    chunks = list(engine.stream(" ".join(SENTENCES), seed=1))
     ends = np.cumsum([len(c.samples) for c in chunks])
     np.testing.assert_allclose([c.start_s * c.sample_rate for c in chunks], [0, *ends[:-1]], atol=0.01)
 
 
 def test_length_is_reported_when_any_part_was_cut(make_any: MakeEngine) -> None:
-    engine = make_any(segment_chars=60)
-    assert engine.speak(" ".join(SENTENCES), seed=1, max_frames=3).finish_reason is FinishReason.LENGTH
+    engine = make_any(segment_chars=60, **frames_each(3))
+    assert engine.speak(" ".join(SENTENCES), seed=1).finish_reason is FinishReason.LENGTH
 
 
 def test_abort_stops_all_parts(make_any: MakeEngine) -> None:

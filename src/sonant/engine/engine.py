@@ -121,7 +121,7 @@ class Engine:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
         requests = [
-            self._part(replace(speech, text=part, seed=(seed + n) % 2**64), n, PartSink(whole, n))
+            self._long_part(replace(speech, text=part, seed=(seed + n) % 2**64), n, PartSink(whole, n))
             for n, part in enumerate(parts)
         ]
         self.loop.watch(whole)
@@ -201,10 +201,19 @@ class Engine:
         spec, context = self.model.spec, None
         if spec.context_segments:
             context = Context(spec.context_segments, speech.context, self._go_on, self._prompts)
-        return LongText(sink, spec, self.loop, at_once=at_once, live=speech.live, context=context)
+        most = speech.max_frames
+        return LongText(sink, spec, self.loop, at_once=at_once, live=speech.live, context=context, max_frames=most)
+
+    def _long_part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """A part has its own budget within `max_frames`, which are the whole text's and may be more than a row holds."""
+        request = self._part(replace(speech, max_frames=None), index, sink)
+        most = speech.max_frames
+        return request if most is None or request.prompt.max_frames <= most else self._part(speech, index, sink)
 
     def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
         """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
+        if index:  # the promise is of the first sound, not of every part's
+            speech = replace(speech, first_audio_within_s=None)
         request = self._request(replace(speech, context=()), sink)
         return self._go_on(request, speech.context[-self.model.spec.context_segments :]) if index == 0 else request
 

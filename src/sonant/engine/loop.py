@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOOK_EVERY_S = 0.05  # at those who wait, for whom it is too late
+
 
 class Observer(Protocol):
     """Sees steps go by, on the step thread. What it raises is the engine's failure."""
@@ -57,6 +59,7 @@ class StepLoop:
         self._expected = 0  # requests that are still being laid out, see `expect`
         self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
+        self._looked_s = 0.0
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
@@ -170,7 +173,10 @@ class StepLoop:
             if observer is not None:
                 observer.between_steps()
             self._take_messages()
-            plan = self.scheduler.plan(time.monotonic())
+            now_s = time.monotonic()
+            if now_s - self._looked_s >= _LOOK_EVERY_S:
+                self._refuse_late(now_s)
+            plan = self.scheduler.plan(now_s)
             if plan:
                 telemetry.took("plan")
                 with nullcontext() if observer is None else observer.around_launch(plan):
@@ -203,6 +209,19 @@ class StepLoop:
         for request in aborts:
             if request.abort():
                 self._tell(request, request.sink.finish, FinishReason.ABORT)
+                self._retire(request)
+
+    def _refuse_late(self, now_s: float) -> None:
+        """Who has waited for as long as they were promised a sound within is told when to come back."""
+        self._looked_s = now_s
+        waiting = [(r, r.speech.first_audio_within_s) for r in self.scheduler.waiting]
+        late = [(r, within_s) for r, within_s in waiting if within_s is not None and now_s - r.arrival_s >= within_s]
+        first_sound_s = self.stats().first_sound_s() if late else 0.0
+        for request, within_s in late:
+            if request.abort():
+                retry_s = max(1.0, first_sound_s - within_s)
+                message = f"no row was free within {within_s:g} s; the engine is full, try again later"
+                self._fail(request, Overloaded(message, retry_s))
                 self._retire(request)
 
     def _wait_for_messages(self) -> bool:
