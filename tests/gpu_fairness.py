@@ -1,4 +1,4 @@
-"""Every row is taken by texts of 19,900 characters: how soon does a newcomer hear something, and what do the others pay?
+"""Every row is taken by texts of 19,900 characters: how soon does a newcomer hear something, and what do others pay?
 
     python tests/gpu_fairness.py --folder /tmp/full [--rows 256] [--newcomers 200] [--every 0.1] [--out report.json]
     python tests/gpu_fairness.py --size tiny --rows 8                    # on a CPU, to see that it works
@@ -124,7 +124,7 @@ async def measure(engine: Engine, args: argparse.Namespace) -> dict[str, object]
     await asyncio.gather(*tasks, return_exceptions=True)
     print(beside.line("with newcomers"), flush=True)
     shown = {f"p{q}": float(np.percentile(firsts_ms, q, method="higher")) for q in (50, 90, 99)}
-    print("first sound of newcomers, ms:", ", ".join(f"{name} {value:.0f}" for name, value in shown.items()), flush=True)
+    print("first sound of newcomers, ms:", *(f"{name} {value:.0f}" for name, value in shown.items()), flush=True)
     stats, parkings = engine.stats(), getattr(engine.telemetry, "parkings", None)
     print(f"{parkings} parkings; turn {stats.turn_s * 1e3:.0f} ms, start {stats.start_s * 1e3:.0f} ms", flush=True)
     return {"first_sound_ms": shown, "alone": vars(alone), "beside": vars(beside), "parkings": parkings, "rows": rows}

@@ -30,7 +30,7 @@ class EngineConfig:
     max_batch: int | None = option(None, "rows in one frame step; the others have sound buffered and wait")
     max_waiting: int = option(1024, "requests that may queue for a row")
     max_parked: int | None = option(
-        None, "requests that may lie aside while others speak in their rows; none: as many as rows. 0: rows are not lent"
+        None, "requests that may lie aside while others have their rows; none: as many as rows, 0: rows are not lent"
     )
     block_tokens: int = option(16, "positions in a KV block, the unit of prefix reuse")
     max_positions: int = option(4096, "prompt and frames of one request")

@@ -61,6 +61,10 @@ class Overloaded(EngineError):
         self.retry_s = retry_s
 
 
+class TooLate(Overloaded):
+    """It waited for as long as it was promised a first sound within, and none came."""
+
+
 class Aborted(SonantError):
     """The request was aborted before its speech was complete."""
 

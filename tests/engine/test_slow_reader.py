@@ -15,7 +15,8 @@ from engine.families import frames_each
 from engine.test_scheduler import SPEC
 from engine.test_streams import wait_until_idle
 from sonant import AudioChunk, Engine, FinishReason, SpeechRequest
-from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.long_text import LongText
+from sonant.engine.part_sink import PartSink
 from sonant.engine.request import Request
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.errors import Aborted, EngineClosed

@@ -22,8 +22,9 @@ import torch
 from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
 from sonant.engine.context import Context
-from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
+from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText
 from sonant.engine.loop import StepLoop
+from sonant.engine.part_sink import PartSink
 from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
@@ -205,7 +206,7 @@ class Engine:
         return LongText(sink, spec, self.loop, at_once=at_once, live=speech.live, context=context, max_frames=most)
 
     def _long_part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """A part has its own budget within `max_frames`, which are the whole text's and may be more than a row holds."""
+        """A part has its own budget within `max_frames`, which are the whole text's: a row need not hold as many."""
         request = self._part(replace(speech, max_frames=None), index, sink)
         most = speech.max_frames
         return request if most is None or request.prompt.max_frames <= most else self._part(speech, index, sink)

@@ -3,9 +3,9 @@
 The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
 made one or two at a time for a listener, who has sound buffered, and a few at a time for a file; either way sound
 leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
-would fill the memory: it is begun when they have read on. `max_frames` are the whole's, however many parts are made at
-once: the sound is that of its first frames, and what was made beyond is dropped. Every prompt is laid out before its part gets here, so that
-going on from part to part costs the step thread nothing.
+would fill the memory: it is begun when they have read on. `max_frames` bound the whole, however many parts are made at
+once: what was made beyond is dropped. Every prompt is laid out before its part gets here, so that going on from part to
+part costs the step thread nothing.
 
 Where the model goes on from what was said before (`Context`), parts are made strictly one after the other. What comes
 here of them is laid out without context, which only shows that they can be spoken; a part is laid out anew, on the
@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -28,6 +28,7 @@ import torch
 
 from sonant.audio.join import Joiner
 from sonant.engine.context import Context
+from sonant.engine.frame_limit import FrameLimit
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import Mailbox
 from sonant.errors import EngineClosed, EngineError, SonantError
@@ -44,22 +45,6 @@ class StepQueue(Protocol):
 
     def post(self, request: Request) -> None: ...
     def abort(self, requests: Iterable[Request]) -> None: ...
-
-
-class PartSink:
-    """Takes one part's sound for the whole."""
-
-    def __init__(self, whole: LongText, index: int) -> None:
-        self.whole, self.index = whole, index
-
-    def push(self, chunk: AudioChunk) -> None:
-        self.whole.on_chunk(self.index, chunk)
-
-    def finish(self, reason: FinishReason) -> None:
-        self.whole.on_finish(self.index, reason)
-
-    def fail(self, error: Exception) -> None:
-        self.whole.on_fail(error)
 
 
 @dataclass(frozen=True)
@@ -89,7 +74,7 @@ class LongText:
         context: Context | None = None,
         max_frames: int | None = None,
     ) -> None:
-        self.frames_left, self.samples_per_frame = max_frames, spec.samples_per_frame
+        self.limit = FrameLimit(max_frames, spec.samples_per_frame)
         self.sink, self.sample_rate, self.steps, self.context = sink, spec.sample_rate, queue, context
         self.at_once, self.live = at_once if context is None else 1, live
         self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
@@ -195,7 +180,7 @@ class LongText:
 
     def _next_part(self) -> None:
         last = self.closed and self.playing == self.parts - 1
-        spent = self.frames_left == 0 and self.playing < self.parts - 1  # and more was to be said
+        spent = self.limit.reached and self.playing < self.parts - 1  # and more was to be said
         self._play(None, self.joiner.end() if last else self.joiner.seam(), ends=spent)
         self.playing += 1
         if last:
@@ -209,18 +194,15 @@ class LongText:
 
     def _hear(self, chunk: AudioChunk) -> None:
         """A chunk whose turn it is, up to the last frame that the whole may have."""
-        left = self.frames_left
-        if left is None or len(chunk.frames) <= left:
-            self.frames_left = None if left is None else left - len(chunk.frames)
-            return self._play(chunk, self.joiner.push(chunk.samples))
-        samples = self.joiner.push(chunk.samples[: left * self.samples_per_frame])
-        chunk = replace(chunk, frames=chunk.frames[:left])
+        chunk, cut = self.limit.take(chunk)
+        samples = self.joiner.push(chunk.samples)
+        if not cut:
+            return self._play(chunk, samples)
         self._play(chunk, np.concatenate([samples, self.joiner.end()]), ends=True)
         return self._cut()
 
     def _cut(self) -> None:
         """The whole has all the frames that it may have, and there would be more."""
-        self.frames_left = 0
         self.queue.clear()
         self.steps.abort(self.active)
         self._end(FinishReason.LENGTH)
@@ -230,7 +212,7 @@ class LongText:
 
     def _submit_what_may(self) -> None:
         """For a listener the second part waits for the first one's sound, which it must not delay."""
-        if self.frames_left == 0:
+        if self.limit.reached:
             if self.queue and self.playing == len(self.active) and not self.over:
                 self._cut()
             return

@@ -21,8 +21,8 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
-from sonant.engine.stats import EngineStats
-from sonant.errors import EngineClosed, EngineError, Overloaded
+from sonant.engine.stats import EngineStats, read_stats
+from sonant.errors import EngineClosed, EngineError, Overloaded, TooLate
 from sonant.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -117,22 +117,7 @@ class StepLoop:
         return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
     def stats(self) -> EngineStats:
-        scheduler, sharing, telemetry, now_s = self.scheduler, self.scheduler.sharing, self.runner.telemetry, time.monotonic()
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=self.waiting(),
-            free_rows=len(scheduler.rows.free),
-            rows=scheduler.rows.scratch,
-            free_blocks=len(self.pool.free),
-            blocks=self.pool.total,
-            steps=self.steps,
-            parked=len(scheduler.parked),
-            lendable_rows=sharing.lendable(now_s),
-            in_need=sharing.in_need(now_s) + len(self._inbox),
-            start_s=telemetry.start_s.value,
-            turn_s=telemetry.turn_s.value,
-            whole_s=telemetry.whole_s.value,
-        )
+        return read_stats(self.scheduler.sharing, self.steps, waiting=self.waiting(), unseen=len(self._inbox))
 
     def join(self) -> None:
         self._thread.join()
@@ -221,7 +206,7 @@ class StepLoop:
             if request.abort():
                 retry_s = max(1.0, first_sound_s - within_s)
                 message = f"no row was free within {within_s:g} s; the engine is full, try again later"
-                self._fail(request, Overloaded(message, retry_s))
+                self._fail(request, TooLate(message, retry_s))
                 self._retire(request)
 
     def _wait_for_messages(self) -> bool:

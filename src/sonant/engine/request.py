@@ -5,8 +5,8 @@
                  │       PARKED         │                      (PARKED: what was in its row lies aside, see parking.py)
                  └─────────┴──── abort ─┴→ LEAVING → DONE     (LEAVING: launched steps still use its row)
 
-A parked request keeps its blocks. Steps that were launched before may still come back: they book frames, emit sound, and
-may tell that it has ended, so that it goes on as DRAINING, or that all of it is there, so that it never comes back.
+A parked request keeps its blocks. Steps that were launched before may still come back: they book frames and emit
+sound, and may tell that it has ended: then it goes on as DRAINING, or, if all of it is there, is done without a row.
 
 Steps are decode steps, frames are what they complete: with a delay pattern the first `delay_steps` complete none.
 `launched` runs ahead of what the host has seen: frames up to `frames_launched` are on the device, of those the codec

@@ -1,9 +1,9 @@
 """Who has a row: rows are shared by listeners' need.
 
-A request is *due* when its listener needs sound: a new one as they arrive, one who hears already when they will have run
-dry, who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that moment. So new
-listeners come first, in the order of their arrival, then later parts of long texts by least slack, then files. Nobody
-waits for ever: of those with its priority only requests that came before a request was due can go before it.
+A request is *due* when its listener needs sound: a new one as they arrive, one who hears already when they will have
+run dry, who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that moment. So
+new listeners come first, in the order of their arrival, then later parts of long texts by least slack, then files.
+Nobody waits for ever: of its priority, only those that were due before a request can go before it.
 
 Where no row is free, one is lent (`parking.py`) to those who need sound within `NEED_S`. Of the requests that have had
 their row for the largest chunk's frames, which they have then to show for it, the one with the least need lends it:
@@ -34,7 +34,13 @@ OVERDUE_S = 1.0  # a gap that is noticed anyway; before that, rows are not taken
 
 class RowSharing:
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, sizes: FrameSizes, rows: Rows, pool: BlockPool, telemetry: Telemetry
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        sizes: FrameSizes,
+        rows: Rows,
+        pool: BlockPool,
+        telemetry: Telemetry,
     ) -> None:
         self.rows, self.pool, self.telemetry, self.frame_s = rows, pool, telemetry, spec.frame_s
         self.parking = Parking(rows, config.max_parked or 0)

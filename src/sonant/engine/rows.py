@@ -1,4 +1,4 @@
-"""Rows: the device memory of running requests. A request owns one row while it speaks; see parking.py for how it lends it.
+"""Rows: the device memory of running requests. A request owns one row while it speaks (but see parking.py).
 
 What the host decides (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a
 step travel in one copy and land with one kernel. What the steps compute the host never touches: numbers lie in the same

@@ -51,7 +51,13 @@ class Plan:
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, sizes: FrameSizes, rows: Rows, pool: BlockPool, telemetry: Telemetry
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        sizes: FrameSizes,
+        rows: Rows,
+        pool: BlockPool,
+        telemetry: Telemetry,
     ) -> None:
         self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)

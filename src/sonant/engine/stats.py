@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+from sonant.engine.row_sharing import RowSharing
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,23 @@ class EngineStats:
             return 0.0
         room = self.free_blocks * holders / max(1, self.blocks - self.free_blocks)
         return max(0.0, place - room) * self.whole_s / holders
+
+
+def read_stats(sharing: RowSharing, steps: int, *, waiting: int, unseen: int) -> EngineStats:
+    """From any thread. `unseen` have come, and the step thread has not looked at them yet."""
+    telemetry, now_s = sharing.telemetry, time.monotonic()
+    return EngineStats(
+        running=len(sharing.running),
+        waiting=waiting,
+        free_rows=len(sharing.rows.free),
+        rows=sharing.rows.scratch,
+        free_blocks=len(sharing.pool.free),
+        blocks=sharing.pool.total,
+        steps=steps,
+        parked=len(sharing.parked),
+        lendable_rows=sharing.lendable(now_s),
+        in_need=sharing.in_need(now_s) + unseen,
+        start_s=telemetry.start_s.value,
+        turn_s=telemetry.turn_s.value,
+        whole_s=telemetry.whole_s.value,
+    )

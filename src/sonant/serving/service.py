@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -17,14 +18,15 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
-from sonant.errors import BadAudio, BadRequest, Overloaded, UnknownVoice, Unsupported
+from sonant.errors import BadAudio, BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
 from sonant.models.spec import ModelSpec
 from sonant.serving.api.error_responses import Refused
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.limits.admission import Admission, InFlight
+from sonant.serving.limits.admission import Admission, Ticket
+from sonant.serving.limits.in_flight import InFlight
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address
@@ -35,6 +37,14 @@ from sonant.voice import Voice
 _ENCODER_THREADS = 4
 _FETCHER_THREADS = 4
 _CACHED_CLIPS = 32
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The engine, for a client that may use it now, and what it holds meanwhile."""
+
+    engine: Engine
+    ticket: Ticket
 
 
 class SpeechService:
@@ -49,22 +59,21 @@ class SpeechService:
         self._clips: OrderedDict[str, Voice] = OrderedDict()  # voices sent along with a request, by their content
         self._clips_lock = Lock()
 
-    def admit(self, client: str, resources: ExitStack, *, requests: int = 1, place: bool = True) -> Engine:
-        """The engine, for a client that may use it now; what it takes is given back with `resources`.
+    def admit(self, client: str, resources: ExitStack, *, requests: int = 1, place: bool = True) -> Admitted:
+        """Raises unless the client may speak now; what it takes is given back with `resources`.
 
-        Without `place` it has one already, a session's, and speaks as fast as its text comes: no measure for others.
+        Without `place` it has one already, a session's.
         """
         try:
             engine = self.supervisor.engine
-            self.admission.check(client, engine.stats(), engine.config.max_waiting, requests)
-            if place:
-                resources.enter_context(self.admission.place(client))
-                resources.callback(self._ended, time.monotonic())
+            room = engine.config.max_waiting
+            ticket = self.admission.admit(client, engine.stats(), room, requests=requests, place=place)
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
+        resources.callback(ticket.close)
         resources.enter_context(self.in_flight.one())
-        return engine
+        return Admitted(engine, ticket)
 
     def count_request(self, client: str) -> None:
         """For what is no speech and takes no place, but may not be asked for without end either."""
@@ -75,24 +84,27 @@ class SpeechService:
             raise
 
     def rejected(self, error: Refused | Overloaded) -> None:
-        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
+        waited = "too_late" if isinstance(error, TooLate) else "queue_full"
+        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
 
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
         """Start speaking. What must be given back at the end is entered on `resources`."""
-        engine = self.admit(client, resources)
-        return await self.speak(engine, body, whole, resources)
+        return await self.speak(self.admit(client, resources), body, whole, resources)
 
     async def speak(
-        self, engine: Engine, body: SpeechBody, whole: bool, resources: ExitStack
+        self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
-        request = await self.request(engine, body, text=body.input, live=not whole)
+        engine = admitted.engine
         try:
+            request = await self.request(engine, body, text=body.input, live=not whole)
             stream = await run_in_threadpool(engine.submit, request)
         except Overloaded as e:
             self.rejected(e)
             raise e.with_traceback(None) from None  # its traceback refers back to it through the future
+        finally:
+            admitted.ticket.arrived()
         resources.callback(stream.abort)
         stream.limit_unread(self.options.max_unread_sound_s)
         # The encoder is opened while the first frame is being made, and not at all for those who were turned away.
@@ -128,6 +140,8 @@ class SpeechService:
             max_frames=fields.max_frames or fields.max_new_tokens,
             streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
             live=live,
+            # Who only wants a file waits for as long as their client does.
+            first_audio_within_s=self.options.max_first_audio_s if live else None,
         )
 
     def _voice(self, engine: Engine, fields: SpeechFields, clip: bytes | None) -> str | Voice | None:
@@ -205,9 +219,6 @@ class SpeechService:
         self.supervisor.close()
         self.executor.shutdown(wait=False)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
-
-    def _ended(self, began_s: float) -> None:
-        self.admission.ended(time.monotonic() - began_s)
 
 
 def _name(voice: str | VoiceId | None) -> str | None:

@@ -17,14 +17,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
 from sonant.serving.api.error_responses import client_error, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
 from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
-from sonant.serving.service import SpeechService
+from sonant.serving.service import Admitted, SpeechService
 
 
 def batch_routes(service: SpeechService) -> APIRouter:
@@ -55,10 +54,10 @@ class BatchResponse(Response):
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as resources:
             try:
-                engine = self.service.admit(self.client, resources, requests=len(self.bodies))
+                admitted = self.service.admit(self.client, resources, requests=len(self.bodies))
             except Exception as e:
                 return await response_for(e)(scope, receive, send)
-            tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
+            tasks = [asyncio.create_task(self._item(admitted, body)) for body in self.bodies]
             resources.callback(lambda: [task.cancel() for task in tasks])
             results = await asyncio.gather(*tasks, return_exceptions=True)
             failures = [r for r in results if isinstance(r, Exception)]
@@ -67,10 +66,10 @@ class BatchResponse(Response):
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 
-    async def _item(self, engine: Engine, body: SpeechBody) -> dict[str, Any]:
+    async def _item(self, admitted: Admitted, body: SpeechBody) -> dict[str, Any]:
         with ExitStack() as resources:
             try:
-                stream, pipeline = await self.service.speak(engine, body, True, resources)
+                stream, pipeline = await self.service.speak(admitted, body, True, resources)
                 sound = [await pipeline.push(chunk) async for chunk in stream]
                 check_complete(stream)
                 sound.append(await pipeline.finish())

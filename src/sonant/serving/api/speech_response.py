@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
-from sonant.errors import EngineError
+from sonant.errors import EngineError, TooLate
 from sonant.serving.api.error_responses import response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import SpeechBody
@@ -94,6 +94,8 @@ class SpeechResponse(Response):
                     raise EngineError("the model made no sound of this text; try other words or another seed")
             except Exception as e:
                 self.metrics.requests.labels("speech", "error").inc()
+                if isinstance(e, TooLate):
+                    self.metrics.rejected.labels("too_late").inc()
                 await response_for(e)(scope, receive, send)
                 return
             try:

@@ -83,7 +83,8 @@ class SpeechSession:
             try:
                 self._check_origin()
                 engine = self.service.supervisor.engine
-                resources.enter_context(self.service.admission.session(self.client))
+                room = engine.config.max_waiting
+                resources.enter_context(self.service.admission.session(self.client, engine.stats(), room))
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read(engine.config))
                     tasks.create_task(self._speak())

@@ -17,10 +17,11 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.engine import Engine
 from sonant.engine.text_feed import TextFeed
-from sonant.errors import BadRequest, Overloaded
+from sonant.errors import BadRequest, Overloaded, TooLate
 from sonant.serving.api.error_responses import client_error
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.limits.admission import Ticket
 from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
@@ -68,12 +69,14 @@ class UtteranceSpeaker:
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
         self.config = text.config
         self.engine: Engine | None = None  # once there is something to speak
+        self.ticket: Ticket | None = None
         self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
         self.sentences = 0  # segments in all, with those that could not be spoken
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
         self.reported = False  # what it failed with has been told
+        self.over = False  # no more sound will come, though there may be text
 
     @property
     def busy(self) -> bool:
@@ -84,9 +87,10 @@ class UtteranceSpeaker:
         feed: TextFeed | None = None
         with ExitStack() as resources:
             async with asyncio.TaskGroup() as tasks:
-                while (text := await self._next_text()) is not None:
+                while not self.over and (text := await self._next_text()) is not None:
                     if self.engine is None:
-                        self.engine = self.service.admit(self.client, resources, place=False)
+                        admitted = self.service.admit(self.client, resources, place=False)
+                        self.engine, self.ticket = admitted.engine, admitted.ticket
                     try:
                         if feed is None:
                             feed = await self._open(self.engine, resources)
@@ -147,11 +151,14 @@ class UtteranceSpeaker:
         except BadRequest:
             self.segments.pop()
             raise
+        finally:
+            if self.ticket is not None:
+                self.ticket.arrived()
         self.sentences += 1
 
     async def _refuse(self, text: str, error: BadRequest) -> None:
         """In its place, after all that came before it."""
-        while self.busy:
+        while self.busy and not self.over:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
@@ -177,13 +184,21 @@ class UtteranceSpeaker:
                     self.sent, segment = self.sent + 1, None
                     self.text.changed.set()
             check_complete(feed.stream)
+            self._end_text()
         except Exception as e:
+            if isinstance(e, TooLate):
+                self.service.rejected(e)
             if segment is not None:
                 await self.send({**self._error(segment.index, e), **_discard(sent_bytes)})
                 await self._send_done(segment.index, sent_bytes, failed=True)
                 self.reported = True
             self.service.metrics.requests.labels("stream", "error").inc()
             raise
+
+    def _end_text(self) -> None:
+        """The whole has been spoken, or as much of it as `max_frames` allow: what is left of the text is dropped."""
+        self.over, self.sent = True, len(self.segments)
+        self.text.drop_rest()
 
     async def _send_bytes(self, segment: Segment, data: bytes) -> int:
         if data:

@@ -35,6 +35,7 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     for name, text, value in (
         ("sonant_requests_running", "requests that hold a row", stats.running),
         ("sonant_requests_waiting", "requests that wait for a row", stats.waiting),
+        ("sonant_requests_parked", "requests whose row was lent to others, being ahead", stats.parked),
         ("sonant_rows", "requests that can run at once", stats.rows),
         ("sonant_rows_free", "rows that nobody holds", stats.free_rows),
         ("sonant_kv_blocks", "blocks of the KV cache", stats.blocks),
@@ -54,6 +55,8 @@ def _steps(telemetry: Telemetry) -> Iterator[Metric]:
         phases.add_metric([phase], _buckets(tally), tally.total)
     yield phases
     yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", telemetry.rows)
+    yield CounterMetricFamily("sonant_parkings", "times that a row was lent to one in need", telemetry.parkings)
+    yield _histogram("sonant_queue_wait_seconds", "from a request's arrival in the engine to a row", telemetry.queue_s)
     yield _histogram(
         "sonant_first_step_seconds",
         "from a request's arrival in the engine to its first decode step come back: the time to its first token",
