@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine, forget_requests
-from engine.families import frames_each
+from engine.families import TOY, frames_each, same_frames
 from engine.test_streams import wait_until_idle
-from sonant import Engine, FinishReason, SpeechRequest
+from sonant import Engine, EngineConfig, FinishReason, Sampling, SpeechRequest
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import Aborted, BadText, EngineClosed, EngineError
 
@@ -99,6 +99,45 @@ def test_abort_ends_it_whatever_has_come(make_engine: MakeEngine, before: int) -
     feed.stream.abort()
     with pytest.raises(Aborted):
         feed.stream.result()
+
+
+def test_max_frames_bound_all_pieces(opened: list[Engine]) -> None:
+    budget, brief = 60, Sampling(stop_chance=0.2)  # A piece may have more than its budget if the whole may.
+    opened.append(engine := TOY.open({}, EngineConfig(segment_chars=40, **frames_each(budget))))
+    pieces = [" ".join(PIECES[:2]), PIECES[2], PIECES[3]]
+    whole = feed_of(engine, sampling=brief)
+    for piece in pieces:
+        whole.add(piece)
+    whole.end()
+    chunks = list(whole.stream)
+    frames = np.concatenate([c.frames for c in chunks])
+    seam = sum(len(c.frames) for c in chunks if c.part == 0)
+    assert seam < budget
+    for most in (seam - 1, seam, seam + 1):
+        feed = feed_of(engine, max_frames=most, sampling=brief)
+        for piece in pieces:
+            feed.add(piece)
+        chunks = list(feed.stream)
+        same_frames(np.concatenate([c.frames for c in chunks]), frames[:most])
+        assert [c.part for c in chunks if c.ends_part] == ([0] if most <= seam else [0, 1])
+        assert feed.stream.finish_reason is FinishReason.LENGTH
+        feed.add("And this is not heard of any more.")
+        feed.end()
+    wait_until_idle(engine)
+
+
+def test_a_piece_after_the_last_frame_that_may_be_is_a_cut_and_no_piece_is_not(make_engine: MakeEngine) -> None:
+    engine = make_engine(**SIX)
+    for more in (True, False):
+        feed = feed_of(engine, max_frames=len(engine.speak(PIECES[0], seed=10).frames))
+        feed.add(PIECES[0])
+        while not (chunk := feed.stream.read(timeout_s=10)) or not chunk.ends_part:
+            pass
+        if more:
+            feed.add(PIECES[1])
+        feed.end()
+        assert not len(feed.stream.result().samples)
+        assert feed.stream.finish_reason is FinishReason.LENGTH
 
 
 def test_an_end_without_text_is_silence(make_engine: MakeEngine) -> None:

@@ -121,8 +121,9 @@ class Engine:
     def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
+        # Parts have their own budgets: cut by the whole's, the last one's sound is that of a text that goes on.
         requests = [
-            self._long_part(replace(speech, text=part, seed=(seed + n) % 2**64), n, PartSink(whole, n))
+            self._part(replace(speech, text=part, seed=(seed + n) % 2**64, max_frames=None), n, PartSink(whole, n))
             for n, part in enumerate(parts)
         ]
         self.loop.watch(whole)
@@ -137,7 +138,7 @@ class Engine:
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
         self.loop.watch(whole)
         stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.loop.abort(whole.abort()))
-        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._part)
+        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._piece)
 
     @property
     def warm_share(self) -> float:
@@ -205,11 +206,11 @@ class Engine:
         most = speech.max_frames
         return LongText(sink, spec, self.loop, at_once=at_once, live=speech.live, context=context, max_frames=most)
 
-    def _long_part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """A part has its own budget within `max_frames`, which are the whole text's: a row need not hold as many."""
+    def _piece(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """A part of a feed, which may be all there is: more `max_frames` than its budget are its own, too."""
         request = self._part(replace(speech, max_frames=None), index, sink)
         most = speech.max_frames
-        return request if most is None or request.prompt.max_frames <= most else self._part(speech, index, sink)
+        return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
 
     def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
         """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
