@@ -190,7 +190,7 @@ def test_who_waits_past_their_promise_is_told_when_to_come_back(make_engine: Mak
         patient = engine.stream("hello", seed=2, max_frames=4)
         for stream in late:
             began_s = time.monotonic()
-            with pytest.raises(TooLate, match="within 0.2 s") as told:
+            with pytest.raises(TooLate, match=r"within 0\.2 s") as told:
                 stream.result()
             assert time.monotonic() - began_s < 5 and told.value.retry_s >= 1
         assert holder.finish_reason is None and patient.finish_reason is None

@@ -28,9 +28,8 @@ from sonant.engine.part_sink import PartSink
 from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
 from sonant.engine.runner import Runner
-from sonant.engine.stats import EngineStats
 from sonant.engine.stream import Mailbox, SpeechStream
-from sonant.engine.telemetry import Telemetry
+from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
 from sonant.errors import BadRequest, BadText, EngineClosed, Unsupported
 from sonant.models.base import SpeechModel

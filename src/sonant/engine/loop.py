@@ -21,7 +21,7 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
-from sonant.engine.stats import EngineStats, read_stats
+from sonant.engine.telemetry import EngineStats
 from sonant.errors import EngineClosed, EngineError, Overloaded, TooLate
 from sonant.types import FinishReason
 
@@ -117,7 +117,7 @@ class StepLoop:
         return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
     def stats(self) -> EngineStats:
-        return read_stats(self.scheduler.sharing, self.steps, waiting=self.waiting(), unseen=len(self._inbox))
+        return self.scheduler.sharing.stats(self.steps, waiting=self.waiting(), unseen=len(self._inbox))
 
     def join(self) -> None:
         self._thread.join()

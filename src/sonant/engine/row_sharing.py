@@ -23,7 +23,7 @@ from sonant.engine.blocks import Allocation, BlockPool
 from sonant.engine.parking import Parking
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
-from sonant.engine.telemetry import Telemetry
+from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.models.spec import ModelSpec
 
 OFFLINE_SLACK_S = 5.0
@@ -82,6 +82,25 @@ class RowSharing:
         """How many of those without a row are before one who comes now."""
         waiting = [*self.waiting, *self.parked]
         return sum(self.due_s(r) <= now_s for r in waiting)
+
+    def stats(self, steps: int, *, waiting: int, unseen: int) -> EngineStats:
+        """`unseen` have come, and the step thread has not looked at them yet."""
+        telemetry, now_s = self.telemetry, time.monotonic()
+        return EngineStats(
+            running=len(self.running),
+            waiting=waiting,
+            free_rows=len(self.rows.free),
+            rows=self.rows.scratch,
+            free_blocks=len(self.pool.free),
+            blocks=self.pool.total,
+            steps=steps,
+            parked=len(self.parked),
+            lendable_rows=self.lendable(now_s),
+            in_need=self.in_need(now_s) + unseen,
+            start_s=telemetry.start_s.value,
+            turn_s=telemetry.turn_s.value,
+            whole_s=telemetry.whole_s.value,
+        )
 
     def release(self, request: Request) -> None:
         """Free what a request holds. No launched step may still use its row."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 StepPhase = Literal["plan", "prefill", "frame", "codec", "wait", "deliver"]
@@ -53,6 +54,42 @@ class Mean:
 
     def add(self, value: float) -> None:
         self.value = 0.9 * self.value + 0.1 * value if self.value else value
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has at a moment, and how soon one who comes then would hear something."""
+
+    running: int
+    waiting: int
+    free_rows: int
+    rows: int
+    free_blocks: int
+    blocks: int
+    steps: int
+    parked: int = 0
+    lendable_rows: int = 0  # that one who needs sound now would be lent
+    in_need: int = 0  # of those without a row: who would go before one who comes now
+    start_s: float = 0.0  # measured lately: from a row to the first sound
+    turn_s: float = 0.0  # … from a row to the moment when it may go to another
+    whole_s: float = 0.0  # … from a request's blocks to its end
+
+    def first_sound_s(self, on_the_way: int = 0) -> float:
+        """Seconds to the first sound of one who comes after all that wait and `on_the_way` more."""
+        place = self.in_need + on_the_way + 1
+        return max(self._row_s(place), self._blocks_s(place)) + self.start_s
+
+    def _row_s(self, place: int) -> float:
+        """Until the so-manieth in line has a row: each row takes one every `turn_s`."""
+        return max(0, place - self.free_rows - self.lendable_rows) * self.turn_s / self.rows
+
+    def _blocks_s(self, place: int) -> float:
+        """… has blocks: those who hold them give them back only at their end."""
+        holders = self.running + self.parked
+        if not holders:
+            return 0.0
+        room = self.free_blocks * holders / max(1, self.blocks - self.free_blocks)
+        return max(0.0, place - room) * self.whole_s / holders
 
 
 class Telemetry:

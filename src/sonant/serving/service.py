@@ -25,8 +25,7 @@ from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, 
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.limits.admission import Admission, Ticket
-from sonant.serving.limits.in_flight import InFlight
+from sonant.serving.limits.admission import Admission, InFlight, Ticket
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.options import ServeOptions
 from sonant.serving.voices.fetch import ClipFetcher, is_address

@@ -10,25 +10,68 @@ the time allowed, so that the rest of the queue stays for those who have nothing
 streams as there are rows and half of the places in the queue, unless the operator gives a number. They may have all the
 rows, since those are lent to others as they need them.
 
-All this is asked before anything costs a thread: of two hundred who come at once most are sent away. Nothing here knows
-of an event loop: whoever has it calls it from one thread.
+All this is asked before anything costs a thread: of two hundred who come at once most are sent away. `Admission`
+knows of no event loop: whoever has it calls it from one thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sonant.engine.stats import EngineStats
+from sonant.engine.telemetry import EngineStats
 from sonant.errors import Overloaded
 from sonant.serving.api.error_responses import Refused
-from sonant.serving.limits.rate_limit import RateLimit
 from sonant.serving.options import ServeOptions
 
 OWN_SHARE = 0.75
 _LONGEST_RETRY_S = 60.0
+_MOST_CLIENTS = 10_000  # remembered by the rate limit; beyond that the one unheard of longest is forgotten
+
+
+class InFlight:
+    """What is being spoken now, so that a shutdown can wait for it and nothing new begins meanwhile.
+
+    Used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.draining = asyncio.Event()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+
+class RateLimit:
+    """How often one client may ask: a bucket of permits that fills up with time."""
+
+    def __init__(self, per_minute: int) -> None:
+        """0: no limit. A whole minute's requests may come at once."""
+        self.per_minute = per_minute
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # permits left, and when
+
+    def take(self, client: str, now_s: float, requests: int = 1) -> None:
+        """Raises `Refused` with 429 and the time until there are permits again."""
+        if not self.per_minute:
+            return
+        left, then_s = self._buckets.pop(client, (float(self.per_minute), now_s))
+        left = min(self.per_minute, left + (now_s - then_s) * self.per_minute / 60)
+        enough = left >= min(requests, self.per_minute)
+        self._buckets[client] = (left - requests if enough else left, now_s)
+        if len(self._buckets) > _MOST_CLIENTS:
+            self._buckets.popitem(last=False)
+        if not enough:
+            message = f"more than {self.per_minute} requests a minute; slow down"
+            raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
 
 
 class Ticket:

@@ -8,8 +8,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonant.engine.stats import EngineStats
-from sonant.engine.telemetry import Tally, Telemetry
+from sonant.engine.telemetry import EngineStats, Tally, Telemetry
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.voice_cache import VoiceCache
 
