@@ -56,11 +56,15 @@ class EngineClosed(EngineError):
 
 
 class Overloaded(EngineError):
-    """Too many requests are waiting; try again later, in `retry_s` seconds if that is known."""
+    """Too many requests are waiting; try again in `retry_s` seconds."""
 
     def __init__(self, message: str, retry_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_s = retry_s
+
+
+class TooLate(Overloaded):
+    """It waited for as long as it was promised a first sound within, and none came."""
 
 
 class Aborted(SonantError):

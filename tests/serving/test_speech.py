@@ -37,7 +37,7 @@ def served(serve_once: Serve) -> Served:
 @pytest.fixture(scope="module")
 def endless(serve_once: Serve) -> Served:
     """One that speaks as long as it may, to one at a time."""
-    return serve_once("endless", engine={"max_rows": 1, "max_waiting": 1}, max_streams_per_client=3)
+    return serve_once("endless", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0}, max_streams_per_client=3)
 
 
 def test_sound_is_streamed_from_the_first_frame_on(served: Served) -> None:

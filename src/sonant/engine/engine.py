@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
@@ -19,7 +19,7 @@ from sonant.config import EngineConfig
 from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
-from sonant.engine.telemetry import Telemetry
+from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
 from sonant.types import Samples, SoundFormat
@@ -27,17 +27,6 @@ from sonant.voice import Voice
 from sonant.voice_cache import VoiceCache
 
 _REMEMBERED_CLIPS = 64
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    running: int
-    waiting: int
-    free_rows: int
-    rows: int
-    free_blocks: int
-    blocks: int
-    steps: int
 
 
 class Engine(Intake):
@@ -83,16 +72,7 @@ class Engine(Intake):
         return self.loop.runner.telemetry
 
     def stats(self) -> EngineStats:
-        scheduler = self.loop.scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=self.loop.waiting(),
-            free_rows=len(scheduler.rows.free),
-            rows=scheduler.rows.scratch,
-            free_blocks=len(self.loop.pool.free),
-            blocks=self.loop.pool.total,
-            steps=self.loop.steps,
-        )
+        return self.loop.stats()
 
     def join(self) -> None:
         """Wait until the step thread has ended, because the engine was closed or has failed."""

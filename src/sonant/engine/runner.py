@@ -180,6 +180,7 @@ class Runner:
     def _count_first_step(self, request: Request) -> None:
         assert request.first_step_s is not None
         self.telemetry.first_step_s.add(request.first_step_s - request.queued_s)
+        self.telemetry.start_s.add(request.first_step_s - request.admitted_s)
 
     def collect(self, step: Step) -> list[tuple[Request, AudioChunk | None]]:
         """Wait for a step, book its stops, and give the sound it made, in order for each request.

@@ -47,7 +47,10 @@ class ServeOptions:
     max_first_audio_s: float = option(
         10.0, "seconds a request may wait for its first sound before it is refused", flag="max-first-audio"
     )
-    max_streams_per_client: int = option(256, "at once, by API key, else by address; a WebSocket counts as one")
+    max_streams_per_client: int | None = option(
+        None,
+        "at once, by API key, else by address; a WebSocket counts as one. None: rows and half the places in the queue",
+    )
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
     voice_aliases: tuple[str, ...] = option(
@@ -92,7 +95,7 @@ class ServeOptions:
             "unread_s",
             "max_unread_sound_s",
         ):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")
         for name in ("max_requests_per_minute", "drain_s", "workers"):
             if not (getattr(self, name) or 0) >= 0:

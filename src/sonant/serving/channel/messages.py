@@ -64,9 +64,14 @@ class Admit(Message):
     requests: int
 
 
+class Arrived(Message):
+    """One of the requests that a place was taken for has been sent, or never will be."""
+
+    id: int
+
+
 class Leave(Message):
     id: int
-    spoke_s: float | None  # how long it took, of a request that was spoken to its end
 
 
 class Speak(Message):
@@ -77,6 +82,7 @@ class Speak(Message):
     arrival_s: float  # of the monotonic clock, which all processes of a machine share
     first_audio_s: float | None  # when its listener began to hear, if they did …
     heard_s: float  # … and how much they have been given
+    first_audio_within_s: float | None  # who has waited so long for a row is told to come back
     wants_frames: bool  # and not only their count
 
 
@@ -110,7 +116,7 @@ class AskProfile(Message):
     graphs: bool
 
 
-FromFrontEnd = Hello | Admit | Leave | Speak | Heard | Abort | EncodeVoice | AskReport | AskProfile
+FromFrontEnd = Hello | Admit | Arrived | Leave | Speak | Heard | Abort | EncodeVoice | AskReport | AskProfile
 
 
 # From the engine

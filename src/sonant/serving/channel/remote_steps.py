@@ -58,6 +58,7 @@ class RemoteSteps:
             request.arrival_s,
             request.first_audio_s,
             request.heard_s,
+            speech.first_audio_within_s,
             self.spec.context_segments > 0,
         )
         self._requests[id], self._ids_of[request] = request, id

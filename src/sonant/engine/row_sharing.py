@@ -1,0 +1,200 @@
+"""Who has a row: rows are shared by listeners' need.
+
+A request is *due* when its listener needs sound: a new one as they arrive, one who hears already when they will have
+run dry, who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that moment. So
+new listeners come first, in the order of their arrival, then later parts of long texts by least slack, then files.
+Nobody waits for ever: of its priority, only those that were due before a request can go before it.
+
+Where no row is free, one is lent (`parking.py`) to those who need sound within `NEED_S`. Of the requests that have had
+their row for the largest chunk's frames, which they have then to show for it, the one with the least need lends it:
+a file, or a listener at least `PARK_SLACK_S` ahead. Where all are poorer than that, time is shared: who is `OVERDUE_S`
+past their need gets the row of whoever is better off. Files do not take rows from each other: each ends soon enough.
+
+Parking frees rows and no blocks. The first in line that lacks blocks waits for them, and nobody who needs blocks goes
+before it; only parked requests do, which have theirs.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sonant.config import EngineConfig, FrameSizes
+from sonant.engine.blocks import Allocation, BlockPool
+from sonant.engine.parking import Parking
+from sonant.engine.request import Request, State
+from sonant.engine.rows import Rows
+from sonant.engine.telemetry import EngineStats, Telemetry
+from sonant.models.spec import ModelSpec
+
+OFFLINE_SLACK_S = 5.0
+NEED_S = 2.0  # who has less than that left should have a row now: it may take a turn of the rows to get one
+PARK_SLACK_S = 2 * NEED_S  # so that whoever lends their row is not back for it at once
+OVERDUE_S = 1.0  # a gap that is noticed anyway; before that, rows are not taken from those who would then have one
+
+
+class RowSharing:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        sizes: FrameSizes,
+        rows: Rows,
+        pool: BlockPool,
+        telemetry: Telemetry,
+    ) -> None:
+        self.rows, self.pool, self.telemetry, self.frame_s = rows, pool, telemetry, spec.frame_s
+        self.parking = Parking(rows, config.max_parked or 0)
+        self.tenure = sizes.chunks[-1] + spec.delay_steps + spec.codec_lookahead
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.parked: list[Request] = []
+
+    def due_s(self, request: Request) -> float:
+        """When its listener needs sound."""
+        if not request.speech.live:
+            return request.since_s + OFFLINE_SLACK_S
+        if request.first_audio_s is None:
+            return request.arrival_s
+        return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s
+
+    def share(self, now_s: float) -> None:
+        """Give rows to those who wait, as many as there are or can be lent."""
+        if not self.waiting and not self.parked:
+            return
+        lenders = self.lenders() if len(self.rows.free) < len(self.waiting) + len(self.parked) else []
+        if not self.rows.free and not lenders:
+            return
+        self._give_rows(self._line(now_s), lenders, now_s)
+        self.waiting[:] = [r for r in self.waiting if r.state is State.WAITING]
+
+    def lenders(self) -> list[Request]:
+        """Who may have to lend their row, those with the least need first. As those below, for any thread to ask."""
+        able = [r for r in list(self.running) if r.launched >= r.tenure_at and self._has_shown(r)]
+        return sorted(able, key=lambda r: (r.speech.priority, r.speech.live, -self.due_s(r)))
+
+    def lendable(self, now_s: float) -> int:
+        """Rows that one who needs sound now would be lent."""
+        rich_s = now_s + PARK_SLACK_S
+        count = sum(not r.speech.live or self.due_s(r) >= rich_s for r in self.lenders())
+        return min(count, self.parking.most - len(self.parked)) if self.parking.most else 0
+
+    def in_need(self, now_s: float) -> int:
+        """How many of those without a row are before one who comes now."""
+        waiting = [*self.waiting, *self.parked]
+        return sum(self.due_s(r) <= now_s for r in waiting)
+
+    def stats(self, steps: int, *, waiting: int, unseen: int) -> EngineStats:
+        """`unseen` have come, and the step thread has not looked at them yet."""
+        telemetry, now_s = self.telemetry, time.monotonic()
+        return EngineStats(
+            running=len(self.running),
+            waiting=waiting,
+            free_rows=len(self.rows.free),
+            rows=self.rows.scratch,
+            free_blocks=len(self.pool.free),
+            blocks=self.pool.total,
+            steps=steps,
+            parked=len(self.parked),
+            lendable_rows=self.lendable(now_s),
+            in_need=self.in_need(now_s) + unseen,
+            start_s=telemetry.start_s.value,
+            turn_s=telemetry.turn_s.value,
+            whole_s=telemetry.whole_s.value,
+        )
+
+    def release(self, request: Request) -> None:
+        """Free what a request holds. No launched step may still use its row."""
+        assert request.steps_in_flight == 0
+        if request.allocation is None:
+            self.waiting.remove(request)
+            return
+        if request.row >= 0:
+            self.running.remove(request)
+            self.rows.give_back(request.row)
+        else:
+            self.parked.remove(request)
+            self.parking.drop(request)
+        self.pool.release(request.allocation)
+        now_s = time.monotonic()
+        self.telemetry.whole_s.add(now_s - request.admitted_s)
+        if request.row >= 0 and request.launched < request.tenure_at:
+            self.count_turn(request, now_s)
+
+    def count_turn(self, request: Request, now_s: float) -> None:
+        self.telemetry.turn_s.add(now_s - request.row_s)
+
+    def _has_shown(self, request: Request) -> bool:
+        """Whether its row could be lent, being one that still decodes and of which something has been heard."""
+        heard = request.first_audio_s is not None or not request.speech.live
+        return request.state is State.DECODING and heard and not request.abort_requested
+
+    def _line(self, now_s: float) -> list[Request]:
+        """Those who wait, by need; where no row is free only those who need one now."""
+        line = self.waiting + [r for r in self.parked if r.state is State.PARKED]
+        if not self.rows.free:
+            need_s = now_s + NEED_S
+            line = [r for r in line if self.due_s(r) <= need_s]
+        return sorted(line, key=lambda r: (-r.speech.priority, self.due_s(r)))
+
+    def _give_rows(self, line: list[Request], lenders: list[Request], now_s: float) -> None:
+        lacks_blocks = files_wait = False
+        for request in line:
+            parked, live = request.state is State.PARKED, request.speech.live
+            if (lacks_blocks and not parked) or (files_wait and not live):
+                continue
+            lender = None
+            if not self.rows.free:
+                if self.due_s(request) > now_s + NEED_S or not self.parking.has_room(exchange=parked):
+                    continue
+                lender = self._lender(request, lenders, now_s)
+                if lender is None and live:
+                    return  # Whoever comes later in line may be lent no more than this one.
+                if lender is None:
+                    files_wait = True
+                    continue
+            allocation = request.allocation if parked else self._allocate(request)
+            if allocation is None:
+                lacks_blocks = True
+                continue
+            if lender is not None:
+                lenders.remove(lender)
+                self._park(lender, now_s)
+            self._seat(request, allocation, now_s)
+
+    def _lender(self, request: Request, lenders: list[Request], now_s: float) -> Request | None:
+        due_s, priority, rich_s = self.due_s(request), request.speech.priority, now_s + PARK_SLACK_S
+        overdue = now_s - due_s >= OVERDUE_S
+        for lender in lenders:
+            if lender.speech.priority != priority:
+                return lender if lender.speech.priority < priority else None
+            if not lender.speech.live:
+                if request.speech.live:
+                    return lender
+                continue
+            lender_due_s = self.due_s(lender)
+            return lender if lender_due_s >= rich_s or (overdue and lender_due_s > due_s) else None
+        return None
+
+    def _allocate(self, request: Request) -> Allocation | None:
+        return self.pool.allocate(request.prompt.keys, request.prefill_length, request.positions)
+
+    def _park(self, request: Request, now_s: float) -> None:
+        """Its row is free for another. Steps in flight that use it were launched before whatever comes next."""
+        self.parking.save(request)
+        self.rows.give_back(request.row)
+        self.running.remove(request)
+        self.parked.append(request)
+        request.park(now_s)
+        self.telemetry.parkings += 1
+
+    def _seat(self, request: Request, allocation: Allocation, now_s: float) -> None:
+        row = self.rows.take()
+        if request.state is State.PARKED:
+            self.parked.remove(request)
+            self.parking.restore(request, row)
+            request.resume(row, self.tenure, now_s)
+        else:
+            self.rows.stage(row, request.prompt.staged, allocation.blocks)
+            request.admit(row, allocation, self.tenure, now_s)
+            self.telemetry.queue_s.add(now_s - request.queued_s)
+        self.running.append(request)
