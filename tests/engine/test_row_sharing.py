@@ -9,7 +9,7 @@ import pytest
 
 from engine.test_scheduler import SPEC, ask, make
 from sonant.engine.request import Request, State
-from sonant.engine.row_sharing import NEED_S, OFFLINE_SLACK_S, OVERDUE_S, PARK_SLACK_S
+from sonant.engine.row_sharing import LOOK_AGAIN_S, NEED_S, OFFLINE_SLACK_S, OVERDUE_S, PARK_SLACK_S, PARKINGS_A_STEP
 from sonant.engine.scheduler import Scheduler
 
 NOW_S = 100.0
@@ -163,7 +163,7 @@ def test_who_came_back_has_their_row_for_a_while() -> None:
     ask(scheduler, arrival_s=NOW_S)
     steps = 0
     while rich.state is State.DECODING:
-        scheduler.plan(NOW_S)
+        scheduler.plan(NOW_S + steps * LOOK_AGAIN_S)
         steps += 1
     assert steps == scheduler.sizes.chunks[-1]
 
@@ -217,6 +217,29 @@ def test_no_more_are_parked_than_allowed_and_exchanges_go_on() -> None:
     first.first_audio_s = NOW_S - 1000  # has run dry
     scheduler.plan(NOW_S)
     assert seated(first, second) == [True, False] and scheduler.parked == [second]
+
+
+def test_a_step_parks_a_few_and_the_next_ones_the_others() -> None:
+    scheduler = make(max_rows=PARKINGS_A_STEP + 4, blocks=10_000)
+    for _ in range(PARKINGS_A_STEP + 4):
+        sitting(scheduler, 60.0)
+    newcomers = [ask(scheduler, arrival_s=NOW_S, length=2) for _ in range(PARKINGS_A_STEP + 4)]
+    scheduler.plan(NOW_S)
+    assert sum(seated(*newcomers)) == PARKINGS_A_STEP
+    scheduler.plan(NOW_S)
+    assert all(seated(*newcomers))
+
+
+def test_who_comes_is_looked_at_at_once_however_many_wait_in_vain() -> None:
+    scheduler = make(max_rows=1)
+    rich = sitting(scheduler, 60.0)
+    rich.tenure_at = 10**6
+    first = ask(scheduler, arrival_s=NOW_S)
+    scheduler.plan(NOW_S)
+    rich.tenure_at = 0
+    vip = ask(scheduler, arrival_s=NOW_S, priority=1)
+    scheduler.plan(NOW_S)
+    assert seated(vip, first) == [True, False]
 
 
 def test_an_engine_may_be_told_not_to_park() -> None:

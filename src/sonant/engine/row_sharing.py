@@ -29,6 +29,8 @@ from sonant.models.spec import ModelSpec
 OFFLINE_SLACK_S = 5.0
 NEED_S = 2.0  # who has less than that left should have a row now: it may take a turn of the rows to get one
 PARK_SLACK_S = 2 * NEED_S  # so that whoever lends their row is not back for it at once
+PARKINGS_A_STEP = 16  # more would hold the step up by milliseconds, and could hardly all be prefilled in it
+LOOK_AGAIN_S = 0.02  # at those who could be lent no row, unless there are more of them or a row is free
 OVERDUE_S = 1.0  # a gap that is noticed anyway; before that, rows are not taken from those who would then have one
 
 
@@ -48,29 +50,39 @@ class RowSharing:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.parked: list[Request] = []
+        self._again_s, self._without = 0.0, 0  # nobody got a row: when to look again, and how many had none
 
     def due_s(self, request: Request) -> float:
         """When its listener needs sound."""
+        first_s = request.first_audio_s
         if not request.speech.live:
             return request.since_s + OFFLINE_SLACK_S
-        if request.first_audio_s is None:
-            return request.arrival_s
-        return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s
+        return request.arrival_s if first_s is None else first_s + request.heard_s + request.vocoded * self.frame_s
 
     def share(self, now_s: float) -> None:
         """Give rows to those who wait, as many as there are or can be lent."""
         if not self.waiting and not self.parked:
             return
-        lenders = self.lenders() if len(self.rows.free) < len(self.waiting) + len(self.parked) else []
-        if not self.rows.free and not lenders:
+        without = len(self.waiting) + len(self.parked)
+        if not self.rows.free and now_s < self._again_s and without <= self._without:
             return
-        self._give_rows(self._line(now_s), lenders, now_s)
-        self.waiting[:] = [r for r in self.waiting if r.state is State.WAITING]
+        lenders = self.lenders() if len(self.rows.free) < without else []
+        if (self.rows.free or lenders) and self._give_rows(self._line(now_s), lenders, now_s):
+            self.waiting[:] = [r for r in self.waiting if r.state is State.WAITING]
+            self._again_s = 0.0
+        else:
+            self._again_s, self._without = now_s + LOOK_AGAIN_S, without
 
     def lenders(self) -> list[Request]:
         """Who may have to lend their row, those with the least need first. As those below, for any thread to ask."""
-        able = [r for r in list(self.running) if r.launched >= r.tenure_at and self._has_shown(r)]
-        return sorted(able, key=lambda r: (r.speech.priority, r.speech.live, -self.due_s(r)))
+        due_s, decoding, running = self.due_s, State.DECODING, list(self.running)
+        able = [
+            (r.speech.priority, r.speech.live, -due_s(r), n)
+            for n, r in enumerate(running)
+            if r.launched >= r.tenure_at and r.state is decoding and not r.abort_requested
+            if r.first_audio_s is not None or not r.speech.live
+        ]
+        return [running[n] for _, _, _, n in sorted(able)]
 
     def lendable(self, now_s: float) -> int:
         """Rows that one who needs sound now would be lent."""
@@ -123,21 +135,17 @@ class RowSharing:
     def count_turn(self, request: Request, now_s: float) -> None:
         self.telemetry.turn_s.add(now_s - request.row_s)
 
-    def _has_shown(self, request: Request) -> bool:
-        """Whether its row could be lent, being one that still decodes and of which something has been heard."""
-        heard = request.first_audio_s is not None or not request.speech.live
-        return request.state is State.DECODING and heard and not request.abort_requested
-
     def _line(self, now_s: float) -> list[Request]:
         """Those who wait, by need; where no row is free only those who need one now."""
-        line = self.waiting + [r for r in self.parked if r.state is State.PARKED]
-        if not self.rows.free:
-            need_s = now_s + NEED_S
-            line = [r for r in line if self.due_s(r) <= need_s]
-        return sorted(line, key=lambda r: (-r.speech.priority, self.due_s(r)))
+        due_s, until_s = self.due_s, float("inf") if self.rows.free else now_s + NEED_S
+        waiting = self.waiting + [r for r in self.parked if r.state is State.PARKED]
+        line = [(-r.speech.priority, due, n) for n, r in enumerate(waiting) if (due := due_s(r)) <= until_s]
+        return [waiting[n] for _, _, n in sorted(line)]
 
-    def _give_rows(self, line: list[Request], lenders: list[Request], now_s: float) -> None:
+    def _give_rows(self, line: list[Request], lenders: list[Request], now_s: float) -> int:
+        """How many got one."""
         lacks_blocks = files_wait = False
+        parkings, given = self.telemetry.parkings, 0
         for request in line:
             parked, live = request.state is State.PARKED, request.speech.live
             if (lacks_blocks and not parked) or (files_wait and not live):
@@ -147,8 +155,8 @@ class RowSharing:
                 if self.due_s(request) > now_s + NEED_S or not self.parking.has_room(exchange=parked):
                     continue
                 lender = self._lender(request, lenders, now_s)
-                if lender is None and live:
-                    return  # Whoever comes later in line may be lent no more than this one.
+                if self.telemetry.parkings - parkings == PARKINGS_A_STEP or (lender is None and live):
+                    return given  # Whoever comes later in line may be lent no more than this one.
                 if lender is None:
                     files_wait = True
                     continue
@@ -160,6 +168,8 @@ class RowSharing:
                 lenders.remove(lender)
                 self._park(lender, now_s)
             self._seat(request, allocation, now_s)
+            given += 1
+        return given
 
     def _lender(self, request: Request, lenders: list[Request], now_s: float) -> Request | None:
         due_s, priority, rich_s = self.due_s(request), request.speech.priority, now_s + PARK_SLACK_S

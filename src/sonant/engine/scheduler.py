@@ -60,6 +60,7 @@ class Scheduler:
         telemetry: Telemetry,
     ) -> None:
         self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
+        self.frame_s = spec.frame_s
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
         # the same lists
         self.waiting, self.running, self.parked = self.sharing.waiting, self.sharing.running, self.sharing.parked
@@ -87,7 +88,7 @@ class Scheduler:
             return OFFLINE_SLACK_S
         if request.first_audio_s is None:
             return float("-inf")
-        return self.sharing.due_s(request) - now_s
+        return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s - now_s
 
     def _plan_prefill(self, plan: Plan, now_s: float) -> None:
         pending = [r for r in self.running if r.state is State.PREFILL]
