@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonant.hub.beside import Beside
+from sonant.models.beside import Beside
 
 NAMES = {"higgs-audio-v2": "bosonai/higgs-audio-v2-generation-3B-base"}
 FILES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonant.hub.beside import Beside
+from sonant.models.beside import Beside
 
 NAMES = {
     "qwen3-tts-0.6b-base": "Qwen/Qwen3-TTS-12Hz-0.6B-Base",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonant.hub.beside import Beside
+from sonant.models.beside import Beside
 
 NAMES = {"voxcpm2": "openbmb/VoxCPM2"}
 FILES = (
