@@ -1,5 +1,6 @@
 """Imports point one way: cli → serving, bench, profiling → engine → models → layers → kernels.
 
+Beside the engine, on the models alone, stands the hub.
 The public front, `sonant` itself, lies between the engine and those above it.
 The leaves are for all to import, and import only each other.
 """
@@ -24,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "layers": {"kernels"},
     "models": {"layers", "kernels"},
     "engine": {"models", "layers", "kernels"},
+    "hub": {"models", "layers", "kernels"},
 }
 BELOW["hub"] = {"models"}  # where checkpoints come from; the families say which files are theirs
 BELOW |= {name: set(BELOW) for name in FRONT}

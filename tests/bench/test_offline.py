@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_all_figures_in_a_table_a_file_and_a_picture(
 ) -> None:
     monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)  # one run a batch is precise enough to be printed
     monkeypatch.setattr(breakdown, "_WALL_ROUNDS", 1)
-    monkeypatch.setattr(breakdown, "time_ms", partial(device_clock.time_ms, batches=1))
+    monkeypatch.setattr(breakdown, "_EAGER_BATCHES", 1)
     out, plot = tmp_path / "deep" / "report.json", tmp_path / "report.png"
     options = ["--streams", "1,2", "--frames", str(FRAMES), "--device", "cpu", "--out", str(out), "--plot", str(plot)]
     assert main(["bench", "offline", "--model", str(few_codebooks["custom"]), *options]) == 0

@@ -37,6 +37,8 @@ class StandIn:
         self.cuts: dict[str, list[int]] = {}  # by path: bytes after which each of its next transfers is cut off
         self.damaged: set[str] = set()
         self.failing: int | None = None  # the status that everything is answered with
+        self.storage: StandIn | None = None  # where large files really lie; requests for them are sent there
+        self.tokens: list[tuple[str, str | None]] = []  # path and Authorization of each request for a file
         self.ranges: list[tuple[str, str]] = []  # path and Range of requests that go on
         self.fetched: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -90,6 +92,8 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def _repository(self, name: str, file: str | None) -> None:
             stored = hub.repositories.get(name)
+            if file is not None:
+                hub.tokens.append((file, self.headers.get("Authorization")))
             if stored is None:  # as the hub does: a stranger cannot tell a private one from none
                 return self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             if stored.gated and file is not None:
@@ -104,6 +108,9 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             large = path.endswith(_LARGE)
             etag = hashlib.sha256(content).hexdigest() if large else blob_id(content)
             headers = {"X-Repo-Commit": REVISION, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+            if large and hub.storage is not None:
+                headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
+                return self._send(302, b"", headers | {"Location": hub.storage.url + self.path})
             sent, status = content, 200
             if path in hub.damaged:
                 sent = bytes([content[0] ^ 1]) + content[1:]

@@ -103,6 +103,18 @@ def test_a_repository_by_its_own_name_into_a_folder(hub: StandIn, run: Run, tiny
     assert "full is not empty" in refused(run, "somebody/tuned", "--to", "full", "--yes")
 
 
+def test_a_storage_elsewhere_is_not_told_who_asks(
+    hub: StandIn, run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: "hf_secret")
+    with StandIn() as storage:
+        hub.repositories[QWEN] = storage.repositories[QWEN] = Stored(tiny_checkpoints["base"])
+        hub.storage = storage
+        assert run("download", NAME, "--yes")[0] == 0
+    assert ("merges.txt", "Bearer hf_secret") in hub.tokens and ("model.safetensors", "Bearer hf_secret") in hub.tokens
+    assert storage.tokens and all(token is None for _, token in storage.tokens)
+
+
 def test_a_broken_transfer_goes_on_where_it_ended(hub: StandIn, run: Run, tiny_checkpoints: Folders) -> None:
     hub.repositories[QWEN] = Stored(tiny_checkpoints["base"])
     hub.cuts["model.safetensors"] = [KEPT + 1000]
