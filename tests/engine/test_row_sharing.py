@@ -9,7 +9,16 @@ import pytest
 
 from engine.test_scheduler import SPEC, ask, make
 from sonant.engine.request import Request, State
-from sonant.engine.row_sharing import LOOK_AGAIN_S, NEED_S, OFFLINE_SLACK_S, OVERDUE_S, PARK_SLACK_S, PARKINGS_A_STEP
+from sonant.engine.row_sharing import (
+    HEAD_START_S,
+    LOOK_AGAIN_S,
+    NEED_S,
+    OFFLINE_SLACK_S,
+    OVERDUE_S,
+    PARK_SLACK_S,
+    PARKINGS_A_STEP,
+    TENURE_S,
+)
 from sonant.engine.scheduler import Scheduler
 
 NOW_S = 100.0
@@ -53,13 +62,13 @@ def test_need_decides_who_is_first_in_line() -> None:
 
 @pytest.mark.parametrize("kind", ["file", "rich"])
 def test_whoever_is_due_goes_before_all_who_come_later(kind: str) -> None:
-    """The bound: no more requests go before one than were due before it."""
+    """The bound: none goes before one that comes later than the head start of new listeners allows."""
     scheduler = make(max_rows=1, max_parked=0)
     sitting(scheduler, 0.0)
     patient = ask(scheduler, live=False) if kind == "file" else later_part(scheduler, OFFLINE_SLACK_S)
     patient.since_s = NOW_S
-    before = [ask(scheduler, arrival_s=NOW_S + 0.5 * n) for n in range(10)]  # all that come in those five seconds
-    late = [ask(scheduler, arrival_s=NOW_S + OFFLINE_SLACK_S + 0.1 * n) for n in range(1, 20)]
+    before = [ask(scheduler, arrival_s=NOW_S + n) for n in range(10)]  # until it is due, and the head start is over
+    late = [ask(scheduler, arrival_s=NOW_S + OFFLINE_SLACK_S + HEAD_START_S + 0.1 * n) for n in range(1, 20)]
     served = []
     for _ in range(11):
         scheduler.release(scheduler.running[0])
@@ -117,6 +126,35 @@ def test_where_all_are_poor_time_is_shared() -> None:
     assert newcomer.state is State.WAITING
     scheduler.plan(NOW_S + OVERDUE_S)
     assert newcomer.row >= 0 and poor.state is State.PARKED and poorer.state is State.DECODING
+
+
+def test_who_has_long_been_dry_waits_for_a_row_only_since_they_lost_it() -> None:
+    """In an overload all are: each has its turn, and a new listener goes before those who had theirs just now."""
+    scheduler = make(max_rows=1)
+    dry = sitting(scheduler, -50.0)
+    first = ask(scheduler, arrival_s=NOW_S - OVERDUE_S)
+    scheduler.plan(NOW_S)
+    assert dry.state is State.PARKED and first.row >= 0
+    second = ask(scheduler, arrival_s=NOW_S + 3)
+    scheduler.release(first)
+    scheduler.plan(NOW_S + 3)
+    assert second.row >= 0
+    third = ask(scheduler, arrival_s=NOW_S + HEAD_START_S + 0.1)
+    scheduler.release(second)
+    scheduler.plan(NOW_S + HEAD_START_S + 0.1)
+    assert seated(dry, third) == [True, False]
+
+
+def test_on_a_slow_machine_a_second_is_enough_to_have_had_a_row() -> None:
+    scheduler = make(max_rows=1)
+    listener = sitting(scheduler, 60.0)
+    listener.row_s, listener.tenure_at = NOW_S, listener.launched + scheduler.sharing.tenure
+    ask(scheduler, arrival_s=NOW_S)
+    scheduler.plan(NOW_S)
+    scheduler.plan(NOW_S + TENURE_S - 0.01)
+    assert listener.state is State.DECODING
+    scheduler.plan(NOW_S + TENURE_S + LOOK_AGAIN_S)
+    assert listener.state is State.PARKED
 
 
 def test_priority_lends_only_downwards() -> None:
