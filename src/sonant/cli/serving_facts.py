@@ -49,7 +49,7 @@ def serving_facts() -> ServingFacts:
         port=options.port,
         port_problem=port_problem(options.host, options.port),
         public=is_public(options.host),
-        has_keys=bool(options.api_keys),
+        has_keys=options.has_keys,
         voices_folder=None if folder is None else str(folder),
         voices_problem=None if folder is None else folder_problem(folder),
         file_limit=_file_limit(),
