@@ -180,7 +180,7 @@ class Intake:
         """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
         if index:  # the promise is of the first sound, not of every part's
             speech = replace(speech, first_audio_within_s=None)
-        request = self._request(replace(speech, context=()), sink)
+        request = self._request(replace(speech, context=()) if speech.context else speech, sink)
         return self._go_on(request, speech.context[-self.spec.context_segments :]) if index == 0 else request
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:

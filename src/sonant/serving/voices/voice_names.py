@@ -42,6 +42,7 @@ class VoiceNames:
     ) -> None:
         """`model` is the mark that uploads must bear; None: any. `given` are aliases that the operator set."""
         self.store, self.model, self.given = store, model, given
+        self._known: tuple[tuple[str, ...], dict[str, str], dict[str, str]] = ((), {}, {})  # voices, by key, aliases
 
     def resolve(self, voice: str | Mapping[str, object] | None, engine: Intake) -> str | Voice | None:
         """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
@@ -49,8 +50,8 @@ class VoiceNames:
             return None  # the engine's default, or its own error
         name = _name(voice)
         key = label_key(name) if len(name) <= _MAX_CHARS else ""
-        own, spec = _by_key(engine.voices), engine.spec
-        alias = aliases(engine.voices, self.given).get(key)
+        (own, others), spec = self._names(engine), engine.spec
+        alias = others.get(key)
         if key in own or (alias is not None and label_key(alias) in own):
             return own.get(key, alias)
         if alias is not None:
@@ -71,12 +72,13 @@ class VoiceNames:
         if voice is None:
             return True
         key = label_key(voice) if len(voice) <= _MAX_CHARS else ""
-        own, alias = _by_key(engine.voices), aliases(engine.voices, self.given).get(key)
+        own, others = self._names(engine)
+        alias = others.get(key)
         return key in own or (alias is not None and label_key(alias) in own)
 
     def choices(self, engine: Intake) -> tuple[VoiceChoice, ...]:
         """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
-        own = _by_key(engine.voices)
+        own, others = self._names(engine)
         uploads = self.store.list() if self.store is not None and engine.spec.clones else ()
         uploads = tuple(r for r in uploads if self.model in (None, r.model))
         there = {*own, *(label_key(r.name) for r in uploads), *(r.id for r in uploads)}
@@ -85,7 +87,7 @@ class VoiceNames:
             *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads),
             *(
                 VoiceChoice(name, name, "alias", target=target)
-                for name, target in aliases(engine.voices, self.given).items()
+                for name, target in others.items()
                 if name not in own and label_key(target) in there
             ),
         )
@@ -102,6 +104,14 @@ class VoiceNames:
                 line |= {"created_at": r.created_at, "language": r.language, "clip_s": r.clip_s, "broken": r.broken}
             lines.append(line)
         return lines
+
+    def _names(self, engine: Intake) -> tuple[dict[str, str], dict[str, str]]:
+        """The checkpoint's voices by key, and what aliases stand for: found once, and asked for by each request."""
+        voices, own, others = self._known
+        if voices != engine.voices:
+            own, others = _by_key(engine.voices), aliases(engine.voices, self.given)
+            self._known = tuple(engine.voices), own, others
+        return own, others
 
     def _aliased(self, name: str, target: str, engine: Intake) -> Voice:
         try:
