@@ -42,7 +42,7 @@ class VoiceNames:
     ) -> None:
         """`model` is the mark that uploads must bear; None: any. `given` are aliases that the operator set."""
         self.store, self.model, self.given = store, model, given
-        self._known: tuple[tuple[str, ...], dict[str, str], dict[str, str]] = ((), {}, {})  # voices, by key, aliases
+        self._known: tuple[tuple[str, ...] | None, dict[str, str], dict[str, str]] = (None, {}, {})  # see `_names`
 
     def resolve(self, voice: str | Mapping[str, object] | None, engine: Intake) -> str | Voice | None:
         """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
