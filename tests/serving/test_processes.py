@@ -11,13 +11,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serving.conftest import wait_for
 from serving.kill_storm import Load, children, front_ends, kill_one, length_of, ready
 from serving.process import server_processes
+from serving.test_voice_routes import upload, wav
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
@@ -76,6 +79,30 @@ def test_an_engine_that_is_killed_ends_its_streams_with_an_error(server: tuple[s
     stats = json.load(urllib.request.urlopen(f"{url}/v1/engine/stats"))
     assert stats["restarts"] == 1 and stats["ready"]
     assert length_of(url) == expected
+
+
+def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    """And a voice that one of them took is spoken by the others at once."""
+    with server_processes(ready_s=120) as run:
+        limits = ("--max-streams-per-client", "2", "--ws-max-sessions", "1", "--max-requests-per-minute", "60")
+        voices = ("--voices", str(tmp_path), "--consent", "asserted")
+        _, url = run(checkpoints["base"], "--workers", "3", *limits, *voices)
+        wait_for(lambda: front_ends(url) == 3, 60)
+        taken = upload(url, wav(), name="me", consent="I agree to this.", ref_text="hello the world")
+        assert taken.status_code == 200, taken.text
+        body = {"input": "hello the world", "voice": "me", "max_frames": 3, "response_format": "pcm"}
+        heard = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(8)]  # a connection each
+        assert [answer.status_code for answer in heard] == [200] * 8
+        endless = {**body, "input": "hello the world. " * 200, "max_frames": 5000}
+        with ExitStack() as streams:
+            for _ in range(2):
+                stream = streams.enter_context(httpx.stream("POST", f"{url}/v1/audio/speech", json=endless, timeout=60))
+                assert stream.status_code == 200
+            third = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(4)]
+            assert {answer.status_code for answer in third} == {429}
+            assert {answer.json()["error"]["code"] for answer in third} == {"too_many_requests"}
+        codes = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60).status_code for _ in range(60)]
+        assert 429 in codes  # a minute's requests are used up, wherever they went
 
 
 def test_sigterm_lets_listeners_hear_the_end(checkpoints: Mapping[str, Path]) -> None:

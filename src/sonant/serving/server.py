@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.limits.connection import connection_type
 from sonant.serving.limits.socket_connection import SocketConnection
-from sonant.serving.observability.log_format import WithoutAccesses
+from sonant.serving.observability.log_format import BrokenStreams, WithoutAccesses
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 
@@ -80,5 +80,6 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         ws_max_size=options.ws_max_message_bytes,
         ws_per_message_deflate=False,  # sound does not shrink
     )
-    logging.getLogger("uvicorn.error").addFilter(WithoutAccesses())
+    for unwanted in (WithoutAccesses(), BrokenStreams()):
+        logging.getLogger("uvicorn.error").addFilter(unwanted)
     return DrainingServer(config, app.state.service)

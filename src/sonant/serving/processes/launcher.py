@@ -23,7 +23,7 @@ from sonant.serving.processes.setup import Setup
 from sonant.serving.start_check import page_address
 
 _GRACE_S = 5.0  # for a process to end after it was told to
-_STEADY_S = 5.0  # a process that has lived so long did not fail at its start
+_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
 
 logger = logging.getLogger(__name__)
