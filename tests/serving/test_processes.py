@@ -21,6 +21,7 @@ from serving.conftest import wait_for
 from serving.kill_storm import Load, children, front_ends, kill_one, length_of, ready
 from serving.process import server_processes
 from serving.test_voice_routes import upload, wav
+from sonant.serving.processes.scratch import remove_stale
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
@@ -133,6 +134,17 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_a_killed_server_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone, here, other = (tmp_path / name for name in (f"sonant-{ended.pid}-x1", f"sonant-{os.getpid()}-x2", "sonant-x"))
+    for folder in (gone, here, other):
+        folder.mkdir()
+        (folder / "engine").touch()
+    remove_stale(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([here, other])
 
 
 def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
@@ -86,12 +85,13 @@ def _in_processes(
     folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
 ) -> int:
     from sonant.serving.processes.launcher import Launcher, reserve
+    from sonant.serving.processes.scratch import scratch_folder
     from sonant.serving.processes.setup import Setup
 
-    with reserve(options.host, options.port) as holder, TemporaryDirectory(prefix="sonant-") as scratch:
+    with reserve(options.host, options.port) as holder, scratch_folder() as scratch:
         host, port = holder.getsockname()[:2]
         setup = Setup(
-            folder=folder.absolute(), scratch=Path(scratch), model=model, serving=options, engine=config, host=host,
+            folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,
             port=port,
         )  # fmt: skip
         return asyncio.run(Launcher(setup, workers).run())
