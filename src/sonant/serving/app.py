@@ -64,7 +64,7 @@ def create_app(link: EngineLink, options: ServeOptions, model: Description, mode
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(warm_encoders, link.prompter.spec.sample_rate)
-        link.start()
+        await link.start()
         yield
         await service.close()
 
