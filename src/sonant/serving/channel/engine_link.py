@@ -38,7 +38,7 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Where an engine is there already it is waited for: a front end that is new tells nobody that there is none."""
+        """An engine that is there already is waited for: a front end that is new tells nobody that there is none."""
         self._task = asyncio.create_task(self._keep(), name="engine link")
         self._task.add_done_callback(_tell_failure)
         if self.path.exists():
