@@ -31,6 +31,7 @@ from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 SENTENCE = "Sentence after sentence this text goes on and on, as books do, and someone listens to all of it. "
 LONG_TEXT = (SENTENCE * 300)[:19_900]
 SETTLE_S = 2.0
+PART_S = 20.0  # of sound, at most, of the 300 characters of a part
 PATIENCE_S = 60.0
 
 
@@ -131,7 +132,8 @@ async def measure(engine: Engine, args: argparse.Namespace) -> dict[str, object]
 
 
 def opened(args: argparse.Namespace) -> Engine:
-    config = EngineConfig(max_rows=args.rows, warm_rows=args.rows or 256)
+    # Random weights never stop, and bytes for words would give each part minutes: so many as such a text takes to say.
+    config = EngineConfig(max_rows=args.rows, warm_rows=args.rows or 256, budget_s=PART_S, budget_s_per_token=1e-3)
     if args.size == "built-in":
         return sonant.load(config=config)
     folder = args.folder or Path(tempfile.mkdtemp()) / "model"

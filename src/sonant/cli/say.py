@@ -98,7 +98,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, metavar="N" if kind is int else "X", type=kind, help=told)
     group.add_argument(
         "--max-frames", metavar="N", type=int,
-        help="cut after N frames, for each part of a long text; `sonant voices` tells how many make a second "
+        help="cut after N frames, of a long text in all; `sonant voices` tells how many make a second "
         "(default: by the text's length)",
     )  # fmt: skip
     group.add_argument(
