@@ -12,7 +12,8 @@ from engine.families import TEXTS, frames_each
 from sonant.engine import request as request_module
 from sonant.engine.request import Request
 from sonant.engine.telemetry import STEP_PHASES, Tally
-from sonant.models.base import Prompt, Status
+from sonant.models.prompt import Prompt
+from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 
