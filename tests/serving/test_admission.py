@@ -182,7 +182,8 @@ def test_a_newcomer_is_heard_while_long_texts_have_every_row(serve: Serve) -> No
         wait_for(lambda: served.supervisor.engine.stats().free_rows == 0)
         for _ in range(3):
             assert _first_byte_s(served) < 3
-        assert served.supervisor.engine.stats().running + served.supervisor.engine.stats().parked >= 2
+        stats = served.supervisor.engine.stats()
+        assert stats.running + stats.parked + stats.waiting >= 2  # who held the rows still speaks
     finally:
         done.set()
         holders.join(20)

@@ -53,7 +53,10 @@ def lines() -> Iterator[Lines]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
+    uvicorn = logging.getLogger("uvicorn")  # Another test's server may have told it to keep its lines to itself.
+    kept, uvicorn.propagate = uvicorn.propagate, True
     yield handler
+    uvicorn.propagate = kept
     root.setLevel(level)
     root.removeHandler(handler)
 
