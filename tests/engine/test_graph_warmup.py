@@ -34,6 +34,9 @@ class Kind:
         self.captured += buckets
         self.order += [(self.name, b) for b in buckets]
 
+    def captures(self, bucket: int) -> tuple[Callable[[Any], Any], Any]:
+        raise NotImplementedError("nothing is rehearsed here")
+
 
 def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
     deadline_s = time.monotonic() + timeout_s

@@ -7,6 +7,7 @@ each decoding row, then sound for the rows that are due, which may be of the fra
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
+from sonant.engine.compile_ahead import CompileAhead, NothingAhead
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.graphs import (
     PREFILL_SIZES,
@@ -29,6 +31,7 @@ from sonant.engine.output import OutputRing, Slot
 from sonant.engine.request import Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
+from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.types import AudioChunk
@@ -47,7 +50,17 @@ class Step:
 
 
 class Runner:
-    def __init__(self, model: SpeechModel, config: EngineConfig, sizes: FrameSizes, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        sizes: FrameSizes,
+        device: torch.device,
+        start: StartTimes | None = None,
+        kernels: CompileAhead | None = None,
+    ) -> None:
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        start = start or StartTimes()
         self.model, self.config, self.sizes, self.device = model, config, sizes, device
         self.telemetry = Telemetry()
         spec = model.spec
@@ -71,7 +84,8 @@ class Runner:
             n: GraphedStep(f"codec {n}", partial(model.codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
-        self._capture_first()
+        start.took("memory")
+        self._capture_first(start, kernels or NothingAhead())
 
     @property
     def blocks(self) -> int:
@@ -101,14 +115,35 @@ class Runner:
         return graphs
 
     @torch.inference_mode()
-    def _capture_first(self) -> None:
-        """What must be there before the engine answers."""
+    def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
+        """What must be there before the engine answers, each as soon as its kernels are. In the order of `rehearse`."""
+
+        def wait_for(stage: int) -> None:
+            start.took("graphs")
+            kernels.wait_for(stage)
+            start.took("kernels")
+
+        wait_for(0)
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
             self.prefill.compile()
-        self.warmup.capture_up_to(self.config.warm_rows)
+        assert self.config.warm_rows is not None
+        self.warmup.capture_up_to(self.config.warm_rows, before=lambda done: wait_for(done + 1))
         if self.device.type == "cuda":
             synchronize(self.device)
+        start.took("graphs")
+        kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
+        start.took("kernels")
+
+    @torch.inference_mode()
+    def rehearse(self) -> Iterator[None]:
+        """Run each step that is captured, and stop after each: on the meta device, to see which kernels they need."""
+        self.prefill.compile()
+        yield
+        for wanted in GraphWarmup(self._graphs(), None).pending:
+            run, given = wanted.step.captures(wanted.bucket)
+            run(given)
+            yield
 
     @torch.inference_mode()
     def capture_next(self) -> None:
