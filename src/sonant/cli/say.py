@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -128,9 +129,11 @@ def run(args: argparse.Namespace) -> int:
     with open_output(args.out, args.format) as output:
         try:
             progress.note("loading …")
-            with sonant.load(
-                folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config
-            ) as engine:
+            with progress.following(logging.getLogger("sonant.engine.compile_ahead")):
+                engine = sonant.load(
+                    folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config
+                )
+            with engine:
                 speech = _speak(engine, _request(engine, text, asked, args, progress), output, progress)
         finally:
             progress.clear()
