@@ -16,8 +16,9 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from sonant.engine.compile_process import Compiling
+from sonant.engine.rehearsal import Rehearsal
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.recorded_launches import launches_recorded, target_of
+from sonant.kernels.recorded_launches import target_of
 from sonant.kernels.triton import norm, swiglu
 
 GPU = Gpu("NVIDIA H200", (9, 0))
@@ -66,11 +67,7 @@ def launched() -> tuple[list[str], int]:
 
 
 def main() -> None:
-    compiling = Compiling(GPU, workers=2)
-    with launches_recorded(GPU, compiling.add), planning_for(GPU):
-        for step in steps("meta"):
-            step()
-            compiling.end_stage()
+    compiling = Compiling(Rehearsal(GPU, lambda: steps("meta")), workers=2)
     compiling.finish()
     found, misses = launched()
     report = {

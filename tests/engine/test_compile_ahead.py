@@ -40,7 +40,7 @@ def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
 ) -> None:
     """Of every family, when it starts and when it speaks."""
     folders = (few_codebooks["custom"], few_codebooks["base"], tiny_higgs, tiny_voxcpm2)
-    reports = json.loads(run_apart("rehearsal.py", *folders, cache=tmp_path))
+    reports = json.loads(run_apart("asked_kernels.py", *folders, cache=tmp_path))
     assert len(reports) == len(folders)
     for report in reports:
         assert report["missing"] == report["later"] == report["needless"] == []
@@ -92,6 +92,16 @@ def test_an_engine_goes_on_when_the_process_dies(say: Say, caplog: pytest.LogCap
     while "no room on the disk" not in caplog.text and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert "no room on the disk" in caplog.text and "as they are met" in caplog.text
+
+
+def test_an_engine_does_not_wait_for_a_compiler_that_hangs(
+    say: Say, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonant.engine.compile_ahead._TELL_S", 0.05)
+    monkeypatch.setattr("sonant.engine.compile_ahead._SILENCE_S", 0.3)
+    ahead = say(news(4, 1, 0, True) + "time.sleep(60)")
+    ahead.wait_for(3)
+    assert ahead.progress.ended and ahead._process.wait(10) != 0
 
 
 def test_it_tells_how_far_it_is(say: Say, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -35,6 +35,7 @@ from sonant.engine.room import GpuMemory
 logger = logging.getLogger(__name__)
 
 _TELL_S = 2.0
+_SILENCE_S = 120.0  # no kernel takes so long: a compiler hangs, and a server must start all the same
 _MOST_WORKERS = 24
 _LAST_LINES = 20  # of what a process that failed has said
 _SOURCES = ("kernels", "layers", "models", "engine")
@@ -127,7 +128,7 @@ class CompileAhead:
     def __init__(self, job: CompileJob, command: Sequence[str] = _COMMAND) -> None:
         self.progress = Progress()
         self._news = threading.Condition()
-        self._told_s = time.monotonic()
+        self._told_s = self._heard_s = time.monotonic()
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             encoding="utf-8",
@@ -139,16 +140,20 @@ class CompileAhead:
 
     def wait_for(self, stage: int) -> None:
         """Until all kernels of this stage and those before it are compiled, or never will be."""
-        with self._news:
-            while not self.progress.ended and self.progress.stages <= stage:
-                self._news.wait(_TELL_S)
-                self._tell()
+        self._wait_until(lambda: self.progress.stages > stage)
 
     def wait_for_all(self) -> None:
+        self._wait_until(lambda: False)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
         with self._news:
-            while not self.progress.ended:
+            while not (self.progress.ended or done()):
                 self._news.wait(_TELL_S)
                 self._tell()
+                if time.monotonic() - self._heard_s > _SILENCE_S:
+                    self.progress.said.append(f"it said nothing for {_SILENCE_S:.0f} s")
+                    self.progress.ended = True
+                    self._process.kill()
 
     def _tell(self) -> None:
         progress, now_s = self.progress, time.monotonic()
@@ -162,6 +167,7 @@ class CompileAhead:
         with self._process.stdout as lines:
             for line in lines:
                 with self._news:
+                    self._heard_s = time.monotonic()
                     self._read(line)
                     self._news.notify_all()
         code = self._process.wait()

@@ -1,8 +1,8 @@
 """The process that compiles a GPU's kernels ahead: `compile_ahead.py` says why, and `recorded_launches.py` how.
 
-It never touches the GPU, so that its children may be forked: they have torch and Triton already. They are nice to the
-engine, which reads weights and captures graphs beside them. What it finds is compiled in the order in which the engine
-will ask for it, and what it prints is for `CompileAhead`.
+It never touches the GPU, so that its children may be forked: they have torch, Triton and the model's shapes already.
+They are nice to the engine, which reads weights and captures graphs beside them. What they find is compiled in the
+order in which the engine will ask for it, and what is printed is for `CompileAhead`.
 """
 
 from __future__ import annotations
@@ -15,96 +15,95 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
-import torch
-
 from sonant.engine.compile_ahead import CompileJob
-from sonant.engine.runner import Runner
-from sonant.kernels.gpu import Gpu, planning_for
+from sonant.engine.rehearsal import Rehearsal
 from sonant.kernels.ops import OPS, choose
-from sonant.kernels.recorded_launches import KernelForm, launches_recorded
-from sonant.models.registry import load_model
+from sonant.kernels.recorded_launches import KernelForm
 
+FormKey = tuple[str, str, str]
 _NICE = 5
 _LOOK_S = 1.0
 
 
 class Compiling:
-    """Kernels on their way, and how far all stages are."""
+    """Kernels on their way, and how far all stages are. Children rehearse stages and compile what is found."""
 
-    def __init__(self, gpu: Gpu, workers: int) -> None:
-        self.gpu = gpu
-        self._lock = threading.Lock()
-        self._left: list[int] = [0]  # kernels that each stage still waits for
+    def __init__(self, rehearsal: Rehearsal, workers: int) -> None:
         self.found = self.compiled = self.stages = 0
-        self._planned = False
         self.folders: list[str] = []
         self.failures: list[str] = []
+        self._lock = threading.RLock()  # a callback of what is done already is called at once
+        self._left = [1] * len(rehearsal)  # that each stage waits for: its rehearsal, then its kernels
+        self._unseen = len(rehearsal)  # stages that are not rehearsed yet
+        self._waiting: dict[FormKey, list[int] | None] = {}  # stages, by kernel; None: it is compiled
         context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
-        self._pool.submit(os.getpid).result()  # the children are forked here, before anything has threads
-
-    def add(self, form: KernelForm) -> None:
-        with self._lock:
-            stage = len(self._left) - 1
-            self._left[stage] += 1
-            self.found += 1
-        self._pool.submit(form.compile, self.gpu).add_done_callback(lambda done: self._compiled_one(stage, form, done))
-
-    def end_stage(self) -> None:
-        with self._lock:
-            self._left.append(0)
-            self._report()
+        self._pool = ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), rehearsal)
+        )
+        for stage in range(len(rehearsal)):  # the first of them forks all children, before there are threads
+            self._pool.submit(_rehearse, stage).add_done_callback(partial(self._rehearsed, stage))
+        self._all_seen = threading.Event()
 
     def finish(self) -> None:
         """Wait for all."""
-        with self._lock:
-            self._left.pop()
-            self._planned = True
-            self._report()
+        self._all_seen.wait()
         self._pool.shutdown(wait=True)
 
-    def _compiled_one(self, stage: int, form: KernelForm, done: Future[str]) -> None:
+    def _rehearsed(self, stage: int, done: Future[list[KernelForm]]) -> None:
         with self._lock:
+            if error := done.exception():
+                self.failures.append(f"stage {stage}: {error!r}")
+            for form in [] if error else done.result():
+                self._add(stage, form)
             self._left[stage] -= 1
+            self._unseen -= 1
+            self._report()
+            if not self._unseen:
+                self._all_seen.set()
+
+    def _add(self, stage: int, form: KernelForm) -> None:
+        key = (form.module, form.name, form.key)
+        if key not in self._waiting:
+            self._waiting[key] = []
+            self.found += 1
+            try:
+                self._pool.submit(_compile, form).add_done_callback(partial(self._compiled, form.name, key))
+            except RuntimeError as error:  # a child was killed: none of the others works any more
+                self._waiting[key] = None
+                self.failures.append(f"{form.name}: {error!r}")
+        stages = self._waiting[key]
+        if stages is not None:
+            stages.append(stage)
+            self._left[stage] += 1
+
+    def _compiled(self, name: str, key: FormKey, done: Future[str]) -> None:
+        with self._lock:
+            for stage in self._waiting[key] or ():
+                self._left[stage] -= 1
+            self._waiting[key] = None
             self.compiled += 1
             if error := done.exception():
-                self.failures.append(f"{form.name}: {error}")
+                self.failures.append(f"{name}: {error!r}")
             else:
                 self.folders.append(done.result())
             self._report()
 
     def _report(self) -> None:
-        complete = len(self._left) if self._planned else len(self._left) - 1
-        while self.stages < complete and self._left[self.stages] == 0:
+        while self.stages < len(self._left) and self._left[self.stages] == 0:
             self.stages += 1
-        _say({"kernels": [self.found, self.compiled, self.stages, self._planned]})
-
-
-def rehearse(job: CompileJob, compiling: Compiling) -> None:
-    """All steps that the engine will capture, on the device that has no memory."""
-    meta, memory, config = torch.device("meta"), job.gpu_memory(), job.engine_config()
-    dtypes = (getattr(torch, name) for name in (job.dtype, job.codec_dtype))
-    with planning_for(compiling.gpu), launches_recorded(compiling.gpu, compiling.add):
-        model = load_model(Path(job.folder), config, meta, *dtypes)
-        config = config.resolved(memory.room(model.spec))
-        if config.kv_tokens is None:
-            config = replace(config, kv_tokens=memory.likely_kv_tokens(model.spec, config))
-        sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
-        for _ in Runner(model, config, sizes, meta).rehearse():
-            compiling.end_stage()
+        _say({"kernels": [self.found, self.compiled, self.stages, not self._unseen]})
 
 
 def main() -> int:
     job = CompileJob(**json.loads(sys.stdin.readline()))
-    memory = job.gpu_memory()
     for op in OPS:
         choose(op, "cuda")  # imports its kernels, once for all children
-    compiling = Compiling(Gpu(memory.name, memory.capability), job.workers)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    rehearse(job, compiling)
+    parent = os.getppid()
+    compiling = Compiling(Rehearsal.of(job), job.workers)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     compiling.finish()
     if compiling.failures:
         print("\n".join(compiling.failures), flush=True)
@@ -121,9 +120,24 @@ def _leave_stamp(path: Path, folders: Sequence[str]) -> None:
     part.replace(path)
 
 
-def _begin(parent: int) -> None:
+def _begin(parent: int, rehearsal: Rehearsal) -> None:
     os.nice(_NICE)
+    _own().append(rehearsal)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+@cache
+def _own() -> list[Rehearsal]:
+    """A child's, which it has from its parent's memory."""
+    return []
+
+
+def _rehearse(stage: int) -> list[KernelForm]:
+    return _own()[0].run(stage)
+
+
+def _compile(form: KernelForm) -> str:
+    return form.compile(_own()[0].gpu)
 
 
 def _end_with(parent: int) -> None:

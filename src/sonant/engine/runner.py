@@ -7,7 +7,7 @@ each decoding row, then sound for the rows that are due, which may be of the fra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +116,7 @@ class Runner:
 
     @torch.inference_mode()
     def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
-        """What must be there before the engine answers, each as soon as its kernels are. In the order of `rehearse`."""
+        """What must be there before the engine answers, each when its kernels are; in the order of `rehearsal`."""
 
         def wait_for(stage: int) -> None:
             start.took("graphs")
@@ -135,15 +135,14 @@ class Runner:
         kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
         start.took("kernels")
 
-    @torch.inference_mode()
-    def rehearse(self) -> Iterator[None]:
-        """Run each step that is captured, and stop after each: on the meta device, to see which kernels they need."""
-        self.prefill.compile()
-        yield
-        for wanted in GraphWarmup(self._graphs(), None).pending:
-            run, given = wanted.step.captures(wanted.bucket)
-            run(given)
-            yield
+    def rehearsal(self) -> list[Callable[[], object]]:
+        """Every step that is captured, to be run on the meta device: to see which kernels it needs."""
+
+        def run(wanted: PendingGraph) -> object:
+            step, given = wanted.step.captures(wanted.bucket)
+            return step(given)
+
+        return [self.prefill.compile, *(partial(run, wanted) for wanted in GraphWarmup(self._graphs(), None).pending)]
 
     @torch.inference_mode()
     def capture_next(self) -> None:

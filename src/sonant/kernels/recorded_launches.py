@@ -77,9 +77,8 @@ class LaunchRecorder:
 
 
 @contextmanager
-def launches_recorded(gpu: Gpu, found: Callable[[KernelForm], None]) -> Iterator[None]:
+def launches_recorded(recorder: LaunchRecorder) -> Iterator[None]:
     """In all threads: for a process that does nothing else."""
-    recorder = LaunchRecorder(gpu, found)
 
     def run(kernel: JITFunction[Any], *args: Any, **options: Any) -> None:
         recorder.launch(kernel, *args, **options)

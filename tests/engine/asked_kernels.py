@@ -23,16 +23,16 @@ from sonant.config import EngineConfig
 from sonant.engine import graphs
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import CompileJob
-from sonant.engine.compile_process import rehearse
 from sonant.engine.engine import Engine
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import CapturedGraph, Run
+from sonant.engine.rehearsal import Rehearsal
 from sonant.engine.room import GpuMemory
 from sonant.engine.runner import Runner
 from sonant.engine.start_times import StartTimes
 from sonant.kernels import ops, tuning
 from sonant.kernels.gpu import Gpu
-from sonant.kernels.recorded_launches import KernelForm, launches_recorded
+from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import pdl
 from sonant.models.registry import load_model
 
@@ -42,24 +42,14 @@ STEPS, MOST_S = 12, 20.0
 CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_ahead=0)
 
 
-class Noted:
-    """Stands where kernels would be compiled."""
-
-    def __init__(self) -> None:
-        self.gpu, self.forms, self.stages = GPU, dict[tuple[str, str], KernelForm](), 0
-
-    def add(self, form: KernelForm) -> None:
-        self.forms[form.name, form.key] = form
-
-    def end_stage(self) -> None:
-        self.stages += 1
+Kernel = tuple[str, str]
 
 
-def planned(folder: Path) -> Noted:
-    noted = Noted()
+def planned(folder: Path) -> tuple[int, set[Kernel]]:
     job = CompileJob(str(folder), vars(CONFIG), "bfloat16", "bfloat16", vars(MEMORY), 1, "")
-    rehearse(job, noted)  # type: ignore[arg-type]
-    return noted
+    rehearsal = Rehearsal.of(job)
+    forms = [form for stage in range(len(rehearsal)) for form in rehearsal.run(stage)]
+    return len(rehearsal), {(form.name, form.key) for form in forms}
 
 
 class Replay:
@@ -85,9 +75,13 @@ def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-def asked_for(folder: Path) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+def asked_for(folder: Path) -> tuple[set[Kernel], set[Kernel]]:
     """By the start of an engine, and then by requests."""
-    noted = Noted()
+    noted = set[Kernel]()
+
+    def note(form: KernelForm) -> None:
+        noted.add((form.name, form.key))
+
     with (
         mock.patch.object(torch, "empty", zeroed(torch.empty)),
         mock.patch.object(torch, "empty_like", zeroed(torch.empty_like)),
@@ -97,15 +91,15 @@ def asked_for(folder: Path) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]
         mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),
-        launches_recorded(GPU, noted.add),
+        launches_recorded(LaunchRecorder(GPU, note)),
     ):
         model = load_model(folder, CONFIG, torch.device("cpu"), torch.bfloat16, torch.bfloat16)
         with Engine(model, CONFIG, torch.device("cpu"), Beginning(StartTimes(), MEMORY)) as engine:
             with torch.inference_mode():
                 engine.loop.runner.prefill.compile()
-            started = set(noted.forms)
+            started = {*noted}
             speak_for_a_while(engine)
-    return started, set(noted.forms) - started
+    return started, noted - started
 
 
 def speak_for_a_while(engine: Engine) -> None:
@@ -125,11 +119,10 @@ def speak_for_a_while(engine: Engine) -> None:
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    plan = planned(folder)
+    stages, known = planned(folder)
     started, later = asked_for(folder)
-    known = set(plan.forms)
     return {
-        "stages": plan.stages,
+        "stages": stages,
         "planned": len(known),
         "asked": len(started),
         "missing": sorted(started - known),
