@@ -38,6 +38,8 @@ from sonant.types import AudioChunk
 
 logger = logging.getLogger(__name__)
 
+_NEEDED_ROWS = 8  # without graphs up to that many there is no engine
+
 
 @dataclass(frozen=True)
 class Step:
@@ -127,8 +129,12 @@ class Runner:
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
             self.prefill.compile()
-        assert self.config.warm_rows is not None
-        self.warmup.capture_up_to(self.config.warm_rows, before=lambda done: wait_for(done + 1))
+        warm_rows = self.config.warm_rows or 1
+        self.warmup.capture_up_to(min(warm_rows, _NEEDED_ROWS), before=lambda done: wait_for(done + 1))
+        try:
+            self.warmup.capture_up_to(warm_rows, before=lambda done: wait_for(done + 1))
+        except RuntimeError:
+            self._stay_with_what_there_is()
         if self.device.type == "cuda":
             synchronize(self.device)
         start.took("graphs")
@@ -151,9 +157,12 @@ class Runner:
         try:
             self.warmup.capture_next()
         except RuntimeError:
-            left = len(self.warmup.pending)
-            logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
-            self.warmup.give_up()
+            self._stay_with_what_there_is()
+
+    def _stay_with_what_there_is(self) -> None:
+        left = len(self.warmup.pending)
+        logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
+        self.warmup.give_up()
 
     def replay_graphs(self, replay: bool) -> None:
         """False: every step runs eagerly, so that its operators can be seen."""
