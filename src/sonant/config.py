@@ -53,6 +53,9 @@ class EngineConfig:
     max_rows: int | None = option(None, "requests that speak at once")
     max_batch: int | None = option(None, "rows in one frame step; the others have sound buffered and wait")
     max_waiting: int = option(1024, "requests that may queue for a row")
+    max_parked: int | None = option(
+        None, "requests that may lie aside while others have their rows; none: as many as rows, 0: rows are not lent"
+    )
     block_tokens: int = option(16, "positions in a KV block, the unit of prefix reuse")
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
@@ -84,7 +87,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            least = 0 if f.name in ("steps_ahead", "compile_workers") else 1
+            least = 0 if f.name in ("steps_ahead", "max_parked", "compile_workers") else 1
             if isinstance(value, bool) or (isinstance(value, int) and value < least):
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
@@ -109,6 +112,7 @@ class EngineConfig:
             self,
             max_rows=rows,
             max_batch=batch,
+            max_parked=rows if self.max_parked is None else self.max_parked,
             steps_ahead=int(room is not None) if self.steps_ahead is None else self.steps_ahead,
             warm_rows=batch if self.warm_rows is None else self.warm_rows,
         )

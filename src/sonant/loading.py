@@ -15,6 +15,7 @@ from sonant.engine.room import gpu_memory
 from sonant.engine.start_times import StartTimes
 from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
+from sonant.types import SoundFormat
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
@@ -27,11 +28,13 @@ def load(
     dtype: str = "auto",
     codec_dtype: str = "auto",
     config: EngineConfig | None = None,
+    sound: SoundFormat = "float32",
 ) -> Engine:
     """Load a published checkpoint folder and start an engine on it. Without one: the built-in voice.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
+    sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
@@ -42,11 +45,11 @@ def load(
     times, memory, kernels = StartTimes(), None, None
     if target.type == "cuda":
         memory = gpu_memory(target, weight_file_bytes(folder, config))
-        kernels = begin(folder, config, dtypes, memory)
+        kernels = begin(folder, config, dtypes, memory, sound)
         times.took("device")
     model = load_model(folder, config, target, *dtypes)
     times.took("weights")
-    return Engine(model, config, target, Beginning(times, memory, kernels))
+    return Engine(model, config, target, sound, Beginning(times, memory, kernels))
 
 
 def weight_file_bytes(folder: Path, config: EngineConfig) -> int:

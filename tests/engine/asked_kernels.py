@@ -35,10 +35,12 @@ from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import pdl
 from sonant.models.registry import load_model
+from sonant.types import SoundFormat
 
 GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 100 << 30)
 STEPS, MOST_S = 12, 20.0
+SOUND: SoundFormat = "int16"  # as a server has it: one kernel more
 CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_ahead=0)
 
 
@@ -46,7 +48,7 @@ Kernel = tuple[str, str]
 
 
 def planned(folder: Path) -> tuple[int, set[Kernel]]:
-    job = CompileJob(str(folder), vars(CONFIG), "bfloat16", "bfloat16", vars(MEMORY), 1, "")
+    job = CompileJob(str(folder), vars(CONFIG), "bfloat16", "bfloat16", vars(MEMORY), 1, "", SOUND)
     rehearsal = Rehearsal.of(job)
     forms = [form for stage in range(len(rehearsal)) for form in rehearsal.run(stage)]
     return len(rehearsal), {(form.name, form.key) for form in forms}
@@ -94,7 +96,7 @@ def asked_for(folder: Path) -> tuple[set[Kernel], set[Kernel]]:
         launches_recorded(LaunchRecorder(GPU, note)),
     ):
         model = load_model(folder, CONFIG, torch.device("cpu"), torch.bfloat16, torch.bfloat16)
-        with Engine(model, CONFIG, torch.device("cpu"), Beginning(StartTimes(), MEMORY)) as engine:
+        with Engine(model, CONFIG, torch.device("cpu"), SOUND, Beginning(StartTimes(), MEMORY)) as engine:
             with torch.inference_mode():
                 engine.loop.runner.prefill.compile()
             started = {*noted}

@@ -14,7 +14,7 @@ from toy_family.recording import WatchedToy
 
 SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(5)]
 TEXT, FRAMES = " ".join(SENTENCES), 6
-OPTIONS = {"seed": 10, "max_frames": FRAMES, "sampling": Sampling(stop_chance=0.0)}
+OPTIONS = {"seed": 10, "sampling": Sampling(stop_chance=0.0)}
 
 
 class Going(WatchedToy):

@@ -13,6 +13,7 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Scheduler
+from sonant.engine.telemetry import Telemetry
 from sonant.models.prompt import Prompt
 from sonant.models.spec import KVGroup, ModelSpec
 from sonant.types import SpeechRequest
@@ -43,7 +44,8 @@ def make(blocks: int = 1000, spec: ModelSpec = SPEC, **options: Any) -> Schedule
     config = EngineConfig(**{**defaults, **options}).resolved(None)
     assert config.max_rows is not None
     rows = Rows(spec, config.max_rows, 100, torch.device("cpu"))
-    return Scheduler(config, spec, config.frame_sizes(spec.frame_s, spec.codec_lookahead), rows, BlockPool(blocks, 4))
+    sizes = config.frame_sizes(spec.frame_s, spec.codec_lookahead)
+    return Scheduler(config, spec, sizes, rows, BlockPool(blocks, 4), Telemetry())
 
 
 def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int = 50, **options: Any) -> Request:

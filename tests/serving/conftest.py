@@ -144,13 +144,13 @@ def _checkpoint(
         described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
         first = [TOYS[name](config, device)]  # A test sees what the front end asks of the first engine's model.
         return (
-            lambda: Engine(first.pop() if first else TOYS[name](config, device), config, device),
+            lambda: Engine(first.pop() if first else TOYS[name](config, device), config, device, "int16"),
             first[0].prompter,
             described,
         )
     folder = checkpoints[name]
     return (
-        lambda: sonant.load(folder, device="cpu", config=config),
+        lambda: sonant.load(folder, device="cpu", config=config, sound="int16"),
         load_prompter(folder, config),
         describe(folder),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from serving.conftest import Serve, Served, wait_for
 from serving.process import resident_mib
+from sonant.serving.api.json_body import JsonRequest
 from sonant.serving.limits.bodies import FREE_BYTES, BodyBudget, BodyReader
 from sonant.serving.refused import Refused
 
@@ -154,3 +157,18 @@ def test_a_small_body_needs_no_budget_and_asks_nobody() -> None:
     reader = BodyReader(receive, BodyBudget(1, not_asked), "a", FREE_BYTES, not_asked)  # type: ignore[arg-type]
     asyncio.run(reader.expect(FREE_BYTES))
     assert reader.budget.held_bytes == 0
+
+
+def test_what_came_of_a_body_is_let_go_with_it() -> None:
+    """An error holds on to the frames that it went through, and so to all that had been read."""
+    chunk = bytes(1000)
+    arriving = [{"type": "http.request", "body": body, "more_body": True} for body in (chunk, b"the last")]
+    arriving.append({"type": "http.disconnect"})
+
+    async def receive() -> dict[str, object]:
+        return arriving.pop(0)
+
+    held = sys.getrefcount(chunk)
+    with pytest.raises(ClientDisconnect) as kept:
+        asyncio.run(JsonRequest({"type": "http", "headers": []}, receive).json())
+    assert kept.value.__traceback__ is not None and sys.getrefcount(chunk) == held - 1  # the message's was one

@@ -84,7 +84,7 @@ def port() -> Iterator[EnginePort]:
 def speak(port: EnginePort, id: int, frames: int = 5) -> m.Speak:
     sampling = Sampling(stop_chance=0.0)
     prompt = port.engine.prompter.prompt(SpeechRequest(text="hello", seed=3, max_frames=frames, sampling=sampling))
-    return m.Speak(id, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, False)
+    return m.Speak(id, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False)
 
 
 def speaks_still(port: EnginePort) -> None:

@@ -189,7 +189,7 @@ def test_all_that_is_counted_is_there_before_it_happens(serve: Serve) -> None:
     for reason in ABORTS:
         assert value(families, "sonant_aborted_total", reason=reason) == 0
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sonant/serving").rglob("*.py"))
-    assert set(re.findall(r"Refused\((?:429|503), \"(\w+)\"", source)) | {"queue_full"} == set(REJECTIONS)
+    assert set(re.findall(r"Refused\((?:429|503), \"(\w+)\"", source)) | {"queue_full", "too_late"} == set(REJECTIONS)
 
 
 def test_the_build_and_the_process_are_told(served: Served) -> None:

@@ -7,16 +7,21 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serving.conftest import wait_for
 from serving.kill_storm import Load, children, front_ends, kill_one, length_of, ready
 from serving.process import server_processes
+from serving.test_voice_routes import upload, wav
+from sonant.serving.processes.scratch import remove_stale
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
@@ -77,6 +82,30 @@ def test_an_engine_that_is_killed_ends_its_streams_with_an_error(server: tuple[s
     assert length_of(url) == expected
 
 
+def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    """And a voice that one of them took is spoken by the others at once."""
+    with server_processes(ready_s=120) as run:
+        limits = ("--max-streams-per-client", "2", "--ws-max-sessions", "1", "--max-requests-per-minute", "60")
+        voices = ("--voices", str(tmp_path), "--consent", "asserted")
+        _, url = run(checkpoints["base"], "--workers", "3", *limits, *voices)
+        wait_for(lambda: front_ends(url) == 3, 60)
+        taken = upload(url, wav(), name="me", consent="I agree to this.", ref_text="hello the world")
+        assert taken.status_code == 200, taken.text
+        body = {"input": "hello the world", "voice": "me", "max_frames": 3, "response_format": "pcm"}
+        heard = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(8)]  # a connection each
+        assert [answer.status_code for answer in heard] == [200] * 8
+        endless = {**body, "input": "hello the world. " * 200, "max_frames": 5000}
+        with ExitStack() as streams:
+            for _ in range(2):
+                stream = streams.enter_context(httpx.stream("POST", f"{url}/v1/audio/speech", json=endless, timeout=60))
+                assert stream.status_code == 200
+            third = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(4)]
+            assert {answer.status_code for answer in third} == {429}
+            assert {answer.json()["error"]["code"] for answer in third} == {"too_many_requests"}
+        codes = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60).status_code for _ in range(60)]
+        assert 429 in codes  # a minute's requests are used up, wherever they went
+
+
 def test_sigterm_lets_listeners_hear_the_end(checkpoints: Mapping[str, Path]) -> None:
     with server_processes(ready_s=120) as run:
         process, url = run(checkpoints["custom"], "--workers", "1")
@@ -107,9 +136,21 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_what_a_killed_server_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone, here, other = (tmp_path / name for name in (f"sonant-{ended.pid}-x1", f"sonant-{os.getpid()}-x2", "sonant-x"))
+    for folder in (gone, here, other):
+        folder.mkdir()
+        (folder / "engine").touch()
+    remove_stale(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([here, other])
+
+
 def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = ["-m", "sonant.cli.main", "serve", str(checkpoints["custom"]), "--workers", "1", "--port", str(port)]
-        ended = subprocess.run([os.sys.executable, *command], capture_output=True, text=True, timeout=60)  # type: ignore[attr-defined]
+        ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "in use" in ended.stderr and "--port" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

@@ -50,8 +50,10 @@ def test_a_front_end_opens_every_encoder_before_it_answers(monkeypatch: pytest.M
 
 def supervised(load: Callable[[], Engine], warm: Callable[[Engine], None]) -> EngineSupervisor:
     """With a place for front ends, of whom none comes."""
-    path = Path(tempfile.mkdtemp(prefix="sonant-")) / "engine"
-    return EngineSupervisor(load, path, Admission(ServeOptions()), warm)
+    folder = tempfile.TemporaryDirectory()
+    supervisor = EngineSupervisor(load, Path(folder.name) / "engine", Admission(ServeOptions()), warm)
+    weakref.finalize(supervisor, folder.cleanup)
+    return supervisor
 
 
 def test_an_engine_is_shown_only_when_it_is_warm(tiny_checkpoints: Mapping[str, Path]) -> None:

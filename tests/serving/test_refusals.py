@@ -19,7 +19,7 @@ ASKED = 20
 @pytest.fixture
 def full(serve: Serve) -> Iterator[Served]:
     """One speaks, one waits, and there is no room for a third, who must not even be shown to the engine."""
-    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1})
+    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0})
     engine = served.supervisor.engine
 
     def not_asked(_: object) -> None:

@@ -97,6 +97,20 @@ def test_a_clients_fault_is_a_line_and_no_traceback(
     assert not [r for r in lines.records if r.exc_info or r.levelno >= logging.ERROR] and SECRET not in lines.texts()
 
 
+def test_streams_that_an_engines_failure_broke_off_are_lines_and_no_tracebacks(serve: Serve, lines: Lines) -> None:
+    served = serve("endless toy")
+    long = {**BODY, "max_frames": 3000}
+    with pytest.raises(httpx.HTTPError), httpx.stream("POST", f"{served.url}/v1/audio/speech", json=long) as response:
+        pieces = response.iter_raw(100)
+        next(pieces)
+        break_engine(served.supervisor.engine)
+        for _ in pieces:
+            pass
+    assert lines.last()["outcome"] == "error"
+    wait_for(lambda: any("broken off" in r.getMessage() for r in lines.records))
+    assert not [r for r in lines.records if r.exc_info and r.name.startswith("uvicorn")]
+
+
 def test_probes_and_the_pages_files_are_left_out(served: Served, lines: Lines) -> None:
     for path in ("/health", "/ready", "/metrics", "/v1/engine/stats", "/page/app.js"):
         httpx.get(served.url + path)
@@ -128,6 +142,7 @@ def test_who_hangs_up_is_told_apart_and_is_no_error(endless: Served, lines: Line
             sock.sendall(head.encode() + body)
             time.sleep(0.05)
     wait_for(lambda: len(lines.requests) == 3)
+    assert [line["outcome"] for line in lines.requests] == ["client_gone"] * 3
     assert not [r for r in lines.records if r.exc_info or r.levelno >= logging.WARNING], lines.texts()
     assert SECRET not in lines.texts()
 

@@ -14,14 +14,14 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serving.conftest import Serve, Served, wait_for
-from serving.session_client import CONFIG, events, session, sound
+from serving.session_client import CONFIG, SIX, events, session, sound
 
 TEXT, BINARY, CLOSE, PING, CONTINUED, FIN = 0x1, 0x2, 0x8, 0x9, 0x0, 0x80
 
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless toy", ws_idle_s=3.0, ws_max_message_bytes=200_000)
+    return serve_once("endless toy", engine=SIX, ws_idle_s=3.0, ws_max_message_bytes=200_000)
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_thousands_of_tiny_pieces_are_one_utterance(served: Served) -> None:
 
 def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(served: Served) -> None:
     with session(served) as client:
-        client.say("session.config", **{**CONFIG, "max_frames": 1}, split_granularity="sentence")
+        client.say("session.config", **CONFIG, split_granularity="sentence")
         client.say("input.text", text="Go on. " * 40)
         client.say("input.done")
         for _ in range(36):  # more utterances than may wait
@@ -177,7 +177,7 @@ def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:
 
 
 def test_handshakes_that_are_refused_say_why_in_json(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    served = serve("endless toy", api_keys=("right",))
+    served = serve("endless toy", engine=SIX, api_keys=("right",))
     url = served.url.replace("http", "ws")
     for path, headers, expected in (
         ("/v1/audio/speech/stream", {}, (401, "invalid_api_key")),

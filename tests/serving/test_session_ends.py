@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from serving.conftest import Serve, break_engine, wait_for
-from serving.session_client import CONFIG, events, session
+from serving.session_client import CONFIG, SIX, events, session
 
 
 def test_silence_is_ended_but_not_while_there_is_speech(serve: Serve) -> None:
@@ -42,9 +42,10 @@ def test_hanging_up_frees_the_rows(serve: Serve) -> None:
 
 
 def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
-    served = serve("endless toy", engine={"max_rows": 4, "max_text_chars": 4000})
+    long = {"budget_s": 400 * 0.04, "budget_s_per_token": 1e-12}  # pieces
+    served = serve("endless toy", engine={"max_rows": 4, "max_text_chars": 4000, **long})
     with session(served, max_queue=1, close_timeout=0.2) as stuck:
-        stuck.say("session.config", **{**CONFIG, "max_frames": 400, "sample_rate": 48000}, split_granularity="sentence")
+        stuck.say("session.config", **CONFIG, sample_rate=48000, split_granularity="sentence")
 
         def write() -> None:
             try:
@@ -68,7 +69,8 @@ def test_who_does_not_read_holds_up_only_themselves(serve: Serve) -> None:
 
 
 def test_over_the_limits_is_an_error_and_1013(serve: Serve) -> None:
-    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1}, max_streams_per_client=2, ws_max_sessions=2)
+    one = {"max_rows": 1, "max_waiting": 1, "max_parked": 0}
+    served = serve("endless toy", engine=one, max_streams_per_client=2, ws_max_sessions=2)
     with session(served) as one, session(served) as two:
         for client in (one, two):
             client.say("session.config", **{**CONFIG, "max_frames": 3000})
@@ -104,7 +106,7 @@ def test_a_failing_engine_is_told_and_ends_the_session(serve: Serve) -> None:
 
 
 def test_keys_guard_sessions_too(serve: Serve) -> None:
-    served = serve("endless toy", api_keys=("right",))
+    served = serve("endless toy", engine=SIX, api_keys=("right",))
     for path, headers in (("", {}), ("?api_key=wrong", {}), ("", {"authorization": "Bearer wrong"})):
         with pytest.raises(InvalidStatus), session(served, path, additional_headers=headers):
             pass
@@ -116,7 +118,7 @@ def test_keys_guard_sessions_too(serve: Serve) -> None:
 
 
 def test_pages_of_other_origins_are_turned_away(serve: Serve) -> None:
-    served = serve("endless toy", cors_origins=("https://friend.example",))
+    served = serve("endless toy", engine=SIX, cors_origins=("https://friend.example",))
     for origin in ("https://friend.example", served.url):
         with session(served, origin=origin) as client:
             client.say("session.config", **CONFIG)

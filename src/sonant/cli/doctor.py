@@ -13,11 +13,12 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder
-from sonant.cli.options import Commands, add_codec, add_command, add_json, add_model
+from sonant.cli.options import add_codec, add_json, add_model
+from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
 from sonant.engine.kv_cache import block_count
 from sonant.engine.room import GpuMemory, gpu_memory, row_bytes
-from sonant.errors import SonantError
+from sonant.errors import ConfigError, SonantError
 from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import check_model
 from sonant.models.spec import ModelSpec
@@ -53,9 +54,7 @@ class ModelCheck:
     chosen: Chosen | None = None
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "show what Sonant will run on, and check a model without loading it"
-    parser = add_command(commands, "doctor", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_json(parser)
@@ -69,13 +68,24 @@ def run(args: argparse.Namespace) -> int:
     folder = given_folder(args.model)
     check = None if folder is None else check_folder(folder, here, device, given_codec(args.codec))
     problems = machine.problems(here) + _model_problems(check)
+    serving, unread = _serving()
+    problems += [unread] if unread else []
+    problems += serving.problems if serving else []
     if args.json:
         report: dict[str, Any] = {**asdict(here), "auto": auto, "model": asdict(check) if check else None}
+        report["serving"] = asdict(serving) if serving else None
         print(json.dumps({**report, "problems": problems}, indent=2, ensure_ascii=False))
     else:
-        print(_table(here, auto, check))
+        print(_table(here, auto, check, serving))
         print(*(f"BROKEN: {p}" for p in problems), sep="\n", end="\n" if problems else "")
     return 1 if problems else 0
+
+
+def _serving() -> tuple[ServingFacts | None, str | None]:
+    try:
+        return serving_facts(), None
+    except ConfigError as e:
+        return None, f"a server would not start: {e}"
 
 
 def check_folder(folder: Path, here: Machine, device: torch.device, codec: str | None = None) -> ModelCheck:
@@ -128,7 +138,7 @@ def _model_problems(check: ModelCheck | None) -> list[str]:
     return []
 
 
-def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None) -> str:
+def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, serving: ServingFacts | None) -> str:
     rows: list[tuple[str, str]] = [("python", f"{here.python} on {here.platform}")]
     rows += [(name, v or "not installed") for name, v in here.packages.items()]
     rows.append(("cpu", f"{here.cpu_cores} cores, {here.torch_threads} threads in torch"))
@@ -150,6 +160,8 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None) -> str
             c = check.chosen
             options = f"max_rows {c.max_rows}, max_batch {c.max_batch}, {c.kv_tokens:,} positions of cache"
             rows.append(("chosen", f"{options}: {c.reason}"))
+    if serving is not None:
+        rows += serving_rows(serving, here.cpu_cores)
     return "\n".join(f"{name:<12} {value}" for name, value in rows)
 
 

@@ -31,6 +31,7 @@ import torch
 
 from sonant.config import EngineConfig
 from sonant.engine.room import GpuMemory
+from sonant.types import SoundFormat
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +55,21 @@ class CompileJob:
     memory: Mapping[str, Any]
     workers: int
     stamp: str  # a file, written when all is done
+    sound: SoundFormat = "float32"
 
     @classmethod
-    def of(cls, folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory) -> CompileJob:
+    def of(
+        cls, folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat
+    ) -> CompileJob:
         """It asks Triton where its cache is, so there must be one."""
         options = asdict(config)
         dtype, codec_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
-        digest = sha256(json.dumps([str(folder.absolute()), options, dtype, codec_dtype, memory.name]).encode())
+        digest = sha256(json.dumps([str(folder.absolute()), options, dtype, codec_dtype, memory.name, sound]).encode())
         for line in _facts(folder, config):
             digest.update(line.encode())
         stamp = _cache_folder() / f"sonant-{digest.hexdigest()[:32]}.json"
-        return cls(
-            str(folder), options, dtype, codec_dtype, asdict(memory), workers_for(config.compile_workers), str(stamp)
-        )
+        workers = workers_for(config.compile_workers)
+        return cls(str(folder), options, dtype, codec_dtype, asdict(memory), workers, str(stamp), sound)
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**{**self.config, "chunk_s": tuple(self.config["chunk_s"])})
@@ -89,13 +92,15 @@ def workers_for(wanted: int | None) -> int:
     return min(_MOST_WORKERS, max(1, cores - 1)) if wanted is None else wanted
 
 
-def begin(folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory) -> CompileAhead | None:
+def begin(
+    folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat = "float32"
+) -> CompileAhead | None:
     """None: there is nothing to compile, or it is not wanted."""
     if config.compile_workers == 0 or not folder.is_dir() or find_spec("triton") is None:
         return None
     try:
         _note_late_kernels()
-        job = CompileJob.of(folder, config, dtypes, memory)
+        job = CompileJob.of(folder, config, dtypes, memory, sound)
         return None if job.is_done() else CompileAhead(job)
     except Exception:  # Triton's inside may be another one day, and a server must start all the same
         logger.warning("kernels are not compiled ahead, but as they are met", exc_info=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
@@ -20,41 +20,34 @@ from sonant.engine.beginning import Beginning
 from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
-from sonant.engine.telemetry import Telemetry
+from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
-from sonant.types import Samples
+from sonant.types import Samples, SoundFormat
 from sonant.voice import Voice
 from sonant.voice_cache import VoiceCache
 
 _REMEMBERED_CLIPS = 64
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    running: int
-    waiting: int
-    free_rows: int
-    rows: int
-    free_blocks: int
-    blocks: int
-    steps: int
-
-
 class Engine(Intake):
     """Speaks with one model. Make it with `sonant.load`; close it, or use it in a `with`."""
 
     def __init__(
-        self, model: SpeechModel, config: EngineConfig, device: torch.device, beginning: Beginning | None = None
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        device: torch.device,
+        sound: SoundFormat = "float32",
+        beginning: Beginning | None = None,
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self.sound = model, device, sound
         beginning = beginning or Beginning.with_weights(device)
         config = config.resolved(None if beginning.memory is None else beginning.memory.room(model.spec))
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.start_times = beginning.times
-        self.loop = StepLoop(
-            Runner(model, config, self.sizes, device, beginning.times, beginning.kernels), config
-        )
+        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels)
+        self.loop = StepLoop(runner, config)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
@@ -88,16 +81,7 @@ class Engine(Intake):
         return self.loop.runner.telemetry
 
     def stats(self) -> EngineStats:
-        scheduler = self.loop.scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=self.loop.waiting(),
-            free_rows=len(scheduler.rows.free),
-            rows=scheduler.rows.scratch,
-            free_blocks=len(self.loop.pool.free),
-            blocks=self.loop.pool.total,
-            steps=self.loop.steps,
-        )
+        return self.loop.stats()
 
     def join(self) -> None:
         """Wait until the step thread has ended, because the engine was closed or has failed."""

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
 from sonant.engine.context import Context
-from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText, PartSink
+from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText
+from sonant.engine.part_sink import PartSink
 from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
 from sonant.engine.step_queue import StepQueue
@@ -108,8 +109,9 @@ class Intake:
     def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
+        # Parts have their own budgets: cut by the whole's, the last one's sound is that of a text that goes on.
         requests = [
-            self._part(replace(speech, text=part, seed=(seed + n) % 2**64), n, PartSink(whole, n))
+            self._part(replace(speech, text=part, seed=(seed + n) % 2**64, max_frames=None), n, PartSink(whole, n))
             for n, part in enumerate(parts)
         ]
         self.steps.watch(whole)
@@ -124,7 +126,7 @@ class Intake:
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
         self.steps.watch(whole)
         stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.steps.abort(whole.abort()))
-        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._part)
+        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._piece)
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
         """What a whole result of so many frames begins with, where only the model can tell."""
@@ -165,11 +167,20 @@ class Intake:
         spec, context = self.spec, None
         if spec.context_segments:
             context = Context(spec.context_segments, speech.context, self._go_on, self._prompts)
-        return LongText(sink, spec, self.steps, at_once=at_once, live=speech.live, context=context)
+        most = speech.max_frames
+        return LongText(sink, spec, self.steps, at_once=at_once, live=speech.live, context=context, max_frames=most)
+
+    def _piece(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """A part of a feed, which may be all there is: more `max_frames` than its budget are its own, too."""
+        request = self._part(replace(speech, max_frames=None), index, sink)
+        most = speech.max_frames
+        return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
 
     def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
         """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
-        request = self._request(replace(speech, context=()), sink)
+        if index:  # the promise is of the first sound, not of every part's
+            speech = replace(speech, first_audio_within_s=None)
+        request = self._request(replace(speech, context=()) if speech.context else speech, sink)
         return self._go_on(request, speech.context[-self.spec.context_segments :]) if index == 0 else request
 
     def _request(self, speech: SpeechRequest, sink: Sink) -> Request:

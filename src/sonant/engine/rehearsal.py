@@ -52,4 +52,4 @@ def runner_without_memory(job: CompileJob) -> Runner:
     if config.kv_tokens is None:
         config = replace(config, kv_tokens=memory.likely_kv_tokens(model.spec, config))
     sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
-    return Runner(model, config, sizes, meta)
+    return Runner(model, config, sizes, meta, job.sound)

@@ -27,14 +27,15 @@ from sonant.engine.graphs import (
     synchronize,
 )
 from sonant.engine.kv_cache import allocate_kv
-from sonant.engine.output import OutputRing, Slot
+from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
-from sonant.types import AudioChunk
+from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +59,22 @@ class Runner:
         config: EngineConfig,
         sizes: FrameSizes,
         device: torch.device,
+        sound: SoundFormat = "float32",
         start: StartTimes | None = None,
         kernels: CompileAhead | None = None,
     ) -> None:
         """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
         start = start or StartTimes()
-        self.model, self.config, self.sizes, self.device = model, config, sizes, device
+        self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
+        self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
         self.telemetry = Telemetry()
         spec = model.spec
         assert config.max_rows is not None and config.max_batch is not None and config.steps_ahead is not None
         self.table_blocks = -(-config.max_positions // config.block_tokens)
         self.rows = Rows(spec, config.max_rows, self.table_blocks, device)
-        samples = sizes.codec_batch * spec.samples_per_frame
-        self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, samples, device)
+        samples = sizes.codec_batch * spec.samples_per_frame + self.marks * sizes.codec_batch
+        shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
+        self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         reserve_pinned(device)
         self.kv = allocate_kv(spec, config, device)
         with torch.inference_mode():
@@ -83,7 +87,7 @@ class Runner:
             for v in spec.variants
         }
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(model.codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
         start.took("memory")
@@ -173,6 +177,10 @@ class Runner:
     def _run_frame(self, rows: torch.Tensor, variant: int) -> torch.Tensor:
         return decode_frame(self.model, rows, self.span_blocks, variant)
 
+    def _run_codec(self, rows: torch.Tensor, frames: int) -> torch.Tensor:
+        sound = self.model.codec(rows, frames)
+        return ops.pcm16(sound) if self.sound == "int16" else sound
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Step:
         self.telemetry.begin()
@@ -209,9 +217,13 @@ class Runner:
     def _count_first_step(self, request: Request) -> None:
         assert request.first_step_s is not None
         self.telemetry.first_step_s.add(request.first_step_s - request.queued_s)
+        self.telemetry.start_s.add(request.first_step_s - request.admitted_s)
 
-    def collect(self, step: Step) -> list[tuple[Request, AudioChunk]]:
-        """Wait for a step, book its stops, and give the sound it made, in order for each request."""
+    def collect(self, step: Step) -> list[tuple[Request, AudioChunk | None]]:
+        """Wait for a step, book its stops, and give the sound it made, in order for each request.
+
+        None stands for what is no sound: NaN or infinite. Where samples have no mark, whoever encodes them will see.
+        """
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
@@ -219,14 +231,15 @@ class Runner:
             if request.book(status, frame):
                 self._count_first_step(request)
         spec = self.model.spec
-        chunks: list[tuple[Request, AudioChunk]] = []
+        chunks: list[tuple[Request, AudioChunk | None]] = []
         offset = 0
         for request, first, frames in step.codec:
             if count := request.audible(first, frames):
                 samples = step.slot.take_sound(offset, count * spec.samples_per_frame)
                 chunk = AudioChunk(samples, spec.sample_rate, first * spec.frame_s, request.emit(count))
-                chunks.append((request, chunk))
-            offset += frames * spec.samples_per_frame
+                sounds = not self.marks or step.slot.is_marked(offset + frames * spec.samples_per_frame)
+                chunks.append((request, chunk if sounds else None))
+            offset += frames * spec.samples_per_frame + self.marks
         for request in step.users:
             request.leave_step()
         return chunks

@@ -52,6 +52,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "norm_linear": "gemv",
         "paged_attention": "paged",
         "paged_step": "paged",
+        "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
         "rms_norm": "norm",
@@ -196,3 +197,7 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
     return pick("guided_step", x)(x, velocity, guidance, length)
+
+
+def pcm16(sound: Tensor) -> Tensor:
+    return pick("pcm16", sound)(sound)

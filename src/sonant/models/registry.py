@@ -9,6 +9,7 @@ modules are imported only when they are needed:
     knobs      KNOBS: what a request may set
     synthetic  KINDS, SIZES, write_checkpoint: random weights in the published layout
     workload   workloads(sizes): the shapes that it gives each op, for benchmarks and tuning
+    hub        NAMES, FILES, BESIDE: where it is published, and which files of that are needed
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
-from sonant.models.description import Description, Footprint
-from sonant.models.prompt import Prompter
 from sonant.sampling import Knob
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # A command line is built from the list of families, and needs no torch for it.
     import torch
 
     from sonant.models.base import SpeechModel
+    from sonant.models.description import Description, Footprint
+    from sonant.models.prompt import Prompter
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
@@ -57,6 +58,11 @@ def check_model(folder: Path, config: EngineConfig, dtype: torch.dtype, codec_dt
     """Read config files and weight headers; raises `CheckpointError` for what would stop `load_model`."""
     footprint: Footprint = _module_for(folder, "describe").check(folder, config, dtype, codec_dtype)
     return footprint
+
+
+def hub_module(folder: Path) -> ModuleType:
+    """Of the folder's family, by its config.json alone."""
+    return _module_for(folder, "hub")
 
 
 def titles() -> str:

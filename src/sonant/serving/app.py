@@ -31,7 +31,8 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
-from sonant.serving.voices.voice_names import VoiceNames, reserved_names
+from sonant.serving.voices.aliases import check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.serving.warm_up import warm_encoders
 
@@ -51,17 +52,19 @@ CORS_HEADERS = (
 def create_app(link: EngineLink, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
     """A front end's. `model` is what the folder says of itself; `model_name` is what clients see."""
     store = None
+    given = parsed_aliases(options.voice_aliases)
+    check_aliases(model.voices, given, uploads=model.clones and options.voices_folder is not None)
     mark = f"{model.family}/{model.kind}/{model.size}"
     if options.voices_folder is not None:
-        reserved = reserved_names(model.voices)
+        reserved = reserved_names(model.voices, given)
         store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
     keys = ApiKeys.of(options)
-    service = SpeechService(link, options, VoiceNames(store, model=mark))
+    service = SpeechService(link, options, VoiceNames(store, model=mark, given=given))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(warm_encoders, link.prompter.spec.sample_rate)
-        link.start()
+        await link.start()
         yield
         await service.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sonant.engine.engine import Engine
-from sonant.errors import EngineClosed
+from sonant.errors import EngineClosed, is_permanent
 from sonant.serving.channel.engine_port import EnginePort
 from sonant.serving.limits.admission import Admission
 from sonant.serving.warm_up import warm_up
@@ -28,6 +28,8 @@ class EngineSupervisor:
         self._engine: Engine | None = None
         self._closing = threading.Event()
         self.restarts = 0
+        self.fatal: Exception | None = None  # what would only fail again: no engine will come
+        self.on_fatal: Callable[[], None] = lambda: None
         self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
         self._thread = threading.Thread(target=self._keep, name="sonant-supervisor", daemon=True)
 
@@ -65,6 +67,8 @@ class EngineSupervisor:
             try:
                 engine = self._warmed()
             except Exception as e:
+                if is_permanent(e):
+                    return self._give_up(e)
                 logger.exception("the engine could not be loaded; trying again in %.1f s", pause_s)
                 self.trouble = f"it could not be loaded ({type(e).__name__})"
                 self._closing.wait(pause_s)
@@ -81,6 +85,11 @@ class EngineSupervisor:
                 logger.error("the engine failed; loading it again")
             self._engine = None
         return None
+
+    def _give_up(self, error: Exception) -> None:
+        self.fatal = error
+        self.trouble = f"it cannot be loaded: {error}"
+        self.on_fatal()
 
     def _serve(self, engine: Engine) -> None:
         """Until it ends."""

@@ -17,7 +17,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelOptions:
     """What to load, and onto what."""
 
-    model: str | None = option(None, "folder of a published checkpoint")
+    model: str | None = option(None, "folder of a published checkpoint, or a name of `sonant download`")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
     dtype: Dtype = option("auto", "of the language models")
     codec_dtype: Dtype = option("auto", "of the codec")
@@ -47,9 +47,15 @@ class ServeOptions:
     max_first_audio_s: float = option(
         10.0, "seconds a request may wait for its first sound before it is refused", flag="max-first-audio"
     )
-    max_streams_per_client: int = option(256, "at once, by API key, else by address; a WebSocket counts as one")
+    max_streams_per_client: int | None = option(
+        None,
+        "at once, by API key, else by address; a WebSocket counts as one. None: rows and half the places in the queue",
+    )
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    voice_aliases: tuple[str, ...] = option(
+        (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+    )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
     )
@@ -89,7 +95,7 @@ class ServeOptions:
             "unread_s",
             "max_unread_sound_s",
         ):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")
         for name in ("max_requests_per_minute", "drain_s", "workers"):
             if not (getattr(self, name) or 0) >= 0:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.limits.connection import connection_type
 from sonant.serving.limits.socket_connection import SocketConnection
-from sonant.serving.observability.log_format import WithoutAccesses
+from sonant.serving.observability.log_format import BrokenStreams, WithoutAccesses
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 
@@ -38,7 +38,11 @@ class DrainingServer(uvicorn.Server):
         if self.signalled_s is None:
             self.signalled_s = time.monotonic()
         else:
-            self.should_exit = self.force_exit = True
+            self.end()
+
+    def end(self) -> None:
+        """At once, and from any thread."""
+        self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         self.idle_memory.look(self.service.in_flight.running + self.service.bodies.held_bytes, time.monotonic())
@@ -57,7 +61,7 @@ class DrainingServer(uvicorn.Server):
         elif time.monotonic() - signalled_s >= drain_s:
             logger.warning("cutting off %d running after %g s", work.running, drain_s)
             self.service.metrics.aborted.labels("shutdown").inc(work.running)
-            self.should_exit = self.force_exit = True
+            self.end()
 
 
 def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
@@ -76,5 +80,6 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         ws_max_size=options.ws_max_message_bytes,
         ws_per_message_deflate=False,  # sound does not shrink
     )
-    logging.getLogger("uvicorn.error").addFilter(WithoutAccesses())
+    for unwanted in (WithoutAccesses(), BrokenStreams()):
+        logging.getLogger("uvicorn.error").addFilter(unwanted)
     return DrainingServer(config, app.state.service)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -10,13 +9,13 @@ import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.stream import SpeechStream
-from sonant.errors import BadRequest, Overloaded, UnknownVoice, Unsupported
+from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
 from sonant.models.speech_spec import SpeechSpec
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.channel.messages import PlaceKind
-from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.limits.in_flight import InFlight
@@ -48,21 +47,18 @@ class SpeechService:
 
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
-    ) -> RemoteEngine:
-        """The engine, for a client that may use it now; what it takes is given back with `resources`.
+    ) -> Admitted:
+        """Raises unless the client may speak now; what it takes is given back with `resources`.
 
-        An utterance of a session has the session's place, and speaks as fast as its text comes: no measure for others.
+        An utterance of a session has the session's place.
         """
-        engine, began_s = self.link.engine, time.monotonic()
         try:
-            took = await engine.admit(resources, client, kind, requests)
+            admitted = await self.link.engine.admit(resources, client, kind, requests)
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
-        if kind == "speech":
-            resources.callback(lambda: took(time.monotonic() - began_s))
         resources.enter_context(self.in_flight.one())
-        return engine
+        return admitted
 
     async def check_room(self, client: str, path: str) -> None:
         """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
@@ -87,23 +83,27 @@ class SpeechService:
             self.metrics.requests.labels(kind, record.outcome).inc()
 
     def rejected(self, error: Refused | Overloaded) -> None:
-        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
+        waited = "too_late" if isinstance(error, TooLate) else "queue_full"
+        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
 
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
         """Start speaking. What must be given back at the end is entered on `resources`."""
-        engine = await self.admit(client, resources)
-        return await self.speak(engine, body, whole, resources)
+        return await self.speak(await self.admit(client, resources), body, whole, resources)
 
     async def speak(
-        self, engine: RemoteEngine, body: SpeechBody, whole: bool, resources: ExitStack
+        self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
-        request = await self.request(engine, body, text=body.input, live=not whole)
-        if len(body.input) <= _QUICK_CHARS:
-            stream = engine.submit(request)
-        else:
-            stream = await run_in_threadpool(engine.submit, request)
+        engine = admitted.engine
+        try:
+            request = await self.request(engine, body, text=body.input, live=not whole)
+            if len(body.input) <= _QUICK_CHARS:
+                stream = engine.submit(request)
+            else:
+                stream = await run_in_threadpool(engine.submit, request)
+        finally:
+            admitted.arrived()
         resources.callback(stream.abort)
         stream.limit_unread(self.options.max_unread_sound_s)
         # The encoder is opened while the first frame is being made, and not at all for those who were turned away.
@@ -137,6 +137,8 @@ class SpeechService:
             max_frames=fields.max_frames or fields.max_new_tokens,
             streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
             live=live,
+            # Who only wants a file waits for as long as their client does.
+            first_audio_within_s=self.options.max_first_audio_s if live else None,
         )
 
     async def _voice(self, engine: RemoteEngine, fields: SpeechFields) -> str | Voice | None:

@@ -183,7 +183,7 @@ class PromptBuilder:
             return []
         if self.config.kind == "base":
             raise Unsupported("a Base checkpoint follows its reference clip and takes no instruct")
-        if self.config.kind == "custom_voice" and self.config.size in "0b6":  # a part of the name will do, officially
+        if not self.config.instructs:
             logger.warning("this CustomVoice checkpoint was not trained on instruct; it is left out")
             return []
         return self.tokenizer.fill(_INSTRUCT, instruct)

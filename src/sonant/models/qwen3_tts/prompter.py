@@ -82,7 +82,7 @@ def _spec(config: Qwen3TTSConfig, builder: PromptBuilder, segment_chars: int | N
         clones=clones,
         voice_vector="embedding" if clones else None,
         speaks_without_voice=config.kind != "base",
-        instructs=config.kind != "base",
+        instructs=config.instructs,
         segment_chars=segment_chars,
     )
 

@@ -23,7 +23,7 @@ from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
 from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
-from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.channel.remote_engine import Admitted
 from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 
@@ -59,13 +59,13 @@ class BatchResponse(Response):
     async def _work(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as resources:
             try:
-                engine = await self.service.admit(self.client, resources, requests=len(self.bodies))
+                admitted = await self.service.admit(self.client, resources, requests=len(self.bodies))
             except Exception as e:
                 record.outcome = outcome_of(e)
                 self.service.metrics.requests.labels("batch", record.outcome).inc(len(self.bodies))
                 return await response_for(e)(scope, receive, send)
             record.queued_s = record.now_s
-            tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
+            tasks = [asyncio.create_task(self._item(admitted, body)) for body in self.bodies]
             resources.callback(lambda: [task.cancel() for task in tasks])
             results = await asyncio.gather(*tasks, return_exceptions=True)
             failures = [r for r in results if isinstance(r, Exception)]
@@ -77,10 +77,10 @@ class BatchResponse(Response):
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 
-    async def _item(self, engine: RemoteEngine, body: SpeechBody) -> dict[str, Any]:
+    async def _item(self, admitted: Admitted, body: SpeechBody) -> dict[str, Any]:
         with ExitStack() as resources:
             try:
-                stream, pipeline = await self.service.speak(engine, body, True, resources)
+                stream, pipeline = await self.service.speak(admitted, body, True, resources)
                 sound = [await pipeline.push(chunk) async for chunk in stream]
                 check_complete(stream)
                 sound.append(await pipeline.finish())

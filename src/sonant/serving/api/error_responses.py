@@ -33,7 +33,6 @@ _RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.BadAudio, 400, "invalid_audio", "ref_audio"),
     (errors.Unsupported, 400, "unsupported", None),
     (errors.BadRequest, 400, "invalid_value", None),
-    (errors.Overloaded, 429, "overloaded", None),
     (errors.EngineError, 503, "engine_unavailable", None),
     (errors.StoreError, 503, "store_unavailable", None),
 )
@@ -102,6 +101,8 @@ def outcome_of(error: Exception) -> str:
 def _known(error: Exception) -> ClientError | None:
     if isinstance(error, Refused):
         return ClientError(error.status, error.code, str(error), error.param, error.retry_s)
+    if isinstance(error, errors.Overloaded):
+        return ClientError(429, "overloaded", str(error), retry_s=error.retry_s)
     for kind, status, code, param in _RESPONSES:
         if isinstance(error, kind):
             return ClientError(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)

@@ -37,6 +37,17 @@ def parsed(raw: str | bytes) -> Any:
 
 
 class JsonRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            chunks: list[bytes] = []
+            try:
+                async for chunk in self.stream():
+                    chunks.append(chunk)
+                self._body = b"".join(chunks)
+            finally:
+                chunks.clear()  # What ends it keeps this frame, until somebody looks for garbage.
+        return self._body
+
     async def json(self) -> Any:
         raw = await self.body()
         self._body = b""  # A clip is megabytes, and the request lives as long as its sound is sent.

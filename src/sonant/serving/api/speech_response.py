@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
-from sonant.errors import EngineError
+from sonant.errors import EngineError, TooLate
 from sonant.serving.api.error_responses import outcome_of, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import SpeechBody
@@ -101,6 +101,8 @@ class SpeechResponse(Response):
             except Exception as e:
                 record.outcome = outcome_of(e)
                 self.metrics.requests.labels("speech", record.outcome).inc()
+                if isinstance(e, TooLate):  # Others who are refused were counted when they asked for admission.
+                    self.metrics.rejected.labels("too_late").inc()
                 await response_for(e)(scope, receive, send)
                 return
             try:

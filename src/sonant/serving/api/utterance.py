@@ -16,11 +16,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.text_feed import TextFeed
-from sonant.errors import BadRequest, Overloaded
+from sonant.errors import BadRequest, Overloaded, TooLate
 from sonant.serving.api.error_responses import client_error, outcome_of
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
-from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
@@ -77,12 +77,14 @@ class UtteranceSpeaker:
         record.asks(text.config, 0)
         self.config = text.config
         self.engine: RemoteEngine | None = None  # once there is something to speak
+        self.admitted: Admitted | None = None
         self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
         self.sentences = 0  # segments in all, with those that could not be spoken
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
         self.reported = False  # what it failed with has been told
+        self.over = False  # no more sound will come, though there may be text
 
     @property
     def busy(self) -> bool:
@@ -93,9 +95,10 @@ class UtteranceSpeaker:
         feed: TextFeed | None = None
         with ExitStack() as resources:
             async with asyncio.TaskGroup() as tasks:
-                while (text := await self._next_text()) is not None:
+                while not self.over and (text := await self._next_text()) is not None:
                     if self.engine is None:
-                        self.engine = await self.service.admit(self.client, resources, kind="utterance")
+                        self.admitted = await self.service.admit(self.client, resources, kind="utterance")
+                        self.engine = self.admitted.engine
                     try:
                         if feed is None:
                             feed = await self._open(self.engine, resources)
@@ -160,11 +163,14 @@ class UtteranceSpeaker:
         except BadRequest:
             self.segments.pop()
             raise
+        finally:
+            if self.admitted is not None:
+                self.admitted.arrived()
         self.sentences += 1
 
     async def _refuse(self, text: str, error: BadRequest) -> None:
         """In its place, after all that came before it."""
-        while self.busy:
+        while self.busy and not self.over:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
@@ -192,7 +198,10 @@ class UtteranceSpeaker:
                     self.sent, segment = self.sent + 1, None
                     self.text.changed.set()
             check_complete(feed.stream)
+            self._end_text()
         except Exception as e:
+            if isinstance(e, TooLate):
+                self.service.rejected(e)
             if segment is not None:
                 await self.send({**self._error(segment.index, e), **_discard(sent_bytes)})
                 await self._send_done(segment.index, sent_bytes, failed=True)
@@ -200,6 +209,11 @@ class UtteranceSpeaker:
             self.record.outcome = outcome_of(e)
             self.service.metrics.requests.labels("stream", self.record.outcome).inc()
             raise
+
+    def _end_text(self) -> None:
+        """The whole has been spoken, or as much of it as `max_frames` allow: what is left of the text is dropped."""
+        self.over, self.sent = True, len(self.segments)
+        self.text.drop_rest()
 
     async def _send_bytes(self, segment: Segment, data: bytes) -> int:
         if data:

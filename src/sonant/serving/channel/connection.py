@@ -16,6 +16,7 @@ import msgspec
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_UNSENT_BYTES = 256 << 20
 _LENGTH_BYTES = 4
+_LAZY_S = 0.005  # that a message may wait for others to go with
 
 
 class BadChannel(Exception):
@@ -28,7 +29,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
         self._decoder, self._encoder = msgspec.msgpack.Decoder(kind), msgspec.msgpack.Encoder()
         self._take, self._lost = take, lost
-        self._received = bytearray()
+        self._received, self._unsent = bytearray(), bytearray()
+        self._flushing = False
+        self._later: asyncio.TimerHandle | None = None
         self._wrong: Exception | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -36,20 +39,40 @@ class Connection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, message: msgspec.Struct) -> None:
-        """Harmless on a connection that has ended: whoever waits there was told by `lost`."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+    def send(self, message: msgspec.Struct, *, soon: bool = True) -> None:
+        """It leaves with all others of this turn of the event loop; what need not be `soon` with the next that must.
+
+        Harmless on a connection that has ended: whoever waits there was told by `lost`.
+        """
+        if self._transport is None or self._transport.is_closing():
             return
-        data = bytearray(_LENGTH_BYTES)
-        self._encoder.encode_into(message, data, _LENGTH_BYTES)
-        data[:_LENGTH_BYTES] = (len(data) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little")
+        start = len(self._unsent)
+        self._unsent += bytes(_LENGTH_BYTES)
+        self._encoder.encode_into(message, self._unsent, start + _LENGTH_BYTES)
+        size = len(self._unsent) - start - _LENGTH_BYTES
+        self._unsent[start : start + _LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
+        if soon and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif not soon and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_LAZY_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        transport, data = self._transport, self._unsent
+        if transport is None or transport.is_closing() or not data:
+            return
+        self._unsent = bytearray()
         transport.write(data)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.break_off(BadChannel(f"over {MAX_UNSENT_BYTES:,} bytes wait to be read"))
 
     def hang_up(self) -> None:
         """When all that was sent has left."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -93,4 +116,5 @@ class Connection(asyncio.Protocol):
         if self._received and self._wrong is None:
             self._wrong = BadChannel("it ended in the middle of a message")
         self._received.clear()
+        self._unsent.clear()
         self._lost(self._wrong)  # A peer that is killed resets the connection: that is an end, and no mistake of it.

@@ -16,6 +16,7 @@ from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.observability.engine_report import EngineReport
 
 _RETRY_S = 0.05
+_GREETING_S = 2.0
 LOADING = "loading"
 FAILED = "it failed and is being loaded again"
 DRAINING = "the server is shutting down"
@@ -31,13 +32,19 @@ class EngineLink:
         self.trouble: str | None = LOADING  # why there is no engine now; None: there is one
         self.restarts = 0  # of the engine, since the server was started
         self._engine: RemoteEngine | None = None
-        self._ended = asyncio.Event()
+        self._welcomed, self._ended = asyncio.Event(), asyncio.Event()
         self._closing = False
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """An engine that is there already is waited for: a front end that is new tells nobody that there is none."""
         self._task = asyncio.create_task(self._keep(), name="engine link")
+        self._task.add_done_callback(_tell_failure)
+        if self.path.exists():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GREETING_S):
+                    await self._welcomed.wait()
 
     @property
     def ready(self) -> bool:
@@ -99,6 +106,7 @@ class EngineLink:
         assert self._connection is not None
         self._engine = RemoteEngine(self.prompter, self._connection, message)
         self.restarts = message.restarts
+        self._welcomed.set()
         if not self._closing:
             self.trouble = None
         return None
@@ -112,3 +120,8 @@ class EngineLink:
                 logger.error("the engine is gone (%s); waiting for another", error or "it ended")
             engine.lost(EngineClosed("the engine failed while it spoke; try again in a moment"))
         self._ended.set()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("this front end looks for no engine any more", exc_info=task.exception())

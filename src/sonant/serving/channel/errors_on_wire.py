@@ -5,7 +5,11 @@ from __future__ import annotations
 from sonant import errors
 from sonant.serving.refused import Refused
 
-_KNOWN = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+_KNOWN = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.SonantError)
+}
 
 
 def name_of(error: Exception) -> str:
@@ -20,6 +24,5 @@ def text_of(error: Exception) -> str:
 def error_from(name: str, message: str, status: int = 0, code: str = "", retry_s: float = 0.0) -> Exception:
     if status:
         return Refused(status, code, message, retry_s=retry_s)
-    kind = _KNOWN.get(name, errors.EngineError)
-    error: Exception = errors.Overloaded(message, retry_s or 1.0) if kind is errors.Overloaded else kind(message)
-    return error
+    kind: type[Exception] = _KNOWN.get(name, errors.EngineError)
+    return kind(message, retry_s or 1.0) if issubclass(kind, errors.Overloaded) else kind(message)

@@ -17,6 +17,7 @@ from sonant.serving.channel import messages as m
 from sonant.serving.channel.connection import BadChannel, Connection
 from sonant.serving.channel.errors_on_wire import name_of, text_of
 from sonant.serving.channel.wire_prompt import from_wire, pack_array
+from sonant.serving.limits.admission import Ticket
 from sonant.serving.refused import Refused
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
 from sonant.voice import Voice
@@ -35,7 +36,8 @@ class PeerSink:
 
     def push(self, chunk: AudioChunk) -> None:
         codes = chunk.frames.tobytes() if self.wants_frames else None
-        self.peer.leave(m.Sound(self.id, chunk.samples.tobytes(), len(chunk.frames), codes, chunk.start_s))
+        samples: Any = chunk.samples.data  # a copy already, and nobody else's: it is not copied again
+        self.peer.leave(m.Sound(self.id, samples, len(chunk.frames), codes, chunk.start_s))
 
     def finish(self, reason: FinishReason) -> None:
         self.peer.leave(m.End(self.id, str(reason)))
@@ -50,11 +52,12 @@ class FrontEndPeer:
         self.connection = Connection(m.FromFrontEnd, self._take, self._lost)
         self.greeted = False
         self.requests: dict[int, Request] = {}
-        self.places: dict[int, ExitStack] = {}
+        self.places: dict[int, tuple[ExitStack, Ticket | None]] = {}
         self.unsent: deque[m.Sound | m.End] = deque()  # in order; the step thread adds, the channel's takes
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.Hello: self._hello,
             m.Admit: self._admit,
+            m.Arrived: self._arrived,
             m.Leave: self._leave,
             m.Speak: self._speak,
             m.Heard: self._heard,
@@ -91,27 +94,30 @@ class FrontEndPeer:
         self.greeted = True
         engine, port = self.port.engine, self.port
         facts = (port.config_json(), engine.most_positions, str(engine.device), port.restarts)
-        self.connection.send(m.Welcome(*facts, sound="float32"))
+        self.connection.send(m.Welcome(*facts, sound=engine.sound))
 
     def _admit(self, ask: m.Admit) -> None:
         admission, engine = self.port.admission, self.port.engine
         if ask.id in self.places:
             raise BadChannel(f"place {ask.id} is taken")
-        place = ExitStack()
+        place, room = ExitStack(), engine.config.max_waiting
         try:
-            admission.enter(place, ask.client, ask.kind, ask.requests, engine)
+            ticket = admission.enter(place, ask.client, ask.kind, ask.requests, engine.stats(), room)
         except SonantError as e:
             place.close()
             return self._fail(ask.id, e)
-        self.places[ask.id] = place
+        self.places[ask.id] = place, ticket
         return self.connection.send(m.Done(ask.id))
 
+    def _arrived(self, arrived: m.Arrived) -> None:
+        _, ticket = self.places.get(arrived.id, (None, None))
+        if ticket is not None:
+            ticket.arrived()
+
     def _leave(self, leave: m.Leave) -> None:
-        place = self.places.pop(leave.id, None)
+        place, _ = self.places.pop(leave.id, (None, None))
         if place is not None:
             place.close()
-            if leave.spoke_s is not None:
-                self.port.admission.ended(leave.spoke_s)
 
     def _speak(self, ask: m.Speak) -> None:
         if ask.id in self.requests:
@@ -120,7 +126,8 @@ class FrontEndPeer:
         try:
             prompt = from_wire(ask.prompt, engine.prompter.layout)
             engine.prompter.check(prompt)
-            speech = SpeechRequest(text="", live=ask.live, priority=ask.priority)
+            within_s = ask.first_audio_within_s
+            speech = SpeechRequest(text="", live=ask.live, priority=ask.priority, first_audio_within_s=within_s)
             sink = PeerSink(self, ask.id, ask.wants_frames)
             request = Request(speech, prompt, sink, ask.arrival_s, engine.spec.delay_steps)
             if request.positions > engine.most_positions:
@@ -131,7 +138,8 @@ class FrontEndPeer:
             engine.loop.post(request)
         except SonantError as e:
             self.requests.pop(ask.id, None)
-            self.connection.send(m.StepDone([], [m.End(ask.id, None, name_of(e), text_of(e))]))
+            end = m.End(ask.id, None, name_of(e), text_of(e), getattr(e, "retry_s", 0.0))
+            self.connection.send(m.StepDone([], [end]))
 
     def _heard(self, heard: m.Heard) -> None:
         if heard.id in self.requests:
@@ -178,7 +186,7 @@ class FrontEndPeer:
         self.port.engine.loop.abort(list(self.requests.values()))
         self.requests.clear()
         self.unsent.clear()
-        for place in self.places.values():
+        for place, _ in self.places.values():
             place.close()
         self.places.clear()
         self.port.gone(self, error)

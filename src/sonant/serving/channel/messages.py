@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from sonant.types import SoundFormat
+
 PROTOCOL = 1  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
 PlaceKind = Literal["speech", "session", "utterance", "upload", "look_speech", "look_upload"]
@@ -62,9 +64,14 @@ class Admit(Message):
     requests: int
 
 
+class Arrived(Message):
+    """One of the requests that a place was taken for has been sent, or never will be."""
+
+    id: int
+
+
 class Leave(Message):
     id: int
-    spoke_s: float | None  # how long it took, of a request that was spoken to its end
 
 
 class Speak(Message):
@@ -75,6 +82,7 @@ class Speak(Message):
     arrival_s: float  # of the monotonic clock, which all processes of a machine share
     first_audio_s: float | None  # when its listener began to hear, if they did …
     heard_s: float  # … and how much they have been given
+    first_audio_within_s: float | None  # who has waited so long for a row is told to come back
     wants_frames: bool  # and not only their count
 
 
@@ -108,7 +116,7 @@ class AskProfile(Message):
     graphs: bool
 
 
-FromFrontEnd = Hello | Admit | Leave | Speak | Heard | Abort | EncodeVoice | AskReport | AskProfile
+FromFrontEnd = Hello | Admit | Arrived | Leave | Speak | Heard | Abort | EncodeVoice | AskReport | AskProfile
 
 
 # From the engine
@@ -121,12 +129,12 @@ class Welcome(Message):
     most_positions: int
     device: str
     restarts: int  # of the engine, since the server was started
-    sound: Literal["float32", "int16"]  # that `Sound` carries
+    sound: SoundFormat  # that `Sound` carries
 
 
 class Sound(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     id: int
-    samples: bytes
+    samples: bytes  # or what msgspec takes for them
     frames: int  # that it was made from
     codes: bytes | None  # the frames themselves, where they were asked for
     start_s: float

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,18 @@ from sonant.types import Samples
 from sonant.voice import Voice
 
 
+@dataclass(frozen=True)
+class Admitted:
+    """The engine, for a client that may use it now."""
+
+    engine: RemoteEngine
+    place: int
+
+    def arrived(self) -> None:
+        """One of its requests is on the channel, and the engine's queue will count it; or it will never come."""
+        self.engine.remote.tell(m.Arrived(self.place))
+
+
 class RemoteEngine(Intake):
     def __init__(self, prompter: Prompter, connection: Connection, welcome: m.Welcome) -> None:
         config = msgspec.json.decode(welcome.config, type=EngineConfig)
@@ -27,18 +39,12 @@ class RemoteEngine(Intake):
         super().__init__(prompter, config, self.remote, welcome.most_positions)
         self.device = welcome.device
 
-    async def admit(
-        self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1
-    ) -> Callable[[float], None]:
-        """Take a place for a client, given back with `resources`, or raise why there is none.
-
-        Returns what is to be called with how long it took, when the request has been spoken to its end.
-        """
+    async def admit(self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1) -> Admitted:
+        """Take a place for a client, given back with `resources`, or raise why there is none."""
         ask = m.Admit(self.remote.next_id(), client, kind, requests)
-        took: list[float] = []
-        resources.callback(lambda: self.remote.tell(m.Leave(ask.id, took[0] if took else None)))
+        resources.callback(self.remote.tell, m.Leave(ask.id))
         await self.remote.ask(ask, m.Done)
-        return took.append
+        return Admitted(self, ask.id)
 
     async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
         ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)

@@ -58,6 +58,7 @@ class RemoteSteps:
             request.arrival_s,
             request.first_audio_s,
             request.heard_s,
+            speech.first_audio_within_s,
             self.spec.context_segments > 0,
         )
         self._requests[id], self._ids_of[request] = request, id
@@ -100,7 +101,8 @@ class RemoteSteps:
         return next(self._ids)
 
     def tell(self, message: m.Message) -> None:
-        self.connection.send(message)
+        """What nobody waits for."""
+        self.connection.send(message, soon=False)
 
     async def ask(self, message: Any, answer: type[T]) -> T:
         """Send a message that has an id, and wait for what is answered to it. Raises what it was refused with."""

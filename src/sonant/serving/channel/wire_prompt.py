@@ -54,13 +54,13 @@ def pack_array(array: npt.NDArray[Any]) -> Array:
 
 
 def unpack_array(array: Array) -> npt.NDArray[Any]:
-    """Its memory is the message's own, and cannot be written."""
+    """A copy: torch complains of memory that cannot be written, as a message's."""
     dtype = _DTYPES.get(array.dtype)
     if dtype is None or min(array.shape, default=0) < 0:
         raise BadRequest(f"an array of {array.dtype[:20]} {array.shape} is none that is sent here")
     if math.prod(array.shape) * dtype.itemsize != len(array.data):
         raise BadRequest(f"an array of {array.shape} {array.dtype} came with {len(array.data):,} bytes")
-    return np.frombuffer(array.data, dtype).reshape(array.shape)
+    return np.frombuffer(array.data, dtype).reshape(array.shape).copy()
 
 
 def _staged(values: Mapping[str, Any]) -> Staged:

@@ -68,6 +68,8 @@ class BodyReader:
         self.seen_bytes = 0
         self.taken_bytes = 0  # of the budget
         self.released = False
+        self.whole = False  # all of it has come
+        self.gone = False  # the client left before that
 
     async def expect(self, size: int) -> None:
         """Raises `Refused` unless a body of that size may come now."""
@@ -78,7 +80,10 @@ class BodyReader:
 
     async def __call__(self) -> Message:
         message = await self.receive()
+        if message["type"] == "http.disconnect":
+            self.gone = not self.whole
         if message["type"] == "http.request":
+            self.whole = not message.get("more_body", False)
             self.seen_bytes += len(message.get("body", b""))
             if self.seen_bytes > self.max_bytes:
                 raise BodyTooLarge(self.max_bytes)

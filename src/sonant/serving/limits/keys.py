@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Literal, get_args
 from sonant import strict
 from sonant.errors import ConfigError
 from sonant.serving.options import ServeOptions
+from sonant.serving.start_check import is_public
 
 Role = Literal["speak", "voices", "metrics"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
@@ -65,7 +65,7 @@ def mark(key: str) -> str:
 
 def exposure(options: ServeOptions) -> Iterator[str]:
     """What the operator should know before the port is open, a sentence each."""
-    if not options.has_keys and not _is_loopback(options.host):
+    if not options.has_keys and is_public(options.host):
         may = "use it" if options.voices_folder is None else "use it, and upload, replace and delete voices"
         yield (
             f"LISTENING ON {options.host} WITHOUT AN API KEY: everybody who can reach this machine may {may}. "
@@ -95,13 +95,6 @@ def _read(file: Path) -> dict[str, frozenset[Role]]:
             raise ConfigError(f"{where} has no role; give it some of {', '.join(sorted(ROLES))}")
         found[key] = frozenset(named)
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_world_readable(file: Path) -> bool:

@@ -86,6 +86,7 @@ class RequestMiddleware:
         self.app, self.options, self.keys, self.bodies = app, options, keys, bodies
         self.admit, self.finished = admit, finished
         self.origins = Origins(options)
+        self.guarded = bool(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -105,6 +106,8 @@ class RequestMiddleware:
         finally:
             body.release()
             record.status, record.route = named_send.status, route_name(scope)
+            if body.gone and record.outcome is None:
+                record.outcome = "client_gone"
             self.finished(record)
 
     async def _answer(self, scope: Scope, headers: Headers, key: str, body: BodyReader, send: SendWithId) -> None:
@@ -116,10 +119,10 @@ class RequestMiddleware:
 
     async def _check(self, scope: Scope, headers: Headers, key: str, body: BodyReader) -> None:
         """Raises `Refused`, or what the engine is in trouble with."""
-        if (refusal := self.origins.refusal(scope, headers)) is not None:
-            raise refusal
+        if "origin" in headers or "sec-fetch-site" in headers:  # a browser
+            self.origins.check(scope, headers)
         path = scope["path"]
-        if self.keys and not _open(path):
+        if self.guarded and not _open(path):
             roles = self.keys.roles_of(key)
             if roles is None:
                 message = "the API key is missing or wrong; send Authorization: Bearer KEY"
@@ -152,7 +155,7 @@ class RequestMiddleware:
         return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("api_key", [""])[0]
 
     def _client(self, scope: Scope, key: str) -> str:
-        if self.keys:
+        if self.guarded:
             return f"key:{mark(key)}"
         address = scope.get("client")
         return f"address:{address[0] if address else 'unknown'}"

@@ -30,20 +30,19 @@ class Origins:
         self.names = self.named | {"localhost", options.host.lower(), machine, f"{machine}.local"}
         self.asks_host = not options.has_keys
 
-    def refusal(self, scope: Scope, headers: Headers) -> Refused | None:
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises `Refused` for what a browser must not do here for the page that asks it to."""
         if scope["type"] == "http" and scope["method"] in _READING:
-            return None
+            return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is None and site is None:
-            return None  # no browser
         host = headers.get("host", "").lower()
         if self.asks_host and not self._is_ours(host):
             message = "this server is not known by that Host; name it with --allowed-host, or set an API key"
-            return Refused(403, "host_refused", message)
+            raise Refused(403, "host_refused", message)
         if self._may(origin, site, host):
-            return None
+            return
         message = "pages of that origin may not use this server; name it with --cors-origin, or its host with "
-        return Refused(403, "origin_refused", message + "--allowed-host if it is this server behind a proxy")
+        raise Refused(403, "origin_refused", message + "--allowed-host if it is this server behind a proxy")
 
     def _may(self, origin: str | None, site: str | None, host: str) -> bool:
         # A browser says same-origin whatever a proxy has made of the host, and no page can make it say so.

@@ -37,6 +37,7 @@ def _state(report: EngineReport) -> Iterator[Metric]:
     for name, text, value in (
         ("sonant_requests_running", "requests that hold a row", stats["running"]),
         ("sonant_requests_waiting", "requests that wait for a row", stats["waiting"]),
+        ("sonant_requests_parked", "requests whose row was lent to others, being ahead", stats["parked"]),
         ("sonant_rows", "requests that can run at once", stats["rows"]),
         ("sonant_rows_free", "rows that nobody holds", stats["free_rows"]),
         ("sonant_kv_blocks", "blocks of the KV cache", stats["blocks"]),
@@ -61,6 +62,9 @@ def _steps(report: EngineReport) -> Iterator[Metric]:
     yield phases
     rows = "rows that decoded a frame in a step: how full batches are"
     yield _histogram("sonant_step_rows", rows, report.tallies["rows"])
+    yield CounterMetricFamily("sonant_parkings", "times that a row was lent to one in need", report.parkings)
+    queue = "from a request's arrival in the engine to a row"
+    yield _histogram("sonant_queue_wait_seconds", queue, report.tallies["queue_s"])
     yield _histogram(
         "sonant_first_step_seconds",
         "from a request's arrival in the engine to its first decode step come back: the time to its first token",

@@ -25,7 +25,8 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineReport:
-    stats: dict[str, int]
+    stats: dict[str, int | float]
+    parkings: int
     warm_share: float
     frame_s: float
     phase_s: dict[str, Counts]
@@ -49,6 +50,7 @@ class EngineReporter:
         engine, telemetry = self.engine, self.engine.telemetry
         report = EngineReport(
             stats=asdict(engine.stats()),
+            parkings=telemetry.parkings,
             warm_share=engine.warm_share,
             frame_s=engine.spec.frame_s,
             phase_s={phase: _counts(telemetry.phase_s[phase]) for phase in STEP_PHASES},

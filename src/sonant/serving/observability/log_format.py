@@ -8,6 +8,8 @@ import re
 import time
 from typing import Literal
 
+from sonant.errors import SonantError
+
 LogFormat = Literal["text", "json"]
 
 _BARE = re.compile(r"[^\s\"=\\]+")  # a value that needs no quotes
@@ -37,6 +39,22 @@ class WithoutAccesses(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(_UNWANTED)
+
+
+class BrokenStreams(logging.Filter):
+    """A stream that the engine's failure broke off is a line, and no traceback of ours for each of hundreds.
+
+    It ends with an exception because only that makes a server close the connection before the body is whole.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        while error is not None and not isinstance(error, SonantError):
+            error = error.__cause__ or error.__context__
+        if error is not None:
+            record.msg, record.args, record.exc_info = "a stream was broken off: %s", (str(error),), None
+        return True
+
 
 
 def configure_logging(level: str, form: LogFormat) -> None:

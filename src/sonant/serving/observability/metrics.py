@@ -25,7 +25,7 @@ ROUTES = ("speech", "batch", "stream")
 OUTCOMES = ("stop", "length", "bad_request", "refused", "error")
 REJECTIONS = (
     "rate_limited", "overloaded", "too_many_requests", "too_many_sessions", "queue_full", "bodies_full",
-    "too_many_clips",
+    "too_many_clips", "too_late",
 )  # fmt: skip
 ABORTS = ("client_gone", "failed", "shutdown", "idle")
 

@@ -89,7 +89,7 @@ def _step_totals(report: EngineReport | None) -> StepTotals:
         return StepTotals()
     rows = report.tallies["rows"]
     return StepTotals(
-        count=report.stats["steps"],
+        count=int(report.stats["steps"]),
         phase_s=tuple(report.phase_s[phase].total for phase in STEP_PHASES),
         frame_steps=sum(rows.counts),
         frames=rows.total,

@@ -7,8 +7,8 @@ import shutil
 import signal
 import sys
 
-from sonant.cli.exit_codes import EXIT_ERROR
-from sonant.errors import SonantError
+from sonant.errors import is_permanent
+from sonant.exit_codes import EXIT_ERROR
 from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.processes.setup import Setup, read_setup
 
@@ -22,7 +22,9 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_S)
     try:
         return _serve(setup)
-    except SonantError as e:
+    except Exception as e:
+        if not is_permanent(e):
+            raise
         print(f"sonant: {e}", file=sys.stderr)
         return EXIT_ERROR
 
@@ -36,7 +38,8 @@ def _serve(setup: Setup) -> int:
 
     m = setup.model
     imports_s = process_age_s()
-    engine = load(setup.folder, device=m.device, dtype=m.dtype, codec_dtype=m.codec_dtype, config=setup.engine)
+    kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
+    engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)

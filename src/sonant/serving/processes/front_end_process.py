@@ -6,8 +6,8 @@ import os
 import socket
 import sys
 
-from sonant.cli.exit_codes import EXIT_ERROR
-from sonant.errors import SonantError
+from sonant.errors import is_permanent
+from sonant.exit_codes import EXIT_ERROR
 from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.observability.shared_counters import share_counters
 from sonant.serving.processes.setup import Setup, read_setup
@@ -21,7 +21,9 @@ def main() -> int:
     share_counters(setup.metrics)
     try:
         return _serve(setup)
-    except SonantError as e:
+    except Exception as e:
+        if not is_permanent(e):
+            raise
         print(f"sonant: {e}", file=sys.stderr)
         return EXIT_ERROR
 

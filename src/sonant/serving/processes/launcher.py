@@ -13,16 +13,17 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
-from sonant.cli.exit_codes import EXIT_ERROR
-from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_ERROR
 from sonant.serving.observability.shared_counters import forget_process
 from sonant.serving.processes.setup import Setup
+from sonant.serving.start_check import page_address
 
 _GRACE_S = 5.0  # for a process to end after it was told to
-_STEADY_S = 5.0  # a process that has lived so long did not fail at its start
+_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
 
 logger = logging.getLogger(__name__)
@@ -80,15 +81,15 @@ class Launcher:
 
     async def _announce(self) -> None:
         """Where the page is, as soon as it is there."""
-        host, port = self.setup.host, self.setup.port
+        address = page_address(self.setup.host, self.setup.port)
+        reached = urlsplit(address)
         while True:
             with suppress(OSError):
-                _, writer = await asyncio.open_connection(_reachable(host), port)
+                _, writer = await asyncio.open_connection(reached.hostname, reached.port)
                 writer.close()
                 break
             await asyncio.sleep(0.05)
-        shown = f"[{host}]" if ":" in host else host
-        logger.info("http://%s:%d/ answers, by %d front ends; the engine is loading", shown, port, len(self.front_ends))
+        logger.info("the page is at %s, with %d front ends; the engine is loading", address, len(self.front_ends))
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -130,11 +131,6 @@ class Launcher:
                     await self._closing.wait()
 
 
-def _reachable(host: str) -> str:
-    """An address of this machine on which a server that listens there answers."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
 def _how(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -142,20 +138,11 @@ def _how(code: int) -> str:
 def reserve(host: str, port: int) -> socket.socket:
     """Holds the port as long as the server runs, so that a front end that starts anew finds it free.
 
-    It is bound twice: first in the way that fails where anybody listens already, since a port that is shared out among
-    listeners would take one more from whoever asks.
+    Not a check: a port that is shared out among listeners takes one more from whoever asks, see `start_check`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-            port = probe.getsockname()[1]
-        holder = socket.socket(family, socket.SOCK_STREAM)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((host, port))
-    except OSError as e:
-        raise ConfigError(f"cannot listen on {host}, port {port}: {e.strerror}; choose another with --port") from None
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, port))
     return holder

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from sonant.engine.engine import Engine
 from sonant.models.description import Description
@@ -15,6 +13,7 @@ from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.admission import Admission
 from sonant.serving.options import ServeOptions
+from sonant.serving.processes.scratch import scratch_folder
 from sonant.serving.server import DrainingServer, server_for
 from sonant.serving.warm_up import warm_up
 
@@ -29,10 +28,11 @@ def one_process(
     warm: Callable[[Engine], None] = warm_up,
 ) -> Iterator[tuple[DrainingServer, EngineSupervisor]]:
     """A server that is yet to be run, and who loads its engine meanwhile."""
-    with TemporaryDirectory(prefix="sonant-") as folder:
-        path = Path(folder) / "engine"
+    with scratch_folder() as folder:
+        path = folder / "engine"
         supervisor = EngineSupervisor(load, path, Admission(options), warm)
         server = server_for(create_app(EngineLink(path, prompter), options, model, model_name), options)
+        supervisor.on_fatal = server.end
         supervisor.start()
         try:
             yield server, supervisor
