@@ -167,12 +167,13 @@ def test_more_positions_in_the_cache_raise_the_floor(closed: Engine) -> None:
 
 def test_a_fresh_process_tells_where_its_start_went(few_codebooks: Folders) -> None:
     stages = startup._start(StartupJob(str(few_codebooks["custom"]), "cpu", "auto", "auto", 1))
-    assert min(stages.imports, stages.weights, stages.engine, stages.first_request) > 0
+    assert min(stages.imports, stages.weights, stages.memory, stages.engine, stages.first_request) > 0
+    assert min(stages.kernels, stages.graphs) >= 0
     assert stages.imports > stages.engine  # torch alone takes longer than a tiny engine
 
 
 def test_the_second_start_is_the_warm_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = iter([Stages(4.0, 3.0, 2.0, 1.0), Stages(1.0, 1.0, 1.0, 0.5)])
+    started = iter([Stages(4.0, 3.0, 0.5, 1.0, 0.5, 1.0), Stages(1.0, 1.0, 0.25, 0.25, 0.5, 0.5)])
     monkeypatch.setattr(startup, "_start", lambda job: next(started))
     found = measure(StartupJob("model", "cpu", "auto", "auto", 1))
     assert (found.first.total, found.warm.total) == (10.0, 3.5)

@@ -41,7 +41,7 @@ class Nowhere:
 
 def make(blocks: int = 1000, spec: ModelSpec = SPEC, **options: Any) -> Scheduler:
     defaults = {"max_rows": 8, "block_tokens": 4, "chunk_s": (0.1, 0.2, 0.4, 0.8, 1.6)}
-    config = EngineConfig(**{**defaults, **options}).resolved("cpu")
+    config = EngineConfig(**{**defaults, **options}).resolved(None)
     assert config.max_rows is not None
     rows = Rows(spec, config.max_rows, 100, torch.device("cpu"))
     sizes = config.frame_sizes(spec.frame_s, spec.codec_lookahead)

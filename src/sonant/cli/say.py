@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,7 +129,9 @@ def run(args: argparse.Namespace) -> int:
     with open_output(args.out, args.format) as output:
         try:
             progress.note("loading …")
-            with _load(folder, config, args) as engine:
+            with progress.following(logging.getLogger("sonant.engine.compile_ahead")):
+                engine = _load(folder, config, args)
+            with engine:
                 speech = _speak(engine, _request(engine, text, asked, args, progress), output, progress)
         finally:
             progress.clear()

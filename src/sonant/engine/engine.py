@@ -16,6 +16,7 @@ from typing import Self
 import torch
 
 from sonant.config import EngineConfig
+from sonant.engine.beginning import Beginning
 from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
@@ -33,12 +34,20 @@ class Engine(Intake):
     """Speaks with one model. Make it with `sonant.load`; close it, or use it in a `with`."""
 
     def __init__(
-        self, model: SpeechModel, config: EngineConfig, device: torch.device, sound: SoundFormat = "float32"
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        device: torch.device,
+        sound: SoundFormat = "float32",
+        beginning: Beginning | None = None,
     ) -> None:
         self.model, self.device, self.sound = model, device, sound
-        config = config.resolved(device.type)
+        beginning = beginning or Beginning.with_weights(device)
+        config = config.resolved(None if beginning.memory is None else beginning.memory.room(model.spec))
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
-        self.loop = StepLoop(Runner(model, config, self.sizes, device, sound), config)
+        self.start_times = beginning.times
+        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels)
+        self.loop = StepLoop(runner, config)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)

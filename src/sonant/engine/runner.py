@@ -7,6 +7,7 @@ each decoding row, then sound for the rows that are due, which may be of the fra
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
+from sonant.engine.compile_ahead import CompileAhead, NothingAhead
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.graphs import (
     PREFILL_SIZES,
@@ -29,12 +31,15 @@ from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
+from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
 from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
+
+_NEEDED_ROWS = 8  # without graphs up to that many there is no engine
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,11 @@ class Runner:
         sizes: FrameSizes,
         device: torch.device,
         sound: SoundFormat = "float32",
+        start: StartTimes | None = None,
+        kernels: CompileAhead | None = None,
     ) -> None:
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
         self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
         self.telemetry = Telemetry()
@@ -81,7 +90,8 @@ class Runner:
             n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
-        self._capture_first()
+        start.took("memory")
+        self._capture_first(start, kernels or NothingAhead())
 
     @property
     def blocks(self) -> int:
@@ -111,14 +121,38 @@ class Runner:
         return graphs
 
     @torch.inference_mode()
-    def _capture_first(self) -> None:
-        """What must be there before the engine answers."""
+    def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
+        """What must be there before the engine answers, each when its kernels are; in the order of `rehearsal`."""
+
+        def wait_for(stage: int) -> None:
+            start.took("graphs")
+            kernels.wait_for(stage)
+            start.took("kernels")
+
+        wait_for(0)
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
             self.prefill.compile()
-        self.warmup.capture_up_to(self.config.warm_rows)
+        warm_rows = self.config.warm_rows or 1
+        self.warmup.capture_up_to(min(warm_rows, _NEEDED_ROWS), before=lambda done: wait_for(done + 1))
+        try:
+            self.warmup.capture_up_to(warm_rows, before=lambda done: wait_for(done + 1))
+        except RuntimeError:
+            self._stay_with_what_there_is()
         if self.device.type == "cuda":
             synchronize(self.device)
+        start.took("graphs")
+        kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
+        start.took("kernels")
+
+    def rehearsal(self) -> list[Callable[[], object]]:
+        """Every step that is captured, to be run on the meta device: to see which kernels it needs."""
+
+        def run(wanted: PendingGraph) -> object:
+            step, given = wanted.step.captures(wanted.bucket)
+            return step(given)
+
+        return [self.prefill.compile, *(partial(run, wanted) for wanted in GraphWarmup(self._graphs(), None).pending)]
 
     @torch.inference_mode()
     def capture_next(self) -> None:
@@ -127,9 +161,12 @@ class Runner:
         try:
             self.warmup.capture_next()
         except RuntimeError:
-            left = len(self.warmup.pending)
-            logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
-            self.warmup.give_up()
+            self._stay_with_what_there_is()
+
+    def _stay_with_what_there_is(self) -> None:
+        left = len(self.warmup.pending)
+        logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
+        self.warmup.give_up()
 
     def replay_graphs(self, replay: bool) -> None:
         """False: every step runs eagerly, so that its operators can be seen."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -88,7 +89,8 @@ def choose(op: str, device_type: str, training: bool = False) -> Choice:
 
 
 def pick(op: str, on: Tensor) -> Callable[..., Any]:
-    return choose(op, on.device.type, torch.is_grad_enabled()).function
+    device_type = on.device.type if gpu_of(on.device) is None else "cuda"
+    return choose(op, device_type, torch.is_grad_enabled()).function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,12 +1,11 @@
 """What is slow the first time, done before anybody waits for it: libraries, encoders, one utterance.
 
-Kernels are compiled and the first graphs captured when the engine is loaded; this is the rest of the way to a listener.
+Kernels are compiled and graphs captured when the engine is loaded; this is the rest of the way to a listener.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,12 +25,12 @@ _CLIP_S = 2.0
 
 def warm_up(engine: Engine) -> None:
     """The engine's half."""
-    began_s = time.monotonic()
     voice = _voice(engine) if engine.spec.clones else None
     with engine.stream(_TEXT[: engine.config.max_text_chars], voice=voice, seed=0, max_frames=_FRAMES) as stream:
         for _ in stream:
             pass
-    logger.info("warmed up in %.1f s", time.monotonic() - began_s)
+    engine.start_times.took("warm-up")
+    logger.info("the engine is ready after %s", engine.start_times)
 
 
 def warm_encoders(sample_rate: int) -> None:

@@ -31,14 +31,17 @@ def main() -> int:
 
 def _serve(setup: Setup) -> int:
     from sonant import load
+    from sonant.engine.start_times import process_age_s
     from sonant.serving.channel.engine_port import EnginePort
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
 
     m = setup.model
+    imports_s = process_age_s()
     kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
     engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
     with engine:
+        engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)
         # All that is alive now stays alive. A collector that walks over it holds everybody up for a fifth of a second.
         gc.collect()
