@@ -46,6 +46,11 @@ class Served:
     def link(self) -> EngineLink:
         return self.server.service.link
 
+    def loaded_anew(self, first: Engine) -> bool:
+        """Whether another engine has taken the place of this one, and the front end has it."""
+        anew = self.supervisor.ready and self.supervisor.engine is not first
+        return anew and self.link.ready and self.link.restarts == self.supervisor.restarts
+
     @property
     def admission(self) -> Admission:
         return self.supervisor.admission

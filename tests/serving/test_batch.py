@@ -111,7 +111,7 @@ def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
     break_engine(first)
     answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
+    wait_for(lambda: served.loaded_anew(first), 30.0)
     assert post(served, [{"input": "hello"}], **SHARED).json()["succeeded"] == 1
 
 

@@ -62,7 +62,7 @@ def test_a_connection_that_breaks_off_is_told_apart_from_an_end(server: PageServ
         assert "not the whole text" in visitor.page.get_by_role("alert").first.inner_text()
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", [pytest.param(HOSTS[0], marks=pytest.mark.long), *HOSTS[1:]])
 def test_a_slow_server_is_waited_for_once(server: PageServer, browser: Browser, host: str) -> None:
     server.script = [tone(0.15), *(part for _ in range(13) for part in (0.25, tone(0.15)))]  # 2.1 s of it in 3.3 s
     with visit(browser, server.url(host)) as visitor:

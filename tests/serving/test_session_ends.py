@@ -102,7 +102,7 @@ def test_a_failing_engine_is_told_and_ends_the_session(serve: Serve) -> None:
         told = events(client.until("audio.done"))
         assert told[-1]["error"] and told[-2]["action"] == "discard"
         assert client.closed() == 1011
-    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
+    wait_for(lambda: served.loaded_anew(first), 30.0)
 
 
 def test_keys_guard_sessions_too(serve: Serve) -> None:

@@ -212,7 +212,7 @@ def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> Non
         next(pieces)
         break_engine(first)
         list(pieces)
-    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
+    wait_for(lambda: served.loaded_anew(first), 30.0)
     assert served.post(**BODY).status_code == 200
     assert "sonant_engine_restarts_total 1.0" in httpx.get(f"{served.url}/metrics").text
 

@@ -2,7 +2,7 @@
 
 A frame step reads the weights and the rows' caches, so what counts is how fast memory is. torch does not tell that
 alike on all machines; a GPU's generation, its memory's size and its processors tell enough. Measured on an H200 with
-Qwen3-TTS of 1.7B: 8 ms for 128 rows and 12 to 13 ms for 256, where a frame lasts 80 ms. More rows than that were not
+a model of 1.7B: 8 ms for 128 rows and 12 to 13 ms for 256, where a frame lasts 80 ms. More rows than that were not
 measured. By that slope 1,024 rows take 40 ms, and a batch of about 700 is what 2,000 listeners need. What other GPUs
 get is an estimate, on the side of less.
 """
