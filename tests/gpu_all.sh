@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
-#     tests/gpu_all.sh OUT [tests] [tune] [offline] [held] [profile] [higgs] [voxcpm2]
+#     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2]
 #
-# All of it, or the parts named: kernel, parity and budget tests; tiles for this GPU; the benchmark at Qwen3-TTS 1.7B's
-# shapes with random weights; listeners held; profiles of our engine and of transformers' Higgs Audio V2; the reports of
-# the two other families. Twenty minutes on an H200 with cold caches. TOKENIZER names a folder with Llama 3's
-# tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and four times as long. A part that fails does
-# not keep the others from running; the last line counts failures.
+# All of it, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with empty and
+# warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our engine and
+# of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold caches.
+# TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
+# four times as long. A part that fails does not keep the others from running; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,11s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 out=$(realpath -m "$1") && shift
-parts=${*:-tests tune offline held profile higgs voxcpm2}
+parts=${*:-tests tune start offline held profile higgs voxcpm2}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
@@ -39,6 +39,7 @@ for part in $parts; do
         step engine 200 python3 -m pytest tests/parity tests/engine tests/test_voice.py -m gpu -n 8 -q
         ;;
     tune) cli tune 200 bench kernels --tune --tune-seconds 120 --out "$out/tiles.json" ;;
+    start) step start 240 python3 tests/gpu_start.py "$model" --out "$out/start.json" ;;
     offline)
         cli startup 120 bench offline --model "$model" --device cuda --streams 64 --measure startup
         cli streams 200 bench offline --model "$model" --device cuda --streams 1,16,64,128,256 \

@@ -41,13 +41,14 @@ from sonant.device_copy import to_device
 from sonant.engine.graphs import GraphPool, capture_graph
 from sonant.kernels import ops
 from sonant.kernels.reference import split_kinds
-from sonant.models.base import PrefillItem, PrefillShape, Prompt
+from sonant.models.base import PrefillItem, PrefillShape
 from sonant.models.higgs_audio_v2.config import CODEBOOKS
 from sonant.models.higgs_audio_v2.frame import KV
 from sonant.models.higgs_audio_v2.layout import Layout
 from sonant.models.higgs_audio_v2.model import HiggsAudioV2
 from sonant.models.higgs_audio_v2.packed_prompts import PackedPrompts, PackedShape
 from sonant.models.higgs_audio_v2.synthetic import write_checkpoint
+from sonant.models.prompt import Prompt
 from sonant.profiling.kernels import short
 from sonant.text_table import grid
 from sonant.types import SpeechRequest
@@ -80,7 +81,7 @@ class Prefill:
         span_blocks = -(-positions // engine.config.block_tokens)
         self.shape = PrefillShape(prompts, positions, span_blocks)
         rng = np.random.default_rng(0)
-        staged = self.model.prompt(SpeechRequest(text="hello", max_frames=1)).staged
+        staged = self.model.prompter.prompt(SpeechRequest(text="hello", max_frames=1)).staged
         items = []
         for row in range(prompts):
             layout = self._layout(positions + 1, rng)

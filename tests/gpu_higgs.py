@@ -58,7 +58,7 @@ def main() -> None:
     print(table(result), flush=True)
     report["ours"] = result.to_json()
     assert isinstance(engine.model, HiggsAudioV2)
-    prompt = torch.from_numpy(engine.model.builder.layout(SpeechRequest(text=TEXT)).text[:-1]).long()
+    prompt = torch.from_numpy(engine.model.prompter.builder.layout(SpeechRequest(text=TEXT)).text[:-1]).long()
     del engine
     torch.cuda.empty_cache()
     report["transformers"] = [peer(args.folder, prompt, int(n)) for n in args.peer.split(",")] if args.peer else []

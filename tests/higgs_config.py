@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonant.layers.rope import Llama3Scaling
+from sonant.layers.rope_scaling import Llama3Scaling
 from sonant.models.higgs_audio_v2.config import HiggsConfig, LlamaConfig
 from sonant.models.higgs_audio_v2.knobs import KNOBS
 from sonant.models.higgs_audio_v2.tokenizer import TextTokenizer

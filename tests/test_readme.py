@@ -24,6 +24,7 @@ PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 SHELL = "".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)).splitlines()
 # Random weights end an utterance by chance; this likely, they babble for a second or two and not for twenty.
 EOS_GAIN = 4.0
+TORCH_CPU = "https://download.pytorch.org/whl/cpu"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_commands_run_as_printed(newcomer: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sonant.models.qwen3_tts.synthetic.write_checkpoint", briefly)
     monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)  # the benchmark's figures need not be precise here
     monkeypatch.setattr(breakdown, "_WALL_ROUNDS", 1)
-    monkeypatch.setattr(breakdown, "time_ms", partial(device_clock.time_ms, batches=1))
+    monkeypatch.setattr(breakdown, "_EAGER_BATCHES", 1)
     commands = [line for line in SHELL if "sonant" in line]
     assert len(commands) >= 10
     for line in commands:
@@ -73,8 +74,21 @@ def test_the_rest_is_make_targets_and_the_environment_they_make() -> None:
     assert others[2:] == [". .venv/bin/activate"]
 
 
+@pytest.mark.parametrize("torch", ["", "cpu"])
+def test_make_says_how_to_get_torch_without_cuda_before_it_installs(tmp_path: Path, torch: str) -> None:
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    command = ["make", "--dry-run", "-f", str(ROOT / "Makefile"), "say", f"TORCH={torch}"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    before, _, _ = shown.partition("--editable")
+    if torch:
+        assert f"--index-url {TORCH_CPU} torch" in before and TORCH_CPU in README
+    else:
+        assert "make say TORCH=cpu" in before and TORCH_CPU not in shown
+
+
 def test_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     for page in pages:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in link:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonant.layers.rope import LongRope
+from sonant.layers.rope_scaling import LongRope
 from sonant.models.voxcpm2.config import LanguageModelConfig, LocalConfig, VoxCPM2Config
 from sonant.models.voxcpm2.tokenizer import TextTokenizer
 from voxcpm2_inputs import FEAT_DIM, PATCH_SIZE

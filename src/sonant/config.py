@@ -7,6 +7,9 @@ from typing import Any
 
 from sonant.errors import ConfigError
 
+_CPU_ROWS = 8
+_POSITIONS_OF_A_ROW = 256  # of cache that there must be for each row: most prompts, and ten to twenty seconds of speech
+
 
 def option(default: Any, help: str, *, flag: str | None = None) -> Any:
     """A field that users can set, with what it means; `flag` is its name on a command line, if not the field's."""
@@ -22,6 +25,27 @@ class FrameSizes:
     ring: int  # that a row keeps until the codec has taken them
 
 
+@dataclass(frozen=True)
+class Room:
+    """What there is on a GPU for rows and their cache, and what they take."""
+
+    batch: int  # rows for which it makes a frame in well under the time that the frame lasts
+    memory_bytes: int  # beside the weights
+    row_bytes: int
+    kv_token_bytes: int
+
+    def rows(self, share: float) -> int:
+        """Twice as many as fit into a batch, since those who have sound buffered can wait; a power of two, so that
+        a little more or less memory is no other engine, with other kernels."""
+        each = self.row_bytes + _POSITIONS_OF_A_ROW * self.kv_token_bytes
+        return power_of_two(min(2 * self.batch, int(self.memory_bytes * share) // each))
+
+
+def power_of_two(most: int) -> int:
+    """The largest that is not over `most`, and 1 at least."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that can be tuned. None means: chosen for the device, see `resolved`, or by the model."""
@@ -29,6 +53,9 @@ class EngineConfig:
     max_rows: int | None = option(None, "requests that speak at once")
     max_batch: int | None = option(None, "rows in one frame step; the others have sound buffered and wait")
     max_waiting: int = option(1024, "requests that may queue for a row")
+    max_parked: int | None = option(
+        None, "requests that may lie aside while others have their rows; none: as many as rows, 0: rows are not lent"
+    )
     block_tokens: int = option(16, "positions in a KV block, the unit of prefix reuse")
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
@@ -43,8 +70,11 @@ class EngineConfig:
     )
     codec_batch_s: float = option(81.92, "seconds of sound that the codec may make in one step, over all rows")
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
-    warm_rows: int = option(
-        8, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. max_rows: all"
+    warm_rows: int | None = option(
+        None, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. none: all"
+    )
+    compile_workers: int | None = option(
+        None, "processes that compile a GPU's kernels before they are needed; none: one for each core but one, 0: off"
     )
     codec: str | None = option(None, "folder or file of the codec's weights, where they are not in the model's folder")
     max_text_chars: int = option(20_000, "characters of one text")
@@ -57,7 +87,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            least = 0 if f.name == "steps_ahead" else 1
+            least = 0 if f.name in ("steps_ahead", "max_parked", "compile_workers") else 1
             if isinstance(value, bool) or (isinstance(value, int) and value < least):
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
@@ -73,15 +103,18 @@ class EngineConfig:
         if (self.steps_ahead or 0) > 1:
             raise ConfigError("steps_ahead is 0 or 1: a row's next step needs its last one's launch, no more")
 
-    def resolved(self, device_type: str) -> EngineConfig:
-        """With what suits the device in the place of every None that is the engine's."""
-        gpu = device_type == "cuda"
-        rows = self.max_rows or (256 if gpu else 8)
+    def resolved(self, room: Room | None) -> EngineConfig:
+        """With what suits the device in the place of every None that is the engine's. Without a GPU there is no room
+        to count: a CPU speaks for a few."""
+        rows = self.max_rows or (_CPU_ROWS if room is None else room.rows(self.kv_memory_fraction))
+        batch = min(self.max_batch or (rows if room is None else room.batch), rows)
         return replace(
             self,
             max_rows=rows,
-            max_batch=min(self.max_batch or rows, rows),
-            steps_ahead=int(gpu) if self.steps_ahead is None else self.steps_ahead,
+            max_batch=batch,
+            max_parked=rows if self.max_parked is None else self.max_parked,
+            steps_ahead=int(room is not None) if self.steps_ahead is None else self.steps_ahead,
+            warm_rows=batch if self.warm_rows is None else self.warm_rows,
         )
 
     def frame_sizes(self, frame_s: float, lookahead: int = 0) -> FrameSizes:

@@ -13,7 +13,7 @@ from torch import Tensor
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Send host values without waiting."""
     host = _pinned(array, device)
-    return host.to(device, non_blocking=True) if device.type == "cuda" else host
+    return host if device.type == "cpu" else host.to(device, non_blocking=True)
 
 
 def send_into(array: npt.NDArray[Any], place: Tensor) -> None:

@@ -4,6 +4,8 @@
 HTTP in one place, by class.
 """
 
+import errno
+
 
 class SonantError(Exception):
     """Every error that Sonant raises on purpose."""
@@ -54,7 +56,15 @@ class EngineClosed(EngineError):
 
 
 class Overloaded(EngineError):
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting; try again in `retry_s` seconds."""
+
+    def __init__(self, message: str, retry_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
+class TooLate(Overloaded):
+    """It waited for as long as it was promised a first sound within, and none came."""
 
 
 class Aborted(SonantError):
@@ -71,3 +81,21 @@ class UnknownConsent(BadRequest):
 
 class StoreError(SonantError):
     """The voice store cannot be read or written: disk, permissions or damage, never the caller's doing."""
+
+
+# Of the system's: nothing there, not allowed, of another kind, read-only; an address in use, or not this machine's.
+_PERMANENT_ERRNOS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.EADDRINUSE,
+    errno.EADDRNOTAVAIL,
+}  # fmt: skip
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether the same start would fail again for the same reason, until a person changes something.
+
+    A server ends with exit code 2 and the message then. All else may pass (memory that another process holds, a
+    driver that starts anew) and is worth another try.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _PERMANENT_ERRNOS
+    return isinstance(error, ConfigError | CheckpointError | StoreError | ImportError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from sonant.voice import Voice
 MAX_DESCRIPTION_CHARS = 1000  # of a speaker, in words
 
 Samples = npt.NDArray[np.float32]
+Pcm = npt.NDArray[np.int16]
+SoundFormat = Literal["float32", "int16"]
+"""How an engine gives its sound: numbers in -1..1, or rounded to 16 bits on the device, as they are sent."""
 Frames = npt.NDArray[Any]
 """[frames, …]: int32 codes or float32 latents, whichever the model decodes to."""
 
@@ -51,11 +54,12 @@ class SpeechRequest:
     instruct: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None  # None: a fresh one each time
-    max_frames: int | None = None  # None: a budget from the text's length
+    max_frames: int | None = None  # of the whole text; None: a budget from its length
     streaming_text: bool | None = None  # feed text as speech goes on; None: the checkpoint's default
     priority: int = 0  # higher goes first
     context: tuple[Spoken, ...] = ()  # what was said before this text, the oldest first
     live: bool = True  # someone is listening: first sound soon, then never a gap
+    first_audio_within_s: float | None = None  # who has waited so long for a row is told `Overloaded`; None: they wait
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -72,6 +76,7 @@ class SpeechRequest:
             "priority": (int,),
             "context": (tuple,),
             "live": (bool,),
+            "first_audio_within_s": (int, float, type(None)),
         }
         for name, kinds in expected.items():
             value = getattr(self, name)
@@ -86,6 +91,9 @@ class SpeechRequest:
             raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.max_frames is not None and self.max_frames < 1:
             raise BadRequest(f"max_frames must be at least 1, not {self.max_frames}")
+
+        if self.first_audio_within_s is not None and not self.first_audio_within_s > 0:
+            raise BadRequest(f"first_audio_within_s must be over 0, not {self.first_audio_within_s}")
 
     def _check_speakers(self) -> None:
         if self.speakers and self.voice is not None:
@@ -106,7 +114,7 @@ class SpeechRequest:
 class AudioChunk:
     """A piece of sound, in order, as it leaves the codec."""
 
-    samples: Samples
+    samples: Samples  # of int16, if the engine was loaded so
     sample_rate: int
     start_s: float  # where in the utterance it begins
     frames: Frames  # that it was made from

@@ -122,7 +122,7 @@ def test_a_text_file_is_refused_with_the_formats_that_work(tmp_path: Path, name:
     (tmp_path / name).write_text("Not a sound in here. " * 100)
     message = refusal(tmp_path / name)
     assert name in message
-    assert "WAV, FLAC, OGG or MP3" in message
+    assert "WAV, FLAC, OGG, MP3, M4A or WebM" in message
 
 
 # Not OGG: it has no length in its header, so that what is left of it is a clip of its own.

@@ -87,7 +87,7 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
         "vocoder", heads=0, head_dim=0, window=0, latent=12, channels=16, steps_per_frame=3, upsample_rates=(2, 4),
         samples_per_frame=24, depthwise=True,
     )  # fmt: skip
-    cases = list(CodecCases(CPU, torch.bfloat16).every(codec, 2))
+    cases = [case for case in CodecCases(CPU, torch.bfloat16).every(codec, 2) if case.op != "pcm16"]
     made = {}
     for case in cases:
         call = case.make()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,54 @@ def test_doctor_weighs_a_codec_in_a_pickle(run: Run, tiny_voxcpm2: Path, tmp_pat
     done = run("doctor", "--json", "--model", broken)
     problems = json.loads(done.out)["problems"]
     assert (done.code, len(problems)) == (1, 1) and "audiovae.pth" in problems[0]
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SONANT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_doctor_tells_what_a_server_would_meet(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setenv("SONANT_PORT", str(port))
+        done = run("doctor", "--json")
+        told = json.loads(done.out)["serving"]
+        assert (done.code, told["host"], told["port"], told["has_keys"]) == (0, "127.0.0.1", port, False)
+        assert told["packages"]["uvicorn"] and not told["public"] and told["voices_folder"] is None
+        assert str(port) in told["port_problem"]
+        assert f" nothing can listen on 127.0.0.1:{port}" in run("doctor").out.decode()
+        assert told["file_limit"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    monkeypatch.setenv("SONANT_VOICES_FOLDER", str(tmp_path / "voices"))
+    monkeypatch.setenv("SONANT_API_KEYS", "one,two")
+    shown = run("doctor").out.decode()
+    for words in ("fastapi ", f"127.0.0.1:{port} is free; this machine only, with API keys", "voices, can be written"):
+        assert words in shown
+    assert "open files" in shown and "two," not in shown
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_doctor_finds_what_would_keep_a_server_from_starting(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "sonant.toml").write_text('host = "0.0.0.0"\nport = 0\nvoices_folder = "file/voices"\n')
+    monkeypatch.setenv("SONANT_CONFIG", "sonant.toml")
+    done = run("doctor")
+    shown = done.out.decode()
+    assert done.code == 1 and "BROKEN: the folder for voices, file/voices, cannot be written" in shown
+    assert "ANYBODY WHO REACHES IT MAY USE IT" in shown
+    monkeypatch.setenv("SONANT_PORT", "many")
+    done = run("doctor")
+    assert done.code == 1 and "BROKEN: a server would not start: SONANT_PORT must be" in done.out.decode()
+
+
+def test_doctor_says_how_to_get_what_serving_lacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonant.cli.serving_facts.version_of", lambda name: None if name == "fastapi" else "1.0")
+    done = run("doctor")
+    assert done.code == 0 and "lacks fastapi: pip install 'sonant[serve]'" in done.out.decode()
 
 
 @pytest.mark.parametrize("fault", ["no weights", "cut short", "no folder"])

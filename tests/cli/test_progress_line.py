@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
 
 from sonant.cli import progress_line
+from sonant.cli.progress import Progress
 from sonant.cli.progress_line import ProgressLine
 
 
@@ -31,3 +33,16 @@ def test_a_terminal_sees_it_drawn_over_and_cleared(
 
 def test_a_log_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys) == [""]
+
+
+def test_it_follows_what_a_log_says_and_leaves_the_log_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    log = logging.getLogger("test.followed")
+    with Progress(quiet=False).following(log):
+        log.info("compiling kernels 37/120")
+        log.warning("what went wrong\nand where")
+    log.info("nobody reads this")
+    assert capsys.readouterr().err.split("\r\x1b[K") == ["", "compiling kernels 37/120", "what went wrong"]
+    assert not log.handlers and log.level == logging.NOTSET

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sonant
-from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family
-from engine.going_on import Gate, Going, Make
+from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, TOY, VOXCPM2, Family, frames_each
+from engine.going_on import FRAMES, Gate, Going, Make
 from sonant import Engine, EngineConfig
 
 MakeEngine = Callable[..., Engine]
@@ -33,7 +33,7 @@ def opened() -> Iterator[list[Engine]]:
     for engine in engines:
         engine.close()
         stats = engine.stats()
-        assert (stats.running, stats.waiting) == (0, 0)
+        assert (stats.running, stats.waiting, stats.parked) == (0, 0, 0)
         assert (stats.free_rows, stats.free_blocks) == (stats.rows, stats.blocks)
 
 
@@ -78,6 +78,7 @@ def forget_requests(engine: Engine) -> None:
     scheduler, pool = engine.loop.scheduler, engine.loop.pool
     scheduler.running.clear()
     scheduler.waiting.clear()
+    scheduler.parked.clear()
     scheduler.rows.free[:] = range(scheduler.rows.scratch)
     pool.free.update((block, None) for block in range(1, pool.total + 1))
 
@@ -93,7 +94,8 @@ def make(opened: list[Engine]) -> Make:
     """An engine on a toy that goes on from what was said, and the toy."""
 
     def make(**options: int) -> tuple[Engine, Going]:
-        config, device = EngineConfig(**{"segment_chars": 60, "max_rows": 4, **options}), torch.device("cpu")
+        defaults = {"segment_chars": 60, "max_rows": 4, **frames_each(FRAMES, frame_s=0.04)}
+        config, device = EngineConfig(**{**defaults, **options}), torch.device("cpu")
         model = Going(config, device)
         opened.append(Engine(model, config, device))
         return opened[-1], model

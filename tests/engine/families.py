@@ -79,6 +79,11 @@ VOXCPM2 = Family("voxcpm2", _open_voxcpm2, _varied_voxcpm2)
 TOY = Family("toy", _open_toy, _varied_toy)
 
 
+def frames_each(frames: int, frame_s: float = 0.08) -> Options:
+    """Options of an engine that makes at most so many frames of every part; `max_frames` are those of a whole text."""
+    return {"budget_s": frames * frame_s, "budget_s_per_token": 1e-12}
+
+
 def same(a: Speech, b: Speech) -> None:
     same_frames(a.frames, b.frames)
     np.testing.assert_allclose(a.samples, b.samples, rtol=0, atol=1e-5 if a.frames.dtype.kind == "i" else 1e-4)

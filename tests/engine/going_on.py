@@ -10,15 +10,14 @@ import torch
 
 from sonant import Engine, EngineConfig, Sampling, SpeechRequest
 from sonant.engine.stream import SpeechStream
-from sonant.models.base import Prompt
-from toy_family.model import ToyModel
+from toy_family.recording import WatchedToy
 
 SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(5)]
 TEXT, FRAMES = " ".join(SENTENCES), 6
-OPTIONS = {"seed": 10, "max_frames": FRAMES, "sampling": Sampling(stop_chance=0.0)}
+OPTIONS = {"seed": 10, "sampling": Sampling(stop_chance=0.0)}
 
 
-class Going(ToyModel):
+class Going(WatchedToy):
     """Two parts of context; keeps every request that had some, and lets a test step in before it is laid out."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -27,12 +26,12 @@ class Going(ToyModel):
         self.threads: set[str] = set()
         self.first: Callable[[SpeechRequest], None] = lambda _: None
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
+    def before(self, request: SpeechRequest) -> SpeechRequest:
         if request.context:
             self.gone_on.append(request)
             self.threads.add(threading.current_thread().name)
             self.first(request)
-        return super().prompt(request)
+        return request
 
 
 class Gate:

@@ -15,7 +15,7 @@ from sonant.errors import BadAudio
 from sonant.types import Samples
 from sonant.voice_cache import VoiceCache
 from toy_family.model import ToyModel
-from toy_family.modules import CLIP_RATE
+from toy_family.sizes import CLIP_RATE
 
 
 class Counting(ToyModel):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.families import frames_each
 from engine.going_on import FRAMES, OPTIONS, SENTENCES, TEXT, WAYS, Make, near, stream_of
 from engine.test_streams import wait_until_idle
 from sonant import Engine, EngineConfig, Sampling, SpeechRequest, Spoken
@@ -15,7 +16,7 @@ from sonant.engine.context import Context
 from sonant.engine.request import Request
 from sonant.errors import BadRequest, BadText, Unsupported
 from toy_family.model import ToyModel
-from toy_family.modules import CHANNELS, DELAY
+from toy_family.sizes import CHANNELS, DELAY
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
@@ -47,7 +48,7 @@ def test_context_is_heard(make: Make) -> None:
 
 
 def test_a_model_without_context_has_its_prompts_laid_out_before(opened: list[Engine]) -> None:
-    config, device = EngineConfig(segment_chars=60), torch.device("cpu")
+    config, device = EngineConfig(segment_chars=60, **frames_each(FRAMES, frame_s=0.04)), torch.device("cpu")
     opened.append(engine := Engine(ToyModel(config, device), config, device))
     before = threading.active_count()
     assert len(stream_of(engine).result().frames) == len(SENTENCES) * FRAMES
@@ -74,9 +75,9 @@ def test_the_oldest_context_is_dropped_where_there_is_no_room(make: Make, fit: i
 
 
 def test_what_cannot_be_spoken_is_told_before_anything_is(make: Make) -> None:
-    engine, model = make(max_positions=80, kv_tokens=512)
+    engine, model = make(max_positions=len(SENTENCES[0]), kv_tokens=512)
     with pytest.raises(BadText, match="positions"):
-        engine.stream(TEXT, **{**OPTIONS, "max_frames": 60})
+        engine.stream(TEXT, **OPTIONS)
     assert engine.stats().steps == 0 and not model.gone_on
 
 

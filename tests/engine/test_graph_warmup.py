@@ -34,6 +34,9 @@ class Kind:
         self.captured += buckets
         self.order += [(self.name, b) for b in buckets]
 
+    def captures(self, bucket: int) -> tuple[Callable[[Any], Any], Any]:
+        raise NotImplementedError("nothing is rehearsed here")
+
 
 def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
     deadline_s = time.monotonic() + timeout_s
@@ -142,6 +145,27 @@ def test_without_memory_for_more_the_engine_stays_with_what_it_has(
     assert engine.warm_share == 0.5 and kind.captured == [1, 2]
     assert engine.speak("hello", seed=1, max_frames=3).frames.size
     assert "2 graphs are not captured" in caplog.text
+
+
+def test_an_engine_that_is_to_have_all_at_its_start_does_with_less(
+    make_with: MakeWith, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = Kind("frame")
+
+    def full() -> None:
+        if len(kind.captured) == 5:
+            raise torch.OutOfMemoryError("no room")
+
+    kind.look = full
+    engine = make_with([kind], [1, 2, 4, 8, 16, 32], warm_rows=32)
+    assert kind.captured == [1, 2, 4, 8, 16] and not engine.loop.runner.warmup.pending
+    assert "1 graphs are not captured" in caplog.text
+
+    def full_at_once() -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):  # so few rows are no engine
+        make_with([Kind("frame", look=full_at_once)], [1, 2, 4, 8, 16, 32], warm_rows=32)
 
 
 def test_nothing_is_captured_while_steps_are_recorded(make_with: MakeWith) -> None:

@@ -21,7 +21,8 @@ from sonant.engine import graphs, runner
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import CapturedGraph, GraphedStep, Run
 from sonant.engine.runner import Runner
-from sonant.models.base import PrefillItem, PrefillShape, Status
+from sonant.models.base import PrefillItem, PrefillShape
+from sonant.models.status import Status
 
 BUCKETS = ((1, 32), (1, 64), (1, 128), (4, 64), (16, 16), (16, 64))  # prompts and positions: fewer than an engine has
 

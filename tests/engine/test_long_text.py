@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
-from engine.families import same_frames
+from engine.families import frames_each, same, same_frames
 from engine.test_scheduler import SPEC
-from sonant import FinishReason, Spoken
+from sonant import AudioChunk, FinishReason, Spoken
 from sonant.audio.join import FADE_S
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
@@ -21,14 +21,14 @@ SENTENCES = [f"Sentence number {n} is about the world and speech." for n in rang
 
 @pytest.mark.parametrize("live", [True, False])
 def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live: bool) -> None:
-    engine = make_any(segment_chars=60)
+    engine = make_any(segment_chars=60, **frames_each(6))
     text = " ".join(SENTENCES)
-    whole = engine.stream(text, seed=10, max_frames=6, live=live).result()
+    whole = engine.stream(text, seed=10, live=live).result()
     context: list[Spoken] = []  # where the model goes on from what it said before
     kept, parts = engine.model.spec.context_segments, []
     for n, sentence in enumerate(SENTENCES):
         before = tuple(context[-kept:]) if kept else ()
-        parts.append(engine.speak(sentence, seed=10 + n, max_frames=6, context=before))
+        parts.append(engine.speak(sentence, seed=10 + n, context=before))
         context.append(Spoken(sentence, parts[-1].frames))
     same_frames(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
@@ -43,15 +43,55 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
 
 
 def test_chunks_of_a_long_text_are_continuous(make_any: MakeEngine) -> None:
-    engine = make_any(segment_chars=60)
-    chunks = list(engine.stream(" ".join(SENTENCES), seed=1, max_frames=5))
+    engine = make_any(segment_chars=60, **frames_each(5))
+    chunks = list(engine.stream(" ".join(SENTENCES), seed=1))
     ends = np.cumsum([len(c.samples) for c in chunks])
     np.testing.assert_allclose([c.start_s * c.sample_rate for c in chunks], [0, *ends[:-1]], atol=0.01)
 
 
 def test_length_is_reported_when_any_part_was_cut(make_any: MakeEngine) -> None:
-    engine = make_any(segment_chars=60)
-    assert engine.speak(" ".join(SENTENCES), seed=1, max_frames=3).finish_reason is FinishReason.LENGTH
+    engine = make_any(segment_chars=60, **frames_each(3))
+    assert engine.speak(" ".join(SENTENCES), seed=1).finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_max_frames_bound_the_whole(make_any: MakeEngine, live: bool) -> None:
+    """In the middle of a part, at a seam, and one past it; parts that are made at once change nothing of it."""
+    engine = make_any(segment_chars=60, **frames_each(6))
+    text = " ".join(SENTENCES[:3])
+    whole = engine.speak(text, seed=10)
+    seam = len(engine.speak(SENTENCES[0], seed=10).frames)
+    per_frame = engine.model.spec.samples_per_frame
+    exact = whole.frames.dtype.kind == "i"
+    for most in (1, seam, seam + 1, len(whole.frames) - 1):
+        cut = engine.speak(text, seed=10, max_frames=most, live=live)
+        assert cut.finish_reason is FinishReason.LENGTH and len(cut.frames) == most
+        same_frames(cut.frames, whole.frames[:most])
+        assert len(cut.samples) == most * per_frame
+        np.testing.assert_allclose(cut.samples, whole.samples[: most * per_frame], rtol=0, atol=1e-5 if exact else 1e-4)
+    for most in (len(whole.frames), 10**6):  # more than a row could hold
+        same(whole, engine.speak(text, seed=10, max_frames=most, live=live))
+
+
+@pytest.mark.parametrize(
+    ("made", "most", "reason"),
+    [((3, 3), 6, FinishReason.STOP), ((3, 4), 6, FinishReason.LENGTH), ((3, 3), 3, FinishReason.LENGTH)],
+)
+def test_a_stop_at_the_last_frame_that_may_be_is_a_stop(made: tuple[int, int], most: int, reason: FinishReason) -> None:
+    mailbox, submitted = Mailbox(), []
+    steps = SimpleNamespace(post=submitted.append, abort=lambda requests: None)
+    whole = LongText(mailbox, SPEC, steps, at_once=1, live=True, max_frames=most)  # type: ignore[arg-type]
+    whole.start([SimpleNamespace(hear=lambda s: None, first_audio_s=None) for _ in made])  # type: ignore[misc]
+    for part, frames in enumerate(made):
+        for _ in range(frames):
+            codes, samples = np.zeros((1, 2), np.int32), np.ones(SPEC.samples_per_frame, np.float32)
+            whole.on_chunk(part, AudioChunk(samples, SPEC.sample_rate, 0.0, codes))
+        if len(submitted) > part:
+            whole.on_finish(part, FinishReason.STOP)
+    assert mailbox.reason is reason
+    chunks = list(iter(lambda: mailbox.take(0), None))
+    assert sum(len(c.frames) for c in chunks) == most
+    assert sum(len(c.samples) for c in chunks) == most * SPEC.samples_per_frame
 
 
 def test_abort_stops_all_parts(make_any: MakeEngine) -> None:

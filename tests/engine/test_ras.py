@@ -100,7 +100,7 @@ class Restated:
 
 def prompt_rows(engine: Engine, voice: Voice | None) -> list[list[int]]:
     """Rows of codes in the prompt, the one of all BOS last."""
-    codes = engine.model.prompt(SpeechRequest(text=TEXT, voice=voice)).payload.codes
+    codes = engine.model.prompter.prompt(SpeechRequest(text=TEXT, voice=voice)).payload.codes
     return [list(map(int, row)) for row in codes if row[0] >= 0]
 
 

@@ -9,10 +9,11 @@ import torch
 from engine.test_scheduler import SPEC
 from sonant.engine.rows import Rows
 from sonant.models.spec import Field
+from sonant.models.speech_spec import StagedNumber
 
 SPEC_OF_LINES = replace(
     SPEC,
-    staged=(Field("seed", (2,), torch.int32), Field("warmth", (), torch.float32)),
+    staged_numbers=(StagedNumber("seed", shape=(2,)), StagedNumber("warmth", "float32")),
     state=(Field("input", (3,), torch.float32), Field("frame", (), torch.int32), Field("status", (), torch.int32)),
 )
 

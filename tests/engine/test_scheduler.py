@@ -13,8 +13,9 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Scheduler
-from sonant.models.base import Prompt
-from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.engine.telemetry import Telemetry
+from sonant.models.prompt import Prompt
+from sonant.models.spec import KVGroup, ModelSpec
 from sonant.types import SpeechRequest
 
 SPEC = ModelSpec(
@@ -22,9 +23,10 @@ SPEC = ModelSpec(
     clip_sample_rate=1000,
     sample_rate=1000,
     samples_per_frame=100,
-    frame=Field("codes", (2,), torch.int32),
+    frame_shape=(2,),
+    frame_dtype="int32",
     kv=(KVGroup("all", 1, 1, 1, torch.float32),),
-    staged=(),
+    staged_numbers=(),
     state=(),
     max_positions=1000,
     frame_weight_bytes=0,
@@ -39,10 +41,11 @@ class Nowhere:
 
 def make(blocks: int = 1000, spec: ModelSpec = SPEC, **options: Any) -> Scheduler:
     defaults = {"max_rows": 8, "block_tokens": 4, "chunk_s": (0.1, 0.2, 0.4, 0.8, 1.6)}
-    config = EngineConfig(**{**defaults, **options}).resolved("cpu")
+    config = EngineConfig(**{**defaults, **options}).resolved(None)
     assert config.max_rows is not None
     rows = Rows(spec, config.max_rows, 100, torch.device("cpu"))
-    return Scheduler(config, spec, config.frame_sizes(spec.frame_s, spec.codec_lookahead), rows, BlockPool(blocks, 4))
+    sizes = config.frame_sizes(spec.frame_s, spec.codec_lookahead)
+    return Scheduler(config, spec, sizes, rows, BlockPool(blocks, 4), Telemetry())
 
 
 def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int = 50, **options: Any) -> Request:

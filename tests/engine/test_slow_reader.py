@@ -11,23 +11,26 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
+from engine.families import frames_each
 from engine.test_scheduler import SPEC
 from engine.test_streams import wait_until_idle
 from sonant import AudioChunk, Engine, FinishReason, SpeechRequest
-from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.long_text import LongText
+from sonant.engine.part_sink import PartSink
 from sonant.engine.request import Request
 from sonant.engine.stream import Mailbox, SpeechStream
 from sonant.errors import Aborted, EngineClosed
-from sonant.models.base import Prompt
+from sonant.models.prompt import Prompt
 
 PARTS, FRAMES, FRAME_S = 8, 6, 0.08
 TEXT = " ".join(f"Sentence number {n:02} is about the world and speech." for n in range(PARTS))
+SPLIT = {"segment_chars": 60, **frames_each(FRAMES)}
 LIMIT_S = 0.7
 BOUND_S = LIMIT_S + FRAMES * FRAME_S  # one part is begun while there is still room
 
 
 def listened(engine: Engine, seed: int = 10, limit_s: float = LIMIT_S) -> SpeechStream:
-    stream = engine.stream(TEXT, seed=seed, max_frames=FRAMES)
+    stream = engine.stream(TEXT, seed=seed)
     stream.limit_unread(limit_s)
     return stream
 
@@ -52,8 +55,8 @@ def held_back(engine: Engine) -> SpeechStream:
 
 
 def test_who_stops_reading_stops_the_engine_and_gets_every_sample_when_they_read_on(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60, max_rows=1)
-    whole = engine.speak(TEXT, seed=10, max_frames=FRAMES)
+    engine = make_engine(**SPLIT, max_rows=1)
+    whole = engine.speak(TEXT, seed=10)
     stream = listened(engine)
     chunks, pauses = [], 0
     while (chunk := stream.read(timeout_s=10)) is not None:
@@ -69,28 +72,28 @@ def test_who_stops_reading_stops_the_engine_and_gets_every_sample_when_they_read
 
 
 def test_others_are_spoken_to_meanwhile(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60, max_rows=1)
+    engine = make_engine(**SPLIT, max_rows=1)
     stream = held_back(engine)
     assert len(engine.speak("hello", seed=1, max_frames=2).frames) == 2
     assert len(stream.result().frames) > FRAMES
 
 
 def test_who_reads_in_an_event_loop_is_held_back_and_goes_on(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+    engine = make_engine(**SPLIT)
     stream = held_back(engine)
     rest = asyncio.run(asyncio.wait_for(stream.aresult(), 20))
     assert len(rest.frames) > PARTS * FRAMES / 2
 
 
 def test_a_limit_below_any_chunk_starves_nobody(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
-    whole = engine.speak(TEXT, seed=10, max_frames=FRAMES)
+    engine = make_engine(**SPLIT)
+    whole = engine.speak(TEXT, seed=10)
     np.testing.assert_array_equal(listened(engine, limit_s=1e-3).result().frames, whole.frames)
 
 
 def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
-    feed = engine.feed(SpeechRequest(text="", seed=10, max_frames=FRAMES))
+    engine = make_engine(**SPLIT)
+    feed = engine.feed(SpeechRequest(text="", seed=10))
     feed.stream.limit_unread(LIMIT_S)
     feed.add(TEXT)
     feed.end()
@@ -102,20 +105,20 @@ def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEn
 
 
 def test_a_file_is_made_whether_it_is_read_or_not(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+    engine = make_engine(**{**SPLIT, **frames_each(2)})
     text = " ".join([TEXT] * 6)
-    stream = engine.stream(text, seed=10, max_frames=2, live=False)
+    stream = engine.stream(text, seed=10, live=False)
     stream.limit_unread(1e-3)
     deadline = time.monotonic() + 20
     while stream.finish_reason is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert len(text) > 2000 and stream.unread_s > 6 * PARTS * FRAME_S
-    np.testing.assert_array_equal(stream.result().frames, engine.speak(text, seed=10, max_frames=2).frames)
+    np.testing.assert_array_equal(stream.result().frames, engine.speak(text, seed=10).frames)
 
 
 def test_abort_of_one_who_is_held_back_is_at_once(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+    engine = make_engine(**SPLIT)
     stream = held_back(engine)
     stream.abort()
     assert stream.finish_reason is FinishReason.ABORT
@@ -128,7 +131,7 @@ def test_abort_of_one_who_is_held_back_is_at_once(make_engine: MakeEngine) -> No
 
 
 def test_an_engine_that_is_gone_when_they_read_on_ends_the_stream_with_an_error(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60)
+    engine = make_engine(**SPLIT)
     stream = held_back(engine)
     engine.close()
     with pytest.raises(EngineClosed):
@@ -137,8 +140,8 @@ def test_an_engine_that_is_gone_when_they_read_on_ends_the_stream_with_an_error(
 
 
 def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=60, max_rows=3)
-    alone = {seed: engine.speak(TEXT, seed=seed, max_frames=FRAMES).frames for seed in (20, 30)}
+    engine = make_engine(**SPLIT, max_rows=3)
+    alone = {seed: engine.speak(TEXT, seed=seed).frames for seed in (20, 30)}
     streams = [listened(engine, seed=(20, 30)[n % 2]) for n in range(6)]
     heard: dict[int, np.ndarray] = {}
     most_s = [0.0] * len(streams)

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from clips import reference_clip
+from engine.families import frames_each
 from sonant import Engine, EngineConfig, SpeechRequest, Voice
 from sonant.errors import BadRequest, BadText, Unsupported
 from toy_family.model import ToyModel
 from toy_family.recording import RecordingToy
 
 TEXT = "[SPEAKER0] Hello. [SPEAKER1] Hi."
-OPTIONS: dict[str, Any] = {"seed": 1, "max_frames": 5}
+OPTIONS: dict[str, Any] = {"seed": 1}
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    config, device = EngineConfig(max_rows=2, segment_chars=40), torch.device("cpu")
+    config, device = EngineConfig(max_rows=2, segment_chars=40, **frames_each(5, frame_s=0.04)), torch.device("cpu")
     with Engine(RecordingToy(config, device, most_speakers=3), config, device) as opened:
         yield opened
 
@@ -72,7 +73,7 @@ def test_speakers_that_cannot_be_are_refused(
 
 
 def test_a_model_of_one_voice_says_so() -> None:
-    config, device = EngineConfig(max_rows=1), torch.device("cpu")
+    config, device = EngineConfig(max_rows=1, **frames_each(5, frame_s=0.04)), torch.device("cpu")
     with Engine(ToyModel(config, device), config, device) as engine:
         for speakers in (("a",), ("a", "b")):
             with pytest.raises(Unsupported, match="one voice at a time; leave speakers out"):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine
-from engine.families import TEXTS
+from engine.families import TEXTS, frames_each
 from sonant.engine import request as request_module
 from sonant.engine.request import Request
 from sonant.engine.telemetry import STEP_PHASES, Tally
-from sonant.models.base import Prompt, Status
+from sonant.models.prompt import Prompt
+from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 
@@ -51,9 +52,9 @@ def test_every_request_tells_its_first_step_and_its_time_a_step(make_any: MakeEn
 
 
 def test_parts_of_a_long_text_arrive_when_their_turn_comes(make_engine: MakeEngine) -> None:
-    engine = make_engine(segment_chars=20)
+    engine = make_engine(segment_chars=20, **frames_each(20))
     began_s = time.monotonic()
-    engine.stream("hello the world. hello the world. hello the world. hello the world.", max_frames=20).result()
+    engine.stream("hello the world. hello the world. hello the world. hello the world.").result()
     took_s = time.monotonic() - began_s
     engine.close()
     first = engine.telemetry.first_step_s

@@ -9,32 +9,34 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine, forget_requests
+from engine.families import TOY, frames_each, same_frames
 from engine.test_streams import wait_until_idle
-from sonant import Engine, FinishReason, SpeechRequest
+from sonant import Engine, EngineConfig, FinishReason, Sampling, SpeechRequest
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import Aborted, BadText, EngineClosed, EngineError
 
+SIX = frames_each(6)
 PIECES = [f"Piece number {n} is about the world." for n in range(5)]
 
 
 def feed_of(engine: Engine, **options: object) -> TextFeed:
-    return engine.feed(SpeechRequest(text="", **{"seed": 10, "max_frames": 6, **options}))  # type: ignore[arg-type]
+    return engine.feed(SpeechRequest(text="", **{"seed": 10, **options}))  # type: ignore[arg-type]
 
 
 def test_pieces_are_the_same_speech_as_alone_in_order(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+    engine = make_engine(**SIX)
     feed = feed_of(engine)
     for piece in PIECES:
         feed.add(piece)
     feed.end()
     speech = feed.stream.result()
-    alone = [engine.speak(p, seed=10 + n, max_frames=6) for n, p in enumerate(PIECES)]
+    alone = [engine.speak(p, seed=10 + n) for n, p in enumerate(PIECES)]
     np.testing.assert_array_equal(speech.frames, np.concatenate([s.frames for s in alone]))
     assert len(speech.samples) == sum(len(s.samples) for s in alone)
 
 
 def test_the_first_piece_is_heard_before_the_second_is_written(make_engine: MakeEngine) -> None:
-    feed = feed_of(make_engine())
+    feed = feed_of(make_engine(**SIX))
     feed.add(PIECES[0])
     chunks = []
     while not chunks or not chunks[-1].ends_part:
@@ -66,7 +68,7 @@ def test_the_second_piece_is_begun_before_the_first_has_ended(make_engine: MakeE
 
 
 def test_a_piece_longer_than_a_segment_is_one_part_to_its_reader(make_engine: MakeEngine) -> None:
-    feed = feed_of(make_engine(segment_chars=40))
+    feed = feed_of(make_engine(segment_chars=40, **SIX))
     feed.add(" ".join(PIECES[:3]))
     feed.add(PIECES[3])
     feed.end()
@@ -76,7 +78,7 @@ def test_a_piece_longer_than_a_segment_is_one_part_to_its_reader(make_engine: Ma
 
 
 def test_a_bad_piece_is_refused_and_the_others_are_spoken(make_engine: MakeEngine) -> None:
-    feed = feed_of(make_engine(max_text_chars=100))
+    feed = feed_of(make_engine(max_text_chars=100, **SIX))
     feed.add(PIECES[0])
     for bad in ("", "...", "x" * 101, "y" * 90):
         with pytest.raises(BadText):
@@ -99,6 +101,45 @@ def test_abort_ends_it_whatever_has_come(make_engine: MakeEngine, before: int) -
         feed.stream.result()
 
 
+def test_max_frames_bound_all_pieces(opened: list[Engine]) -> None:
+    budget, brief = 60, Sampling(stop_chance=0.2)  # A piece may have more than its budget if the whole may.
+    opened.append(engine := TOY.open({}, EngineConfig(segment_chars=40, **frames_each(budget))))
+    pieces = [" ".join(PIECES[:2]), PIECES[2], PIECES[3]]
+    whole = feed_of(engine, sampling=brief)
+    for piece in pieces:
+        whole.add(piece)
+    whole.end()
+    chunks = list(whole.stream)
+    frames = np.concatenate([c.frames for c in chunks])
+    seam = sum(len(c.frames) for c in chunks if c.part == 0)
+    assert seam < budget
+    for most in (seam - 1, seam, seam + 1):
+        feed = feed_of(engine, max_frames=most, sampling=brief)
+        for piece in pieces:
+            feed.add(piece)
+        chunks = list(feed.stream)
+        same_frames(np.concatenate([c.frames for c in chunks]), frames[:most])
+        assert [c.part for c in chunks if c.ends_part] == ([0] if most <= seam else [0, 1])
+        assert feed.stream.finish_reason is FinishReason.LENGTH
+        feed.add("And this is not heard of any more.")
+        feed.end()
+    wait_until_idle(engine)
+
+
+def test_a_piece_after_the_last_frame_that_may_be_is_a_cut_and_no_piece_is_not(make_engine: MakeEngine) -> None:
+    engine = make_engine(**SIX)
+    for more in (True, False):
+        feed = feed_of(engine, max_frames=len(engine.speak(PIECES[0], seed=10).frames))
+        feed.add(PIECES[0])
+        while not (chunk := feed.stream.read(timeout_s=10)) or not chunk.ends_part:
+            pass
+        if more:
+            feed.add(PIECES[1])
+        feed.end()
+        assert not len(feed.stream.result().samples)
+        assert feed.stream.finish_reason is FinishReason.LENGTH
+
+
 def test_an_end_without_text_is_silence(make_engine: MakeEngine) -> None:
     feed = feed_of(make_engine())
     feed.end()
@@ -116,8 +157,8 @@ def test_adding_to_a_closed_engine_says_so(make_engine: MakeEngine) -> None:
 
 
 def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_rows=3)
-    alone = [engine.speak(p, seed=10 + n, max_frames=6).frames for n, p in enumerate(PIECES)]
+    engine = make_engine(max_rows=3, **SIX)
+    alone = [engine.speak(p, seed=10 + n).frames for n, p in enumerate(PIECES)]
     heard: dict[int, np.ndarray] = {}
 
     def speak(name: int) -> None:
@@ -142,7 +183,7 @@ def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
 @pytest.mark.parametrize("fails", [False, True], ids=["closed", "failed"])
 def test_a_reader_who_waits_is_told_when_the_engine_ends(make_engine: MakeEngine, spoken: bool, fails: bool) -> None:
     """Nothing is in flight for the feed then, so that nothing but the end of the engine can wake its reader."""
-    engine = make_engine()
+    engine = make_engine(**SIX)
     feed = feed_of(engine)
     if spoken:
         feed.add(PIECES[0])

@@ -12,8 +12,9 @@ from clips import reference_clip
 from engine.families import TOY, same
 from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
 from sonant.errors import BadSampling, UnknownVoice
+from sonant.models.prompt import Prompt
 from toy_family.model import ToyModel
-from toy_family.modules import CHANNELS, CLIP_HOP, CLIP_RATE, LOOKAHEAD
+from toy_family.sizes import CHANNELS, CLIP_HOP, CLIP_RATE, LOOKAHEAD
 
 TEXT = "hello the world"
 
@@ -90,3 +91,20 @@ def test_a_prefix_is_reused_in_every_group_of_layers() -> None:
         same(first, engine.speak(TEXT, seed=3, max_frames=8))
     with TOY.open({}, EngineConfig(max_rows=2, prefill_tokens=3)) as engine:
         same(first, engine.speak(TEXT, seed=3, max_frames=8))
+
+
+def test_an_opening_is_made_for_whole_results_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may cost a pass of the codec, which nobody who streams is to pay for."""
+    asked: list[tuple[int, int]] = []
+
+    def opening(prompt: Prompt, frames: int) -> np.ndarray:
+        asked.append((prompt.length, frames))
+        return np.full(3, 0.5, np.float32)
+
+    monkeypatch.setattr(engine.model, "opening", opening)
+    options = {"seed": 1, "max_frames": 6, "sampling": Sampling(stop_chance=0.0)}
+    streamed = np.concatenate([chunk.samples for chunk in engine.stream(TEXT, **options)])
+    assert asked == []
+    whole = engine.speak(TEXT, **options)
+    assert asked == [(len(TEXT), 6)]
+    assert whole.samples[:3].tolist() == [0.5] * 3 and len(whole.samples) == len(streamed) + 3

@@ -42,6 +42,7 @@ from sonant.kernels.triton import (
     local,
     norm,
     paged,
+    pcm,
     pdl,
     qk_rope,
     ras_sample,
@@ -55,7 +56,8 @@ from sonant.models.qwen3_tts import workload
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
+    torch.bool: "*i1",
 }  # fmt: skip
 SHARED_BYTES = 227 << 10  # that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -150,6 +152,7 @@ def all_kernels(
     for steps in (5, 11):
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
+    pcm.pcm16(torch.zeros(2, 1920))
     flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
     sampling_kernels(dtype, every_form)
 

@@ -14,7 +14,7 @@ from sonant.types import SpeechRequest
 def forced(model: Qwen3TTS, request: SpeechRequest, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of codes [frames, groups]: prompt vectors, talker logits at each frame and after the last, predictor logits
     [frames, groups - 1, vocab]."""
-    talker, layout, device = model.modules.talker, model.builder.layout(request), model.device
+    talker, layout, device = model.modules.talker, model.prompter.builder.layout(request), model.device
     text, ids, codes = torch.from_numpy(layout.text).to(device), torch.from_numpy(layout.codes), codes.to(device)
     prompt = talker.embed_position(text, ids.to(device))
     if layout.speaker is not None:

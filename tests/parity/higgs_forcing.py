@@ -16,7 +16,7 @@ from sonant.types import SpeechRequest
 @torch.inference_mode()
 def forced_logits(model: HiggsAudioV2, request: SpeechRequest, rows: Tensor) -> Tensor:
     """After each of rows [n, codebooks], of which the first is the prompt's last → [n, codebooks, codebook_size]."""
-    layout, stack, device = model.builder.layout(request), model.modules.language_model.model, model.device
+    layout, stack, device = model.prompter.builder.layout(request), model.modules.language_model.model, model.device
     text = np.concatenate([layout.text, np.zeros(len(rows) - 1, np.int32)])
     codes = torch.cat([torch.from_numpy(layout.codes), rows[1:].int()]).to(device)[None]
     x = stack.embed_position(torch.from_numpy(text).to(device)[None], codes)

@@ -19,9 +19,10 @@ from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
 from sonant.kernels.reference import LogitMask, Lookup
-from sonant.models.base import Status, decode_frame
+from sonant.models.base import decode_frame
 from sonant.models.qwen3_tts import frame
 from sonant.models.qwen3_tts.model import Qwen3TTS
+from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
 FRAMES, KINDS = 3, 5  # frames of an utterance; utterances, which rows repeat by turns
@@ -57,7 +58,7 @@ def stepped(
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
     fields["input"][index] = last
     for name, value in (
-        ("position", model.prompt(SpeechRequest(text=TEXT)).length - 1),
+        ("position", model.prompter.prompt(SpeechRequest(text=TEXT)).length - 1),
         ("frame", 0),
         ("status", Status.RUNNING),
     ):

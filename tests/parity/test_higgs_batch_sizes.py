@@ -17,10 +17,11 @@ from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
 from sonant.kernels.reference import Ras, SamplingParams
-from sonant.models.base import Status, decode_frame
+from sonant.models.base import decode_frame
 from sonant.models.higgs_audio_v2 import frame
 from sonant.models.higgs_audio_v2.model import HiggsAudioV2
 from sonant.models.higgs_audio_v2.row_state import BEFORE
+from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
 ROWS, KINDS = 12, 5  # rows of an utterance, past the delay; utterances, which a batch repeats by turns
@@ -43,7 +44,7 @@ def stepped(engine: Engine, rows: list[int], codes: Tensor, monkeypatch: pytest.
     """Logits [rows, codebooks, size] of every row of codes in turn, by decode steps from the end of the prompt on."""
     model, runner = engine.model, engine.loop.runner
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
-    length = model.prompt(SpeechRequest(text=TEXT)).length
+    length = model.prompter.prompt(SpeechRequest(text=TEXT)).length
     for name, value in (("position", length - 1), ("drawn", 0), ("ending", 0), ("status", Status.RUNNING)):
         fields[name][index] = int(value)
     fields["delayed"][index, BEFORE] = model.config.stream_bos  # type: ignore[attr-defined]

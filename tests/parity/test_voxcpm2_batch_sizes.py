@@ -16,7 +16,8 @@ from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.graphs import buckets_up_to
 from sonant.layers.attention import FullContext
-from sonant.models.base import Status, decode_frame
+from sonant.models.base import decode_frame
+from sonant.models.status import Status
 from sonant.models.voxcpm2 import frame
 from sonant.models.voxcpm2.flow import flow, schedule
 from sonant.models.voxcpm2.model import VoxCPM2
@@ -40,7 +41,7 @@ class Forced:
 @torch.inference_mode()
 def forced_prefixes(model: VoxCPM2, patches: Tensor) -> Tensor:
     """What the flow would be asked with before each of patches [n, …], in one pass without a cache."""
-    m, layout = model.modules.model, model.builder.layout(SpeechRequest(text=TEXT))
+    m, layout = model.modules.model, model.prompter.builder.layout(SpeechRequest(text=TEXT))
     text = m.base_lm.embed_tokens(torch.from_numpy(layout.text).to(model.device).long())[None]
     sound = m.embed_patches(patches[:-1])[None]
     x, given = torch.cat([text, sound], 1), torch.cat([torch.zeros_like(text), sound], 1)
@@ -58,7 +59,7 @@ def stepped(engine: Engine, rows: list[int], patches: Tensor, monkeypatch: pytes
     model, runner = engine.model, engine.loop.runner
     assert isinstance(model, VoxCPM2)
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
-    layout = model.builder.layout(SpeechRequest(text=TEXT))
+    layout = model.prompter.builder.layout(SpeechRequest(text=TEXT))
     fields["input"][index] = model.modules.model.base_lm.embed_tokens.weight[int(layout.text[-1])]
     fields["before"][index] = 0
     start = {"position": len(layout.text) - 1, "frame": 0, "text_input": 1, "status": int(Status.RUNNING)}

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,30 +16,44 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import uvicorn
 
 import sonant
 from sonant import Engine, EngineConfig, Sampling
-from sonant.models.base import Prompt
 from sonant.models.description import Description
+from sonant.models.prompt import Prompter
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
-from sonant.models.registry import describe
+from sonant.models.registry import describe, load_prompter
 from sonant.serving import engine_supervisor
-from sonant.serving.app import create_app
+from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.limits.admission import Admission
 from sonant.serving.options import ServeOptions
-from sonant.serving.server import server_for
+from sonant.serving.processes.one_process import one_process
+from sonant.serving.server import DrainingServer
 from sonant.serving.warm_up import warm_up
 from sonant.types import SpeechRequest
 from toy_family.model import ToyModel
-from toy_family.recording import RecordingToy
+from toy_family.recording import RecordingToy, WatchedToy
 
 
 @dataclass(frozen=True)
 class Served:
     url: str
     supervisor: EngineSupervisor
-    server: uvicorn.Server
+    server: DrainingServer
+
+    @property
+    def link(self) -> EngineLink:
+        return self.server.service.link
+
+    def loaded_anew(self, first: Engine) -> bool:
+        """Whether another engine has taken the place of this one, and the front end has it."""
+        anew = self.supervisor.ready and self.supervisor.engine is not first
+        return anew and self.link.ready and self.link.restarts == self.supervisor.restarts
+
+    @property
+    def admission(self) -> Admission:
+        return self.supervisor.admission
 
     @property
     def address(self) -> tuple[str, int]:
@@ -81,38 +95,42 @@ def checkpoints(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
 
 @contextmanager
 def servers(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running = ExitStack()
 
     def start(
         checkpoint: str = "custom", engine: dict[str, Any] | None = None, warm: bool = False, **options: Any
     ) -> Served:
         roomy = {"kv_tokens": 8192} if checkpoint == "endless toy" else {}  # for thousands of frames in one row
         config = EngineConfig(**{**roomy, **(engine or {})})
-        load, described = _checkpoint(checkpoint, checkpoints, config)
-        supervisor = EngineSupervisor(load, warm_up if warm else lambda _: None)
+        load, prompter, described = _checkpoint(checkpoint, checkpoints, config)
         serve_options = ServeOptions(port=0, log_level="warning", **options)
-        server = server_for(create_app(supervisor, serve_options, described, "tiny"), serve_options)
+        made = one_process(load, prompter, serve_options, described, "tiny", warm_up if warm else lambda _: None)
+        server, supervisor = running.enter_context(made)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        running.append((server, thread))
+        running.callback(_stop, server, thread)
+        served = Served("", supervisor, server)
         deadline = time.monotonic() + 30
-        while not (server.started and supervisor.ready):
+        while not (server.started and served.link.ready):
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        return Served(f"http://127.0.0.1:{port}", supervisor, server)
+        return replace(served, url=f"http://127.0.0.1:{port}")
 
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join(20)
+    with running:
+        yield start
 
 
-class EndlessToy(ToyModel):
+def _stop(server: DrainingServer, thread: threading.Thread) -> None:
+    server.should_exit = True
+    thread.join(20)
+
+
+class EndlessToy(WatchedToy):
     """Speaks until its budget ends, at a tenth of what a frame of the tiny checkpoints costs."""
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        return super().prompt(replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling})))
+    def before(self, request: SpeechRequest) -> SpeechRequest:
+        return replace(request, sampling=Sampling(**{"stop_chance": 0.0, **request.sampling}))
 
 
 TOYS: Mapping[str, Callable[[EngineConfig, torch.device], ToyModel]] = {
@@ -124,14 +142,23 @@ TOYS: Mapping[str, Callable[[EngineConfig, torch.device], ToyModel]] = {
 
 def _checkpoint(
     name: str, checkpoints: Mapping[str, Path], config: EngineConfig
-) -> tuple[Callable[[], Engine], Description]:
+) -> tuple[Callable[[], Engine], Prompter, Description]:
     if name in TOYS:
-        model = TOYS[name]
         device = torch.device("cpu")
         shape = {"voices": (), "languages": (), "clones": True, "designs": False}
         described = Description("toy", "toy", "tiny", **shape, sample_rate=48_000, frame_rate=25.0)
-        return lambda: Engine(model(config, device), config, device), described
-    return lambda: sonant.load(checkpoints[name], device="cpu", config=config), describe(checkpoints[name])
+        first = [TOYS[name](config, device)]  # A test sees what the front end asks of the first engine's model.
+        return (
+            lambda: Engine(first.pop() if first else TOYS[name](config, device), config, device, "int16"),
+            first[0].prompter,
+            described,
+        )
+    folder = checkpoints[name]
+    return (
+        lambda: sonant.load(folder, device="cpu", config=config, sound="int16"),
+        load_prompter(folder, config),
+        describe(folder),
+    )
 
 
 def break_engine(engine: Engine) -> None:

@@ -63,7 +63,7 @@ def _is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=10):
             return True
-    except urllib.error.HTTPError:
+    except urllib.error.URLError:
         return False
 
 

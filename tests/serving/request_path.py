@@ -18,11 +18,9 @@ import torch
 
 import sonant
 from sonant import EngineConfig
-from sonant.models.registry import describe
-from sonant.serving.app import create_app
-from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.models.registry import describe, load_prompter
 from sonant.serving.options import ServeOptions
-from sonant.serving.server import server_for
+from sonant.serving.processes.one_process import one_process
 
 ROOT = str(Path(sonant.__file__).parent) + "/"
 BACKGROUND = ("serving/server.py", "serving/idle_memory.py")  # the server's clock, whatever is asked of it
@@ -55,11 +53,12 @@ def main(folder: Path) -> None:
     tracer = Tracer()
     threading.setprofile(tracer)
     torch.set_num_threads(1)
-    supervisor = EngineSupervisor(lambda: sonant.load(folder, device="cpu", config=EngineConfig()))
-    options = ServeOptions(port=0, log_level="warning")
-    server = server_for(create_app(supervisor, options, describe(folder), "tiny"), options)
+    config, options = EngineConfig(), ServeOptions(port=0, log_level="warning")
+    prompter, described = load_prompter(folder, config), describe(folder)
+    started = one_process(lambda: sonant.load(folder, device="cpu"), prompter, options, described, "tiny")
+    server, _ = started.__enter__()
     threading.Thread(target=server.run, daemon=True).start()
-    while not (server.started and supervisor.ready):
+    while not (server.started and server.service.link.ready):
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     for _ in range(2):

@@ -111,12 +111,12 @@ def test_a_failing_engine_is_503_for_the_whole(serve: Serve) -> None:
     break_engine(first)
     answer = post(served, [{"input": "hello"}, {"input": "again"}], **SHARED)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
+    wait_for(lambda: served.loaded_anew(first), 30.0)
     assert post(served, [{"input": "hello"}], **SHARED).json()["succeeded"] == 1
 
 
 def test_a_full_queue_is_told_item_by_item(serve: Serve) -> None:
-    served = serve("endless", engine={"max_rows": 1, "max_waiting": 1})
+    served = serve("endless", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0})
     body = post(served, [{"input": "hello"}] * 12, **{**SHARED, "max_frames": 40}).json()
     errors = [r["error"] for r in body["results"] if r["status"] == "error"]
     assert body["succeeded"] >= 1 and errors and all("waiting" in e for e in errors)

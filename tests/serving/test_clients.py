@@ -13,6 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import pytest
 import soundfile
 
 from serving.conftest import Serve, Served
+from serving.process import server_processes
 from serving.test_speech import seconds
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -54,11 +57,26 @@ def run(python: str, script: str, url: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def served(serve_once: Serve) -> Served:
+@dataclass(frozen=True)
+class Address:
+    url: str
+
+
+@pytest.fixture(scope="module", params=["one process", "three front ends"])
+def served(
+    request: pytest.FixtureRequest, serve_once: Serve, checkpoints: Mapping[str, Path], tmp_path_factory: Any
+) -> Iterator[Served | Address]:
     """Stock clients cannot say `max_frames`, and this model does not stop by itself: the budget is what they get."""
     budget = {"budget_s": 0.08 * (FRAMES - 1), "budget_s_per_token": 1e-4}  # rounded up to whole frames
-    return serve_once("endless", engine=budget, api_keys=("the key",))
+    if request.param == "one process":
+        yield serve_once("endless", engine=budget, api_keys=("the key",))
+        return
+    folder = tmp_path_factory.mktemp("named") / "tiny"
+    folder.symlink_to(checkpoints["endless"])
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in budget.items()]
+    with server_processes(ready_s=120) as run:
+        _, url = run(folder, "--workers", "3", "--api-key", "the key", *options)
+        yield Address(url)
 
 
 @pytest.mark.parametrize("major", ["2.", "3."])

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from sonant.cli.main import build_parser
 from sonant.cli.serve import read_options
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -74,4 +76,9 @@ def test_commands_and_the_config_file_are_understood(tmp_path: Path, monkeypatch
 
 def test_the_rest_is_the_installation() -> None:
     others = [line for line in commands() if not line.startswith(("curl", "sonant"))]
-    assert others == ["pip install 'sonant[serve]'"]
+    assert others == ["make serve PORT=8000", "pip install '.[serve]'"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert "serve" in extras
+    make = ["make", "--dry-run", "-C", str(ROOT), "serve", "PORT=8000"]
+    shown = subprocess.run(make, capture_output=True, text=True, check=True).stdout
+    assert "bin/sonant serve" in shown and '--port "$PORT"' in shown

@@ -164,7 +164,7 @@ def test_a_stream_costs_no_threads_and_leaves_its_caller_free(format: str) -> No
 
 @pytest.fixture(scope="module")
 def kept_mib() -> dict[str, tuple[list[float], list[float]]]:
-    """By format: resident MiB over ten minutes of one stream, and over streams that were begun and left."""
+    """By format: resident MiB over six minutes of one stream, and over streams that were begun and left."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("memory is read from /proc")
     measured = run_python("import runpy; runpy.run_module('serving.encoder_memory', run_name='__main__')")
@@ -173,7 +173,7 @@ def kept_mib() -> dict[str, tuple[list[float], list[float]]]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_ten_minutes_take_no_more_memory_than_one(format: str, kept_mib: dict[str, tuple[list[float], ...]]) -> None:
+def test_six_minutes_take_no_more_memory_than_one(format: str, kept_mib: dict[str, tuple[list[float], ...]]) -> None:
     after_mib = kept_mib[format][0]
     assert after_mib[-1] - after_mib[0] < 2
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serving.conftest import Serve, Served, wait_for
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.observability.gpu import GpuCollector
+from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReader
 
@@ -55,40 +52,38 @@ def test_figures_follow_the_requests(serve: Serve) -> None:
 
 
 def test_an_engine_that_is_not_there_is_said_to_be_so(served: Served) -> None:
-    served.supervisor.trouble = "loading"
+    served.link.trouble = "loading"
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["ready"] is False and answer["trouble"] == "loading"
     assert httpx.get(f"{served.url}/v1/engine").status_code == 503
-    served.supervisor.trouble = None
+    served.link.trouble = None
 
 
 def test_before_the_first_engine_there_are_no_steps() -> None:
-    metrics, supervisor = unloaded()
-    recent = RecentStatsReader(metrics, supervisor, now_s=0.0).at(1.0)
+    recent = RecentStatsReader(Metrics(), now_s=0.0).at(1.0, None)
     assert recent.step_s is None and recent.batch_rows is None and recent.step_phases_s == {}
     assert recent.audio_s_per_s == recent.steps_per_s == 0
 
 
 def test_a_gpus_figures_are_told_as_metrics_has_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def collect(_: GpuCollector) -> Iterator[Metric]:
-        yield GaugeMetricFamily("sonant_gpu_memory_used_bytes", "", 5e9)
-        yield GaugeMetricFamily("sonant_gpu_utilisation_ratio", "", 0.5)
-
-    monkeypatch.setattr(GpuCollector, "collect", collect)
+    figures = {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
+    monkeypatch.setattr(GpuReader, "read", lambda _: figures)
+    metrics = httpx.get(f"{served.url}/metrics").text
+    assert "sonant_gpu_memory_used_bytes 5e+09" in metrics and "sonant_gpu_utilisation_ratio 0.5" in metrics
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["gpu"] == {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
-    metrics, supervisor = unloaded()
-    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
+    metrics = Metrics()
+    recent = RecentStatsReader(metrics, now_s=0.0)
     metrics.ttfp.observe(0.1)
     metrics.rejected.labels("overloaded").inc()
     for second in range(1, 31):
-        assert recent.at(float(second)).requests == 1
+        assert recent.at(float(second), None).requests == 1
     metrics.ttfp.observe(5.0)
-    assert recent.at(31.0).requests == 2
-    later = {second: recent.at(float(second)) for second in range(32, 120)}
+    assert recent.at(31.0, None).requests == 2
+    later = {second: recent.at(float(second), None) for second in range(32, 120)}
     assert all(r.window_s <= WINDOW_S for s, r in later.items() if s > WINDOW_S)
     slow = later[75].ttfp_p50_s
     assert later[75].requests == 1 and slow is not None and slow > 2  # the other one is forgotten
@@ -96,16 +91,8 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_many_who_ask_do_not_make_it_grow() -> None:
-    metrics, supervisor = unloaded()
-    recent = RecentStatsReader(metrics, supervisor, now_s=0.0)
+    metrics = Metrics()
+    recent = RecentStatsReader(metrics, now_s=0.0)
     for tick in range(4_000):
-        recent.at(tick * 0.05)
+        recent.at(tick * 0.05, None)
     assert len(recent._readings) <= WINDOW_S / 0.5 + 2
-
-
-def unloaded() -> tuple[Metrics, EngineSupervisor]:
-    def load():  # type: ignore[no-untyped-def]
-        raise AssertionError("never started")
-
-    supervisor = EngineSupervisor(load)
-    return Metrics(supervisor), supervisor

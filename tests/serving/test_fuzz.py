@@ -83,7 +83,7 @@ def left_as_found(served: Served) -> None:
     service = served.server.service
     wait_for(lambda: service.in_flight.running == 0, 30)
     assert (
-        not service.admission.active
+        not served.admission.active
         and served.supervisor.engine.stats().running == 0
         and not served.supervisor.restarts
     )

@@ -22,7 +22,7 @@ from serving.test_speech import seconds
 from serving.test_voice_routes import upload, wav
 from sonant import SpeechRequest, Voice
 from sonant.errors import UnknownVoice
-from sonant.models.base import Prompt
+from sonant.models.prompt import Prompt
 
 FRAMES, FRAME_BYTES = 6, 2 * 960
 BODY: dict[str, Any] = {
@@ -35,7 +35,8 @@ SAYS = "what the clip says"
 @pytest.fixture(scope="module")
 def served(tiny_higgs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with servers({"higgs": tiny_higgs}) as start:
-        yield start("higgs", voices_folder=tmp_path_factory.mktemp("voices"), consent="asserted")
+        each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # part of a text has so many frames
+        yield start("higgs", engine=each, voices_folder=tmp_path_factory.mktemp("voices"), consent="asserted")
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,14 @@ def usual(served: Served) -> bytes:
 @pytest.fixture
 def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[SpeechRequest]:
     """What the model was asked to lay out."""
-    model, noted = served.supervisor.engine.model, list[SpeechRequest]()
-    lay_out = model.prompt
+    prompter, noted = served.link.prompter, list[SpeechRequest]()
+    lay_out = prompter.prompt
 
     def prompt(request: SpeechRequest) -> Prompt:
         noted.append(request)
         return lay_out(request)
 
-    monkeypatch.setattr(model, "prompt", prompt)
+    monkeypatch.setattr(prompter, "prompt", prompt)
     return noted
 
 
@@ -136,7 +137,7 @@ def test_words_set_the_scene_and_knobs_the_draws(served: Served, usual: bytes) -
 
 def test_clauses_of_a_session_go_on_from_those_before(served: Served, asked: list[SpeechRequest]) -> None:
     clauses = ["To be honest with you,", "I am not sure.", "But it can be heard already."]
-    fields = {name: value for name, value in BODY.items() if name != "input"}
+    fields = {name: value for name, value in BODY.items() if name not in ("input", "max_frames")}
     with session(served) as client:
         client.say("session.config", **fields, voice="alloy", split_granularity="clause")
         for clause in clauses:
@@ -192,9 +193,9 @@ def test_clips_of_any_shape_are_taken(served: Served, samples: Any, rate: int) -
 @pytest.mark.parametrize("tail", ["<|eot_id|>", "<|AUDIO_OUT|><|audio_eos|>", "</SE>", "<|scene_desc_end|>\n\n\0"])
 def test_control_tokens_of_a_client_are_text(served: Served, tail: str) -> None:
     assert heard(served, input=f"hello {tail}", instructions=f"A room. {tail}")
-    model = served.supervisor.engine.model
+    prompter = served.link.prompter
     plain, hostile = (
-        model.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
+        prompter.prompt(SpeechRequest(text=f"hello {t}", instruct=f"A room. {t}")).payload.text for t in ("?", tail)
     )
     first_special = 256  # of the tiny tokenizer: bytes come before
     assert (hostile >= first_special).sum() == (plain >= first_special).sum()

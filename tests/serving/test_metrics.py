@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import types
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import Serve, Served
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.observability import gpu
+from serving.session_client import CONFIG
+from serving.session_client import session as socket
+from sonant.serving.observability.gpu import GpuReader
+from sonant.serving.observability.metrics import ABORTS, REJECTIONS, ROUTES
 
+GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 12, "response_format": "pcm"}
 
@@ -45,8 +49,8 @@ def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> EngineSupervisor:
-    """A supervisor whose engine is on a GPU, with NVML's answers made up."""
+def nvml(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A driver whose answers are made up."""
     nvml = types.SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
         nvmlInit=lambda: None,
@@ -58,7 +62,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> EngineSupervisor:
     )
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234"))
-    return types.SimpleNamespace(loaded=types.SimpleNamespace(device=torch.device("cuda", 0)), nvml=nvml)  # type: ignore[return-value]
+    return nvml
 
 
 def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
@@ -69,7 +73,8 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
     served.post(**{**BODY, "voice": "nobody"})
     after = scrape(served)
     assert value(after, "sonant_requests_total", route="speech", outcome="length") == 1
-    assert value(after, "sonant_requests_total", route="speech", outcome="error") == 1
+    assert value(after, "sonant_requests_total", route="speech", outcome="bad_request") == 1
+    assert value(after, "sonant_requests_total", outcome="error") == 0
     assert value(after, "sonant_ttfp_seconds_count") == value(after, "sonant_rtf_ratio_count") == 1
     assert value(after, "sonant_audio_seconds_total") == pytest.approx(12 * 0.08)
     steps = value(after, "sonant_engine_steps_total") - value(before, "sonant_engine_steps_total")
@@ -87,7 +92,7 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
 def test_names_and_buckets_follow_the_conventions(served: Served) -> None:
     served.post(**BODY)
     for name, family in scrape(served).items():
-        assert name.startswith("sonant_") and family.documentation, name
+        assert name.startswith(("sonant_", "process_")) and family.documentation, name
         if family.type == "counter":
             assert all(s.name.endswith("_total") for s in family.samples if not s.name.endswith("_created"))
         if family.type == "histogram":
@@ -95,7 +100,12 @@ def test_names_and_buckets_follow_the_conventions(served: Served) -> None:
             for labels in {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in buckets}:
                 counts = [s.value for s in buckets if set(labels) <= set(s.labels.items())]
                 assert counts == sorted(counts) and buckets[-1].labels["le"] == "+Inf"
-        assert {k for s in family.samples for k in s.labels} <= {"le", "route", "outcome", "reason", "phase"}, name
+        labels = (
+            {"version", "python", "torch"}
+            if name == "sonant_build_info"
+            else {"le", "route", "outcome", "reason", "phase"}
+        )
+        assert {k for s in family.samples for k in s.labels} <= labels, name
 
 
 def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
@@ -106,16 +116,15 @@ def test_labels_do_not_grow_with_what_clients_send(served: Served) -> None:
     assert sum(len(f.samples) for f in scrape(served).values()) == before
 
 
-def families_ever(served: Served, on_gpu: EngineSupervisor) -> set[str]:
+def families_ever(served: Served, nvml: object) -> set[str]:
     """All families, with those that only show on a GPU; by the names that samples have."""
-    names = {s.name for f in scrape(served).values() for s in f.samples}
-    return names | {f.name for f in gpu.GpuCollector(on_gpu).collect()}
+    names = {s.name for f in scrape(served).values() for s in f.samples if not f.name.startswith("process_")}
+    return names | {f"sonant_gpu_{name}" for name in GpuReader(GPU).read() or ()}
 
 
-def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: EngineSupervisor) -> None:
+def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, nvml: types.SimpleNamespace) -> None:
     cloning.post(**{**BODY, "voice": "nobody"})
-    with_rejected = {"sonant_rejected_total"}  # has no sample before someone was turned away
-    known = families_ever(cloning, on_gpu) | with_rejected
+    known = families_ever(cloning, nvml)
     board = json.loads(files("sonant.serving.observability").joinpath("dashboards/sonant.json").read_text("utf-8"))
     asked: set[str] = set()
     for panel in board["panels"]:
@@ -128,40 +137,85 @@ def test_the_dashboard_asks_only_for_what_there_is(cloning: Served, on_gpu: Engi
     assert not unseen, f"the dashboard leaves out {sorted(unseen)}"
 
 
-def test_every_metric_is_described_in_the_docs(cloning: Served, on_gpu: EngineSupervisor) -> None:
-    names = families_ever(cloning, on_gpu) | {"sonant_rejected_total"}
+def test_every_metric_is_described_in_the_docs(cloning: Served, nvml: types.SimpleNamespace) -> None:
+    names = families_ever(cloning, nvml)
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(sonant_[a-z_]+)", page))
     wanted = {re.sub(r"_(bucket|sum|count)$", "", n) for n in names if not n.endswith("_created")}
     assert wanted == told, (wanted - told, told - wanted)
+    assert "`process_" in page
 
 
-def test_gpu_figures_are_read_once_a_second_at_most(on_gpu: EngineSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_are_read_once_a_second_at_most(nvml: types.SimpleNamespace) -> None:
     readings: list[Any] = []
-    real = on_gpu.nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]
+    real = nvml.nvmlDeviceGetMemoryInfo
 
     def counted(handle: object) -> object:
         readings.append(handle)
         return real(handle)
 
-    on_gpu.nvml.nvmlDeviceGetMemoryInfo = counted  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(on_gpu)
-    seen = {f.name: f.samples[0].value for _ in range(5) for f in collector.collect()}
-    assert readings == ["GPU-1234"]
-    assert seen["sonant_gpu_memory_used_bytes"] == 3 << 30 and seen["sonant_gpu_utilisation_ratio"] == 0.4
-    assert seen["sonant_gpu_power_watts"] == 123.0 and seen["sonant_gpu_temperature_celsius"] == 51
+    nvml.nvmlDeviceGetMemoryInfo = counted
+    reader = GpuReader(GPU)
+    seen = [reader.read() for _ in range(5)][-1]
+    assert readings == ["GPU-1234"] and seen is not None
+    assert seen["memory_used_bytes"] == 3 << 30 and seen["utilisation_ratio"] == 0.4
+    assert seen["power_watts"] == 123.0 and seen["temperature_celsius"] == 51
 
 
-def test_without_nvml_there_are_no_gpu_figures_and_no_harm(on_gpu: EngineSupervisor) -> None:
+def test_without_nvml_there_are_no_gpu_figures_and_no_harm(nvml: types.SimpleNamespace) -> None:
     def absent() -> None:
         raise OSError("no driver")
 
-    on_gpu.nvml.nvmlInit = absent  # type: ignore[attr-defined]
-    collector = gpu.GpuCollector(on_gpu)
-    assert list(collector.collect()) == [] and list(collector.collect()) == []
+    nvml.nvmlInit = absent
+    reader = GpuReader(GPU)
+    assert reader.read() is None and reader.read() is None
+    assert GpuReader(torch.device("cpu")).read() is None
 
 
 def test_what_was_turned_away_is_counted_by_reason(serve: Serve) -> None:
     served = serve(max_requests_per_minute=1)
     assert [served.post(**BODY).status_code for _ in range(3)] == [200, 429, 429]
     assert value(scrape(served), "sonant_rejected_total", reason="rate_limited") == 2
+
+
+def test_all_that_is_counted_is_there_before_it_happens(serve: Serve) -> None:
+    """A rate over a counter that is not there yet is no rate: the first error would never be seen."""
+    families = scrape(serve("endless toy"))
+    for route in ROUTES:
+        for outcome in ("stop", "length", "bad_request", "refused", "error"):
+            assert value(families, "sonant_requests_total", route=route, outcome=outcome) == 0
+    for reason in REJECTIONS:
+        assert value(families, "sonant_rejected_total", reason=reason) == 0
+    for reason in ABORTS:
+        assert value(families, "sonant_aborted_total", reason=reason) == 0
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sonant/serving").rglob("*.py"))
+    assert set(re.findall(r"Refused\((?:429|503), \"(\w+)\"", source)) | {"queue_full", "too_late"} == set(REJECTIONS)
+
+
+def test_the_build_and_the_process_are_told(served: Served) -> None:
+    families = scrape(served)
+    (build,) = families["sonant_build_info"].samples
+    assert build.name == "sonant_build_info" and build.labels["version"] == version("sonant")
+    assert value(families, "process_resident_memory_bytes") > 10 << 20
+    assert value(families, "process_open_fds") > 3
+
+
+def test_whose_fault_it_was_is_told_apart(serve: Serve) -> None:
+    served = serve("endless toy", max_requests_per_minute=2, max_body_bytes=10_000)
+    assert served.post(input=5).status_code == 400  # never came to its handler
+    assert served.post(input="x" * 20_000).status_code == 413
+    assert served.post(**{**BODY, "voice": "nobody"}).status_code == 400
+    with socket(served) as client:
+        client.say("session.config", **CONFIG | {"voice": "nobody"})
+        client.say("input.text", text="hello")
+        client.say("input.done")
+        client.until("session.done")
+    assert [served.post(**BODY).status_code for _ in range(2)] == [429, 429]
+    batch = httpx.post(f"{served.url}/v1/audio/speech/batch", json={"items": [{"input": "a"}, {"input": "b"}]})
+    assert batch.status_code == 429
+    families = scrape(served)
+    assert value(families, "sonant_requests_total", route="speech", outcome="bad_request") == 3
+    assert value(families, "sonant_requests_total", route="speech", outcome="refused") == 2
+    assert value(families, "sonant_requests_total", route="batch", outcome="refused") == 2
+    assert value(families, "sonant_requests_total", route="stream", outcome="bad_request") == 1
+    assert value(families, "sonant_requests_total", outcome="error") == 0

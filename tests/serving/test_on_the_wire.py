@@ -53,7 +53,7 @@ def encoded(served: Served) -> Callable[[str], bytes]:
 @pytest.fixture(scope="module")
 def streams(served: Served) -> Iterator[list[SpeechStream]]:
     """Every stream that the engine has handed out."""
-    engine, handed = served.supervisor.engine, []
+    engine, handed = served.link.engine, []
     submit = engine.submit
     engine.submit = lambda request: handed.append(submit(request)) or handed[-1]  # type: ignore[method-assign, func-returns-value]
     yield handed

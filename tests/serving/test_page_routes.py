@@ -93,7 +93,7 @@ def test_no_path_reaches_another_file(served: Served, path: str) -> None:
 def test_keys_guard_the_api_and_not_the_page(locked: Served) -> None:
     for path in ("/", *(f"/page/{name}" for name in FILES)):
         assert httpx.get(locked.url + path).status_code == 200
-    for path in ("/v1/engine", "/v1/engine/stats", "/v1/audio/voices", "/v1/models", "/metrics", "/ready"):
+    for path in ("/v1/engine", "/v1/engine/stats", "/v1/audio/voices", "/v1/models", "/metrics"):
         assert httpx.get(locked.url + path).status_code == 401
         assert httpx.get(locked.url + path, headers={"authorization": "Bearer secret"}).status_code == 200
     assert locked.post(input="hello").status_code == 401

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import sonant
 from serving.conftest import wait_for
 from sonant import Engine
 from sonant.errors import EngineClosed
-from sonant.serving import engine_supervisor
-from sonant.serving import warm_up as warm_up_module
+from sonant.serving import encode, engine_supervisor
 from sonant.serving.encode import FORMATS, Encoder, open_encoder
 from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.warm_up import warm_up
+from sonant.serving.limits.admission import Admission
+from sonant.serving.options import ServeOptions
+from sonant.serving.warm_up import warm_encoders, warm_up
 
 
 @pytest.fixture(params=["custom", "base", "design"])
@@ -27,17 +31,29 @@ def engine(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path])
         yield opened
 
 
-def test_warming_up_opens_every_encoder_and_speaks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_up_speaks(engine: Engine) -> None:
+    warm_up(engine)
+    assert engine.stats().steps > 0 and engine.stats().running == 0
+
+
+def test_a_front_end_opens_every_encoder_before_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
     def watched(form: str, rate_hz: int, *, streaming: bool) -> Encoder:
         opened.append((form, streaming))
         return open_encoder(form, rate_hz, streaming=streaming)
 
-    monkeypatch.setattr(warm_up_module, "open_encoder", watched)
-    warm_up(engine)
+    monkeypatch.setattr(encode, "open_encoder", watched)
+    warm_encoders(24_000)
     assert set(opened) == {(form, streaming) for form in FORMATS for streaming in (True, False)}
-    assert engine.stats().steps > 0 and engine.stats().running == 0
+
+
+def supervised(load: Callable[[], Engine], warm: Callable[[Engine], None]) -> EngineSupervisor:
+    """With a place for front ends, of whom none comes."""
+    folder = tempfile.TemporaryDirectory()
+    supervisor = EngineSupervisor(load, Path(folder.name) / "engine", Admission(ServeOptions()), warm)
+    weakref.finalize(supervisor, folder.cleanup)
+    return supervisor
 
 
 def test_an_engine_is_shown_only_when_it_is_warm(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -47,7 +63,7 @@ def test_an_engine_is_shown_only_when_it_is_warm(tiny_checkpoints: Mapping[str, 
         warming.set()
         assert go_on.wait(20)
 
-    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), slowly)
+    supervisor = supervised(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), slowly)
     supervisor.start()
     assert warming.wait(20) and not supervisor.ready
     with pytest.raises(EngineClosed, match="not ready"):
@@ -66,7 +82,7 @@ def test_an_engine_that_cannot_be_warmed_is_closed_and_tried_again(tiny_checkpoi
         if len(tried) == 1:
             raise RuntimeError("cold")
 
-    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), at_first_not)
+    supervisor = supervised(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), at_first_not)
     supervisor.start()
     wait_for(lambda: supervisor.ready, 20)
     assert len(tried) == 2
@@ -80,6 +96,7 @@ class Failing:
 
     def __init__(self) -> None:
         self.me, self.fail = self, threading.Event()
+        self.device, self.loop = torch.device("cpu"), SimpleNamespace()
 
     def join(self) -> None:
         self.fail.wait(20)
@@ -100,7 +117,7 @@ def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatc
         loaded.append(weakref.ref(engine))
         return engine  # type: ignore[return-value]
 
-    supervisor = EngineSupervisor(load, lambda _: None)
+    supervisor = supervised(load, lambda _: None)
     supervisor.start()
     wait_for(lambda: supervisor.ready)
     supervisor.engine.fail.set()  # type: ignore[attr-defined]
@@ -110,7 +127,7 @@ def test_an_engine_that_failed_is_given_back_before_another_is_loaded(monkeypatc
 
 
 def test_draining_refuses_the_new_and_keeps_the_old(tiny_checkpoints: Mapping[str, Path]) -> None:
-    supervisor = EngineSupervisor(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"))
+    supervisor = supervised(lambda: sonant.load(tiny_checkpoints["custom"], device="cpu"), warm_up)
     supervisor.start()
     wait_for(lambda: supervisor.ready, 20)
     stream = supervisor.engine.stream("hello the world", seed=1, max_frames=30)

@@ -19,7 +19,7 @@ ASKED = 20
 @pytest.fixture
 def full(serve: Serve) -> Iterator[Served]:
     """One speaks, one waits, and there is no room for a third, who must not even be shown to the engine."""
-    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1})
+    served = serve("endless toy", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0})
     engine = served.supervisor.engine
 
     def not_asked(_: object) -> None:
@@ -29,7 +29,7 @@ def full(serve: Serve) -> Iterator[Served]:
         resources.enter_context(engine.stream("hello the world", seed=1, max_frames=3000))
         wait_for(lambda: engine.stats().running == 1)
         resources.enter_context(engine.stream("hello the world", seed=2, max_frames=3000))
-        engine.submit = not_asked  # type: ignore[assignment, method-assign]
+        served.link.engine.submit = not_asked  # type: ignore[assignment, method-assign]
         yield served
 
 

@@ -31,7 +31,9 @@ def test_a_request_passes_through_the_files_that_the_docs_list(tiny_checkpoints:
 
 
 def test_the_docs_list_files_that_exist_once_each() -> None:
+    """Few in each process: whoever works on one half need not read the other."""
     files = listed()
     package = Path(sonant.__file__).parent
-    assert len(files) == len(set(files)) < 50
+    assert len(files) == len(set(files))
+    assert files.index("serving/channel/engine_port.py") < 36 and len(files) < 70
     assert [file for file in files if not (package / file).is_file()] == []

@@ -11,13 +11,13 @@ import pytest
 import soundfile
 
 from serving.conftest import Serve, Served
-from serving.session_client import CONFIG, events, files, session, sound
+from serving.session_client import CONFIG, SIX, events, files, session, sound
 from serving.test_speech import seconds
 
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless toy")
+    return serve_once("endless toy", engine=SIX)
 
 
 def test_an_utterance_in_vllm_omnis_messages(served: Served) -> None:
@@ -86,7 +86,7 @@ def test_a_session_serves_utterance_after_utterance_and_another_config_between_t
 
 
 def test_pieces_are_the_same_sound_as_one_request_of_all_of_it(serve: Serve) -> None:
-    served = serve("endless toy", engine={"segment_chars": 40})
+    served = serve("endless toy", engine={"segment_chars": 40, **SIX})
     sentences = [f"Sentence number {n} is about speech." for n in range(4)]
     body = {"input": " ".join(sentences), **CONFIG}
     whole = np.frombuffer(served.post(**body).content, "<i2").astype(int)
@@ -117,7 +117,7 @@ def test_each_piece_is_a_file_of_its_format(served: Served, form: str, streams: 
 
 
 def test_many_sessions_at_once_hear_their_own(serve: Serve) -> None:
-    served = serve("endless toy", engine={"max_rows": 4})
+    served = serve("endless toy", engine={"max_rows": 4, **SIX})
     heard: dict[int, bytes] = {}
 
     def talk(n: int) -> None:
@@ -138,3 +138,16 @@ def test_many_sessions_at_once_hear_their_own(serve: Serve) -> None:
     for n in range(8):
         a, b = (np.frombuffer(x, "<i2").astype(int) for x in (heard[n], heard[n % 2]))
         assert len(a) == len(b) and np.abs(a - b).max() <= 1
+
+
+def test_max_frames_bound_an_utterance_and_not_each_piece(served: Served) -> None:
+    with session(served) as client:
+        client.say("session.config", **{**CONFIG, "max_frames": 8}, split_granularity="sentence")
+        for _ in range(2):  # the next one has its own
+            client.say("input.text", text="Hello the world. And speech again. And more of it. And the rest ")
+            heard = client.until("session.done")  # without input.done: it has no more to say
+            client.say("input.text", text="of it all.")
+            client.say("input.done")
+            assert len(sound(heard)) == 8 * 2 * 1920
+            ended = [m for m in events(heard) if m["type"] == "audio.done"]
+            assert not any(m["error"] for m in ended) and sum(m["total_bytes"] for m in ended) == 8 * 2 * 1920

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from serving.conftest import Serve, Served
-from serving.session_client import CONFIG, events, session, sound
+from serving.session_client import CONFIG, SIX, events, session, sound
 
 
 @pytest.fixture(scope="module")
 def served(serve_once: Serve) -> Served:
-    return serve_once("endless toy")
+    return serve_once("endless toy", engine=SIX)
 
 
 def test_a_piece_that_cannot_be_spoken_is_told_in_its_place(serve: Serve) -> None:
-    served = serve("endless toy", engine={"max_text_chars": 50})
+    served = serve("endless toy", engine={"max_text_chars": 50, **SIX})
     with session(served) as client:
         client.say("session.config", **CONFIG, split_granularity="sentence")
         client.say("input.text", text="Hello the world. This one is too much for what is left of it. ")
@@ -82,6 +82,6 @@ def test_a_bad_message_later_is_told_and_the_session_goes_on(served: Served) -> 
 
 
 def test_a_message_over_the_limit_closes(serve: Serve) -> None:
-    with session(serve("endless toy", ws_max_message_bytes=10_000)) as client:
+    with session(serve("endless toy", engine=SIX, ws_max_message_bytes=10_000)) as client:
         client.say("session.config", **CONFIG, ref_text="x" * 20_000)
         assert client.closed() == 1009

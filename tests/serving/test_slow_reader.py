@@ -13,12 +13,13 @@ from serving.test_connection import request, to_the_end
 
 PARTS, FRAMES, MAX_UNREAD_S = 10, 50, 4.0
 TEXT = " ".join(f"Sentence number {n:02} is about the world." for n in range(PARTS))
-BODY = {"input": TEXT, "voice": "alloy", "seed": 5, "max_frames": FRAMES, "response_format": "pcm"}
+BODY = {"input": TEXT, "voice": "alloy", "seed": 5, "response_format": "pcm"}
 SAMPLES = PARTS * FRAMES * 1920
 
 
 def start(serve: Serve) -> Served:
-    return serve("endless toy", engine={"segment_chars": 40}, max_unread_sound_s=MAX_UNREAD_S)
+    each = {"budget_s": FRAMES * 0.04, "budget_s_per_token": 1e-12}  # part has so many frames
+    return serve("endless toy", engine={"segment_chars": 40, **each}, max_unread_sound_s=MAX_UNREAD_S)
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def test_it_is_spoken_no_further_and_goes_on_when_it_is_read_even_in_a_drain(ser
     with stopped_reader(served) as sock:
         assert served.post(**{**BODY, "input": "hello"}).status_code == 200
         served.server.handle_exit(signal.SIGTERM, None)
-        wait_for(lambda: not served.supervisor.ready)
+        wait_for(lambda: not served.link.ready)
         assert samples_of(to_the_end(sock)) == SAMPLES
     wait_for(lambda: served.server.should_exit)
 
@@ -69,7 +70,7 @@ def test_hanging_up_while_held_back_leaves_nothing(serve: Serve) -> None:
     with stopped_reader(served):
         pass
     wait_for(lambda: served.server.service.in_flight.running == 0, 2)
-    assert not served.server.service.admission.active
+    assert not served.admission.active
     wait_for(lambda: served.supervisor.engine.stats().running == 0, 2)  # an abort takes a step
     steps = served.supervisor.engine.stats().steps
     time.sleep(0.2)

@@ -37,7 +37,7 @@ def served(serve_once: Serve) -> Served:
 @pytest.fixture(scope="module")
 def endless(serve_once: Serve) -> Served:
     """One that speaks as long as it may, to one at a time."""
-    return serve_once("endless", engine={"max_rows": 1, "max_waiting": 1}, max_streams_per_client=3)
+    return serve_once("endless", engine={"max_rows": 1, "max_waiting": 1, "max_parked": 0}, max_streams_per_client=3)
 
 
 def test_sound_is_streamed_from_the_first_frame_on(served: Served) -> None:
@@ -86,7 +86,7 @@ def test_speed_changes_the_length(served: Served) -> None:
 
 def test_openai_clients(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-    options = {"model": "tts-1", "voice": "nova", "input": "hello the world"}
+    options = {"model": "tts-1", "voice": "echo", "input": "hello the world"}
     extra = {"seed": 5, "max_frames": 6}
     whole = client.audio.speech.create(**options, response_format="pcm", extra_body=extra)
     assert len(whole.content) == 6 * 2 * 1920
@@ -137,12 +137,13 @@ def test_other_routes_answer_in_the_same_shape(served: Served) -> None:
     assert "sonant_requests_running 0.0" in httpx.get(f"{served.url}/metrics").text
 
 
-def test_keys_guard_every_route_but_health(serve: Serve) -> None:
+def test_keys_guard_every_route_but_those_of_probes(serve: Serve) -> None:
     served = serve(api_keys=("right", "other"))
-    for path in ("/v1/models", "/metrics", "/ready", "/v1/audio/voices", "/nope", "/openapi.json"):
-        assert httpx.get(f"{served.url}{path}").status_code == 401
+    for path in ("/v1/models", "/metrics", "/v1/audio/voices", "/nope", "/openapi.json"):
+        missing = httpx.get(f"{served.url}{path}")
+        assert missing.status_code == 401 and missing.headers["www-authenticate"] == "Bearer"
         assert httpx.get(f"{served.url}{path}", headers={"authorization": "Bearer wrong"}).status_code == 401
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{served.url}/health").status_code == httpx.get(f"{served.url}/ready").status_code == 200
     assert httpx.get(f"{served.url}/v1/models", headers={"authorization": "Bearer other"}).status_code == 200
 
 
@@ -211,7 +212,7 @@ def test_a_failing_engine_breaks_streams_off_and_comes_back(serve: Serve) -> Non
         next(pieces)
         break_engine(first)
         list(pieces)
-    wait_for(lambda: served.supervisor.ready and served.supervisor.engine is not first, 30.0)
+    wait_for(lambda: served.loaded_anew(first), 30.0)
     assert served.post(**BODY).status_code == 200
     assert "sonant_engine_restarts_total 1.0" in httpx.get(f"{served.url}/metrics").text
 

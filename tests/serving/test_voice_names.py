@@ -12,8 +12,9 @@ import pytest
 
 import sonant
 from sonant import Engine, Voice
-from sonant.errors import BadRequest, UnknownVoice, Unsupported, VoiceExists
-from sonant.serving.voices.voice_names import OPENAI_VOICES, VoiceNames, aliases, reserved_names
+from sonant.errors import BadRequest, ConfigError, UnknownVoice, Unsupported, VoiceExists
+from sonant.serving.voices.aliases import OPENAI_VOICES, aliases, check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceRecord, VoiceStore
 
 OWN = ("vivian", "Uncle_Fu", "ryan")
@@ -21,7 +22,7 @@ OWN = ("vivian", "Uncle_Fu", "ryan")
 
 def engine(own: tuple[str, ...] = OWN, *, clones: bool = False, speaks_without_voice: bool = True) -> Any:
     spec = SimpleNamespace(clones=clones, speaks_without_voice=speaks_without_voice)
-    return SimpleNamespace(voices=own, model=SimpleNamespace(spec=spec))
+    return SimpleNamespace(voices=own, spec=spec)
 
 
 CUSTOM, BASE, DESIGN = engine(), engine((), clones=True, speaks_without_voice=False), engine(())
@@ -58,6 +59,63 @@ def test_openai_names_are_spread_over_all_voices_the_first_on_the_first(count: i
     uses = [list(targets.values()).count(name) for name in own]
     assert max(uses) - min(uses) <= 1
     assert {VoiceNames().resolve(name.upper(), engine(own)) for name in OPENAI_VOICES} == set(targets.values())
+
+
+WOMEN = {"serena", "vivian", "Ono_Anna", "sohee", "heart", "bella"}
+OPENAI_WOMEN, OPENAI_MEN = {"nova", "shimmer", "coral", "sage", "marin"}, {"onyx", "echo", "ash", "ballad", "cedar"}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ("serena", "vivian", "uncle_fu", "ryan", "aiden", "Ono_Anna", "sohee", "eric", "dylan"),
+        ("heart", "bella", "michael", "fenrir"),
+        OWN,
+    ],
+)
+def test_openai_names_keep_their_gender_where_it_is_known(own: tuple[str, ...]) -> None:
+    targets = aliases(own)
+    assert tuple(targets) == OPENAI_VOICES and targets["alloy"] == own[0] and set(targets.values()) <= set(own)
+    assert all(targets[name] in WOMEN for name in OPENAI_WOMEN)
+    assert not any(targets[name] in WOMEN for name in OPENAI_MEN)
+    women = [name for name in own if name in WOMEN]
+    assert {targets[name] for name in OPENAI_WOMEN} == set(women), "each has a name"
+    assert {targets[name] for name in OPENAI_MEN} == set(own) - set(women)
+
+
+def test_of_one_gender_alone_the_others_names_speak_too() -> None:
+    assert set(aliases(("heart", "bella")).values()) == {"heart", "bella"}
+    mixed = aliases(("heart", "someone"))
+    assert mixed["nova"] == "heart" and mixed["onyx"] == "someone"
+
+
+def test_an_operator_says_what_a_name_means(store: VoiceStore, anna: VoiceRecord) -> None:
+    names = VoiceNames(store, model="base-8", given={"Onyx": "RYAN", "Narrator": "anna", "ghost": "nobody"})
+    both = engine(OWN, clones=True)
+    assert names.resolve("onyx", both) == names.resolve("ONYX", both) == "ryan"
+    assert isinstance(names.resolve("narrator", both), Voice)
+    with pytest.raises(UnknownVoice, match="'ghost' stands for 'nobody'"):
+        names.resolve("ghost", both)
+    listed = {line["id"]: line.get("alias_of") for line in names.listing(both)}
+    assert listed["onyx"] == "ryan" and listed["narrator"] == "anna" and "ghost" not in listed
+    assert isinstance(VoiceNames(store, given={"alloy": "anna"}).resolve("alloy", EITHER), Voice)
+
+
+@pytest.mark.parametrize("line", ["onyx", "onyx=", "=ryan", "", "="])
+def test_an_alias_that_is_none_is_told(line: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=VOICE"):
+        parsed_aliases([line])
+
+
+def test_an_alias_must_lead_somewhere_and_take_nobodys_name() -> None:
+    assert parsed_aliases(["onyx = ryan", "a=b=c"]) == {"onyx": "ryan", "a": "b=c"}
+    check_aliases(OWN, {"onyx": "Ryan"}, uploads=False)
+    check_aliases(OWN, {"onyx": "anna"}, uploads=True)
+    with pytest.raises(ConfigError, match="did you mean ryan"):
+        check_aliases(OWN, {"onyx": "rian"}, uploads=False)
+    with pytest.raises(ConfigError, match="has that name"):
+        check_aliases(OWN, {"uncle_FU": "ryan"}, uploads=True)
+    assert "onyx" in reserved_names((), {"onyx": "anna"})
 
 
 def test_a_voice_of_the_checkpoint_goes_before_an_alias() -> None:

@@ -11,50 +11,20 @@ import torch
 from torch import Tensor
 
 from sonant.config import EngineConfig
-from sonant.errors import UnknownVoice
 from sonant.kernels import ops
-from sonant.models.base import FramePart, FrameStep, Ints, PackedSize, PrefillItem, PrefillShape, Prompt, Status
+from sonant.models.base import FramePart, FrameStep, PackedSize, PrefillItem, PrefillShape
 from sonant.models.memory import Memory, RowValues
-from sonant.models.spec import Budget, Field, KVGroup, ModelSpec
-from sonant.sampling import Knob, resolve
-from sonant.types import Samples, SpeechRequest
+from sonant.models.prompt import Ints, Prompt
+from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.models.status import Status
+from sonant.types import Samples
 from sonant.voice import Voice
-from toy_family.modules import (
-    CHANNELS,
-    CLIP_HOP,
-    CLIP_RATE,
-    DELAY,
-    HISTORY,
-    LOOKAHEAD,
-    SAMPLE_RATE,
-    SAMPLES_PER_FRAME,
-    ToyModules,
-)
+from toy_family.modules import ToyModules
+from toy_family.prompter import FAMILY, Layout, ToyPrompter
+from toy_family.sizes import CHANNELS, CLIP_HOP, DELAY, HISTORY, LOOKAHEAD, SAMPLES_PER_FRAME
 
-FAMILY = "toy"
-KNOBS = (
-    Knob(name="temperature", default=0.5, low=0.0, high=10.0, help="how much noise is in a latent"),
-    Knob(name="refinements", default=1, choices=(1, 2), help="passes over each latent"),
-    Knob(name="stop_chance", default=0.002, low=0.0, high=1.0, help="how soon it ends"),
-)
 _HEAD = 5  # row, row to be readied, start, end, length
-_BUDGET = Budget(base_s=0.4, s_per_token=0.08)
 _COUNTED = ("position", "step", "frame", "status")
-
-
-@dataclass(frozen=True)
-class Layout:
-    ids: Ints  # [positions]; -1: a latent stands there
-    latents: Samples  # [positions, CHANNELS]
-
-
-def _text(text: str) -> tuple[Ints, Samples]:
-    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    return ids, np.zeros((len(ids), CHANNELS), np.float32)
-
-
-def _latents(latents: Samples) -> tuple[Ints, Samples]:
-    return np.full(len(latents), -1, np.int32), latents.astype(np.float32)
 
 
 @dataclass
@@ -66,41 +36,24 @@ class ToyStep(FrameStep):
 
 
 class ToyModel:
-    def __init__(
-        self, config: EngineConfig, device: torch.device, *, context_segments: int = 0, most_speakers: int = 1
-    ) -> None:
+    prompter_type: type[ToyPrompter] = ToyPrompter
+
+    def __init__(self, config: EngineConfig, device: torch.device, **kind: int) -> None:
         self.modules, self.device = ToyModules().to(device), device
-        self.budget = Budget(config.budget_s or _BUDGET.base_s, config.budget_s_per_token or _BUDGET.s_per_token)
-        self.sizes = config.frame_sizes(SAMPLES_PER_FRAME / SAMPLE_RATE, LOOKAHEAD)
+        self.prompter = self.prompter_type(config, **kind)
+        self.sizes = config.frame_sizes(self.prompter.spec.frame_s, LOOKAHEAD)
         shapes = {"base": self.modules.base.shape, "residual": self.modules.residual.shape}
-        numbers = ("seed_low", "seed_high", "frame_limit")
         self.spec = ModelSpec(
-            family=FAMILY,
-            sample_rate=SAMPLE_RATE,
-            clip_sample_rate=CLIP_RATE,
-            samples_per_frame=SAMPLES_PER_FRAME,
-            frame=Field("latents", (CHANNELS,), torch.float32),
+            **vars(self.prompter.spec),
             kv=tuple(KVGroup(n, s.layers, s.kv_heads, s.head_dim, torch.float32) for n, s in shapes.items()),
-            staged=(
-                *(Field(name, (), torch.int32) for name in numbers),
-                *(Field(name, (), torch.float32) for name in ("temperature", "stop_chance")),
-            ),
             state=(
                 *(Field(name, (), torch.int32) for name in (*_COUNTED, "codec_frame")),
                 Field("input", (self.modules.base.shape.hidden,), torch.float32),
                 Field("draws", (DELAY + 1, CHANNELS), torch.float32),
                 Field("frames", (self.sizes.ring + HISTORY + 2, CHANNELS), torch.float32),
             ),
-            max_positions=4096,
             frame_weight_bytes=sum(p.numel() * p.element_size() for p in self.modules.parameters()),
-            delay_steps=DELAY,
             codec_lookahead=LOOKAHEAD,
-            variants=(1, 2),
-            knobs=KNOBS,
-            clones=True,
-            speaks_without_voice=True,
-            most_speakers=most_speakers,
-            context_segments=context_segments,
         )
         self.frame_parts = (
             FramePart("stacks", self._stacks, lambda rows, positions: positions * self.spec.kv_token_bytes),
@@ -110,35 +63,8 @@ class ToyModel:
 
     # Off the step thread
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        knobs = resolve(KNOBS, request.sampling)
-        pieces = [_text(s) if isinstance(s, str) else _latents(self._voice(s)) for s in request.speakers]
-        pieces.append(_latents(self._voice(request.voice)))
-        pieces += [piece for said in request.context for piece in (_text(said.text), _latents(said.frames))]
-        pieces.append(spoken := _text(request.text))
-        layout = Layout(*(np.concatenate(part) for part in zip(*pieces, strict=True)))
-        frames = request.max_frames or self.budget.frames(len(spoken[0]), self.spec.frame_s)
-        seed = np.array([(request.seed or 0) & 0xFFFFFFFF, (request.seed or 0) >> 32], np.uint32).view(np.int32)
-        return Prompt(
-            length=len(layout.ids),
-            keys=np.concatenate([layout.ids[:, None], layout.latents.view(np.int32)], 1),
-            staged={
-                "seed_low": seed[0],
-                "seed_high": seed[1],
-                "frame_limit": frames,
-                **{name: knobs[name] for name in ("temperature", "stop_chance")},
-            },
-            max_frames=frames,
-            payload=layout,
-            variant=int(knobs["refinements"]),
-        )
-
-    def _voice(self, voice: str | Voice | None) -> Samples:
-        if voice is None:
-            return np.zeros((0, CHANNELS), np.float32)
-        if not isinstance(voice, Voice) or voice.family != FAMILY or set(voice.tensors) != {"latents"}:
-            raise UnknownVoice("the toy has no such voice; clone one")
-        return voice.tensors["latents"]
+    def opening(self, prompt: Prompt, frames: int) -> Samples:
+        return np.zeros(0, np.float32)
 
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
         frames = samples[: len(samples) // CLIP_HOP * CLIP_HOP].reshape(-1, CLIP_HOP)

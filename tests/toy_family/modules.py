@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sonant.layers.transformer import DecoderStack, StackShape
+from toy_family.sizes import BYTES, CHANNELS, HISTORY, LOOKAHEAD, SAMPLES_PER_FRAME
 
-HIDDEN, CHANNELS, BYTES = 32, 3, 256
-SAMPLE_RATE, SAMPLES_PER_FRAME, CLIP_RATE, CLIP_HOP = 48_000, 1920, 16_000, 640
-HISTORY, LOOKAHEAD, DELAY = 2, 3, CHANNELS - 1
+HIDDEN = 32
 
 
 def _stack(layers: int, heads: int, kv_heads: int) -> DecoderStack:

@@ -1,22 +1,47 @@
-"""The toy, keeping what it was asked to lay out."""
+"""Toys whose requests can be seen, and changed, before they are laid out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sonant.config import EngineConfig
-from sonant.models.base import Prompt
+from sonant.models.prompt import Prompt
 from sonant.types import SpeechRequest
 from toy_family.model import ToyModel
+from toy_family.prompter import ToyPrompter
 
 
-class RecordingToy(ToyModel):
+class WatchedPrompter(ToyPrompter):
+    before: Callable[[SpeechRequest], SpeechRequest] = staticmethod(lambda request: request)
+
+    def prompt(self, request: SpeechRequest) -> Prompt:
+        return super().prompt(self.before(request))
+
+
+class WatchedToy(ToyModel):
+    """`before` is given every request, and gives the one that is laid out."""
+
+    prompter: WatchedPrompter
+    prompter_type = WatchedPrompter
+
+    def __init__(self, config: EngineConfig, device: torch.device, **kind: Any) -> None:
+        super().__init__(config, device, **kind)
+        self.prompter.before = self.before
+
+    def before(self, request: SpeechRequest) -> SpeechRequest:
+        return request
+
+
+class RecordingToy(WatchedToy):
+    """Keeps what it was asked to lay out."""
+
     def __init__(self, config: EngineConfig, device: torch.device, **kind: Any) -> None:
         super().__init__(config, device, **kind)
         self.asked: list[SpeechRequest] = []
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
+    def before(self, request: SpeechRequest) -> SpeechRequest:
         self.asked.append(request)
-        return super().prompt(request)
+        return request

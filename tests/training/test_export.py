@@ -91,7 +91,7 @@ def test_nothing_to_say_is_the_callers_error(engine: Engine) -> None:
 
 def test_a_runaway_is_cut_after_a_few_frames_a_letter(engine: Engine) -> None:
     model = engine.model
-    assert model.limits.budget.s_per_token == pytest.approx(3 * 0.08)
+    assert model.prompter.budget.s_per_token == pytest.approx(3 * 0.08)
     assert engine.config.segment_chars == 200
 
 
@@ -173,7 +173,7 @@ def test_a_folder_without_sonant_json_gets_its_text_untouched(voice: Path, tmp_p
     plain = Path(shutil.copytree(voice, tmp_path / "voice"))
     (plain / "sonant.json").unlink()
     with sonant.load(plain, device="cpu") as engine:
-        ids = engine.model.builder.layout(sonant.SpeechRequest(text="$5", voice="anna")).text.tolist()
+        ids = engine.model.prompter.builder.layout(sonant.SpeechRequest(text="$5", voice="anna")).text.tolist()
     assert [ord("$"), ord("5")] == [i for i in ids if i in (ord("$"), ord("5"))]
 
 

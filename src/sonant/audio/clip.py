@@ -1,7 +1,8 @@
 """Reference clips as callers hand them over: a path, a file's bytes, or an array with its rate.
 
 Whatever comes in, either mono float32 at the asked rate comes out, or a `BadAudio` that says what to mend.
-Length is judged from the header before anything is decoded: a ten-hour file costs no more than a bad one.
+Length is judged from the header before anything is decoded: a ten-hour file costs no more than a bad one. What
+libsndfile does not know, M4A and WebM among the rest, is left to libav where that is installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sonant.audio import libav_clip
 from sonant.errors import BadAudio
 from sonant.types import Samples
 
@@ -31,6 +33,8 @@ SILENT_PEAK = 1e-4
 MAX_PEAK = 10.0
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile says 2^63 - 1 for a stream whose length was never written
 _UNKNOWN_BYTES = 0x7FFF0000  # writers that cannot seek back leave 2^31 or 2^32, less a header, as the size
+_UNKNOWN_TO_LIBSNDFILE = (1, 4)  # its codes for a format, and for an encoding in a known one
+_STATED_SHORTFALL = 0.95  # a container's length has the encoder's padding in it, of a tenth of a second at most
 _SHORTFALL = 0.99  # sizes that are off by a header's worth are common and harmless
 
 
@@ -91,10 +95,15 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
         raise
     # TypeError is soundfile's answer to a name that ends in .raw.
     except (sf.SoundFileError, TypeError) as e:
+        kind = None if getattr(e, "code", None) not in _UNKNOWN_TO_LIBSNDFILE else libav_clip.kind_of(_start(file))
+        if kind is not None and libav_clip.is_installed():
+            return _decode_other(file, kind, name, min_s, max_s)
         reason = getattr(e, "error_string", str(e)).strip().rstrip(".")
+        known = "WAV, FLAC, OGG, MP3, M4A or WebM" if libav_clip.is_installed() else "WAV, FLAC, OGG or MP3"
+        more = "" if kind is None else " M4A, WebM and others are read where av is installed (pip install av)."
         raise BadAudio(
-            f"{name} cannot be decoded as audio ({reason}): is it whole, and WAV, FLAC, OGG or MP3? "
-            "Other formats: ffmpeg -i clip.m4a clip.wav"
+            f"{name} cannot be decoded as audio ({reason}): is it whole, and {known}?{more} "
+            "Other formats: ffmpeg -i clip.wma clip.wav"
         ) from e
     if len(channels) < _SHORTFALL * frames:
         raise BadAudio(
@@ -102,6 +111,34 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
             "could be decoded; fetch or export it again"
         )
     return channels.mean(axis=1), rate_hz
+
+
+def _decode_other(file: str | BytesIO, kind: str, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
+    data = file.getvalue() if isinstance(file, BytesIO) else Path(file).read_bytes()
+    try:
+        clip = libav_clip.decode(data, kind, most_s=max_s, most_channels=MAX_CHANNELS)
+    except libav_clip.NotDecoded as e:
+        raise BadAudio(f"{name} cannot be decoded as audio ({e}): is it whole, and does it play elsewhere?") from None
+    frames = len(clip.samples)
+    if frames == 0 and clip.stated_s is not None and clip.stated_s > max_s:
+        raise BadAudio(f"{name} is {clip.stated_s:.1f} s long: cut it to {max_s:g} s or less")
+    if frames > max_s * clip.rate_hz:
+        raise BadAudio(f"{name} is over {max_s:g} s long: cut it to {max_s:g} s or less")
+    _check_shape(name, frames, clip.channels, clip.rate_hz, min_s, max_s)
+    if clip.stated_s is not None and frames < _STATED_SHORTFALL * clip.stated_s * clip.rate_hz:
+        raise BadAudio(
+            f"{name} ends early: it says that it has {clip.stated_s:.2f} s, {frames / clip.rate_hz:.2f} s could be "
+            "decoded; fetch or export it again"
+        )
+    return clip.samples, clip.rate_hz
+
+
+def _start(file: str | BytesIO) -> bytes:
+    """Enough of it to tell its kind."""
+    if isinstance(file, BytesIO):
+        return file.getbuffer()[:16].tobytes()
+    with open(file, "rb") as opened:
+        return opened.read(16)
 
 
 def _check_whole(libsndfile_log: str, name: str) -> None:

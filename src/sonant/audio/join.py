@@ -14,31 +14,40 @@ FADE_S = 0.008
 
 
 class Joiner:
-    """Feed `push` with the sound of a part and call `seam` where it ends and another begins."""
+    """Feed `push` with the sound of a part and call `seam` where it ends and another begins.
+
+    Sound of 16 bits comes out as such: only what is faded is rounded again.
+    """
 
     def __init__(self, sample_rate: int) -> None:
         fade = round(FADE_S * sample_rate)
         self.rise: Samples = (0.5 - 0.5 * np.cos(np.pi * (np.arange(fade) + 0.5) / fade)).astype(np.float32)
-        self.buffered: Samples = np.zeros(0, np.float32)
+        self.buffered: Samples | None = None  # nothing has come yet
         self.faded_in = len(self.rise)  # samples of this part's fade already given; the first part has none
 
     def push(self, samples: Samples) -> Samples:
         """What can be played now."""
         samples = samples.copy()
         rest = self.rise[self.faded_in :][: len(samples)]
-        samples[: len(rest)] *= rest
+        samples[: len(rest)] = _scaled(samples[: len(rest)], rest)
         self.faded_in += len(rest)
-        ready = np.concatenate([self.buffered, samples])
+        ready = samples if self.buffered is None else np.concatenate([self.buffered, samples])
         self.buffered = ready[max(0, len(ready) - len(self.rise)) :]
         return ready[: len(ready) - len(self.buffered)]
 
     def seam(self) -> Samples:
         """The end of a part, faded out; the next `push` fades in."""
-        tail = self.buffered * self.rise[::-1][len(self.rise) - len(self.buffered) :]
-        self.buffered, self.faded_in = np.zeros(0, np.float32), 0
-        return tail
+        tail = self.end()
+        self.faded_in = 0
+        return _scaled(tail, self.rise[::-1][len(self.rise) - len(tail) :])
 
     def end(self) -> Samples:
         """What is still buffered when the last part is over."""
-        tail, self.buffered = self.buffered, np.zeros(0, np.float32)
+        tail = np.zeros(0, np.float32) if self.buffered is None else self.buffered
+        self.buffered = tail[:0]
         return tail
+
+
+def _scaled(samples: Samples, gain: Samples) -> Samples:
+    scaled = samples * gain
+    return scaled if samples.dtype == np.float32 else np.rint(scaled).astype(samples.dtype)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-import numpy.typing as npt
 
 from sonant.errors import EngineError
-from sonant.types import Samples
+from sonant.types import Pcm, Samples
+
+NO_SOUND = "the model made samples that are NaN or infinite: its weights may be damaged"
 
 _FULL_SCALE = 32768.0
 _UNKNOWN_BYTES = 0xFFFFFFFF  # the usual size in the header of a WAV that is still growing
@@ -23,13 +24,22 @@ _HEADER_BYTES = 44
 def clipped(samples: Samples) -> Samples:
     """The samples within -1..1. What is no number cannot be sound, and silence in its place would hide a fault."""
     if not np.isfinite(samples).all():
-        raise EngineError("the model made samples that are NaN or infinite: its weights may be damaged")
+        raise EngineError(NO_SOUND)
     return np.clip(samples, -1.0, 1.0)
 
 
-def pcm16(samples: Samples) -> npt.NDArray[np.int16]:
+def pcm16(samples: Samples | Pcm) -> Pcm:
     """Little-endian 16-bit samples, rounded to the nearest step (halves to the even one) and clipped, never wrapped."""
-    return np.minimum(np.rint(clipped(samples) * _FULL_SCALE), 32767).astype("<i2")
+    if samples.dtype == np.int16:
+        return samples.astype("<i2", copy=False)
+    return np.minimum(np.rint(clipped(as_float(samples)) * _FULL_SCALE), 32767).astype("<i2")
+
+
+def as_float(samples: Samples | Pcm) -> Samples:
+    """Samples in -1..1, of whichever kind they are."""
+    if samples.dtype == np.int16:
+        return samples.astype(np.float32) / np.float32(_FULL_SCALE)
+    return samples.astype(np.float32, copy=False)
 
 
 def growing_wav_header(sample_rate: int) -> bytes:

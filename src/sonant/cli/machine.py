@@ -6,11 +6,11 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from sonant.cli.package_version import version_of
 from sonant.kernels.ops import OPS, choose
 
 PACKAGES = ("sonant", "torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr")
@@ -121,10 +121,3 @@ def _memory() -> tuple[int | None, int | None]:
         return None, None
     sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
     return sizes.get("MemAvailable"), sizes.get("MemTotal")
-
-
-def version_of(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

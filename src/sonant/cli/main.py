@@ -8,10 +8,31 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from sonant.cli import bench, doctor, profile, random_model, say, serve, voices
-from sonant.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
-from sonant.cli.machine import version_of
+from sonant.cli.commands import Command, CommandParser, add_commands
 from sonant.errors import SonantError
+from sonant.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
+
+COMMANDS = (
+    Command("say", "speak a text into a file", "sonant.cli.say"),
+    Command("serve", "answer OpenAI's speech API", "sonant.cli.serve"),
+    Command("voices", "list a model's voices and languages, without loading it", "sonant.cli.voices"),
+    Command(
+        "bench",
+        "measure: a server under load, its capacity and quality, two runs, the engine alone, its kernels",
+        "sonant.cli.bench",
+    ),
+    Command(
+        "profile",
+        "find waste: record steps of an engine, read traces, compare two, hold a budget",
+        "sonant.cli.profile",
+    ),
+    Command("download", "fetch a published checkpoint, and check that it came whole", "sonant.cli.download"),
+    Command("doctor", "show what Sonant will run on, and check a model without loading it", "sonant.cli.doctor"),
+    Command(
+        "random-model", "write a model of random weights: it babbles, at the speed of a real one",
+        "sonant.cli.random_model",
+    ),
+)  # fmt: skip
 
 EPILOG = """\
 examples:
@@ -21,6 +42,7 @@ examples:
   sonant voices --model model                      who can speak, and in which languages
   sonant bench offline --model model               how fast it is here; `bench serve` loads a server
   sonant profile run model                         where a step's time goes that makes no sound
+  sonant download                                  names of models to fetch, for --model NAME
   sonant doctor                                    what this machine will run on
 
 `sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,
@@ -28,19 +50,20 @@ examples:
 """
 
 
+class ShowVersion(argparse.Action):
+    """Looks for the version only when it is asked for, which takes longer than all else that the parser does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from sonant.cli.package_version import version_of
+
+        print(f"sonant {version_of('sonant') or 'from its source, not installed'}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sonant",
-        description="Text to speech on your own machine.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"sonant {version_of('sonant') or 'from its source, not installed'}"
-    )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (say, serve, voices, bench, profile, doctor, random_model):
-        command.add_parser(commands)
+    parser = CommandParser(prog="sonant", description="Text to speech on your own machine.", epilog=EPILOG)
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show program's version number and exit")
+    add_commands(parser, COMMANDS, title="commands", metavar="COMMAND")
     return parser
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sonant.bundled import bundled_voice
+from sonant.cli.model_store import downloaded
 from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
@@ -19,8 +20,8 @@ def model_folder(given: str | None) -> Path:
     if folder is None:
         raise ConfigError(
             "no model was given: use --model DIR (or set SONANT_MODEL) with the folder of a published "
-            f"checkpoint ({titles()}); to try without one, `sonant random-model DIR` makes a model of random "
-            "weights that babbles"
+            f"checkpoint ({titles()}), or its name once `sonant download` has fetched it; to try without one, "
+            "`sonant random-model DIR` makes a model of random weights that babbles"
         )
     return folder
 
@@ -38,5 +39,8 @@ def given_codec(given: str | None) -> str | None:
 
 
 def given_folder(given: str | None) -> Path | None:
+    """A folder, or that of a checkpoint that was downloaded by this name."""
     name = given or os.environ.get(VARIABLE)
-    return Path(name) if name else None
+    if not name:
+        return None
+    return Path(name) if Path(name).exists() else downloaded(name) or Path(name)

@@ -1,54 +1,23 @@
-"""Options that several commands share, and how a command or a group of them is added."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
-import textwrap
-from collections.abc import Callable, Iterable
-from types import ModuleType
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # what add_subparsers gives
 N = TypeVar("N", int, float)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, examples: str
-) -> argparse.ArgumentParser:
-    """A subcommand that `run` answers; `examples` are shown at the end of its help."""
-    epilog = "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  ")
-    parser = _add_parser(commands, name, summary, epilog)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error (default: off)")
-    parser.set_defaults(run=run)
-    return parser
-
-
 def model_help() -> str:
-    return f"folder of a published checkpoint of {titles()} (default: the environment variable SONANT_MODEL)"
-
-
-def add_group(
-    commands: Commands, name: str, members: Iterable[ModuleType], *, summary: str, title: str, epilog: str
-) -> None:
-    """A command whose own commands are the modules `members`, each with its `add_parser`."""
-    parser = _add_parser(commands, name, summary, epilog)
-    group = parser.add_subparsers(title=title, metavar="WHAT", required=True)
-    for member in members:
-        member.add_parser(group)
-
-
-def _add_parser(commands: Commands, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    return (
+        f"folder of a published checkpoint of {titles()}, or the name that `sonant download` fetched one by (default: "
+        "the environment variable SONANT_MODEL)"
     )
 
 

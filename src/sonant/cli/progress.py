@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sonant.cli.progress_line import ProgressLine
 from sonant.types import FinishReason, Speech
+
+
+class _Noted(logging.Handler):
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self.progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.progress.note(record.getMessage().partition("\n")[0])
 
 
 class Progress:
@@ -20,6 +32,19 @@ class Progress:
     def note(self, text: str) -> None:
         """Tells what is going on before there is sound."""
         self.line.show(text, at_once=True)
+
+    @contextmanager
+    def following(self, log: logging.Logger) -> Iterator[None]:
+        """Tells what this log says, on the line that moves: nobody else reads it."""
+        handler = _Noted(self)
+        level = log.level
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(level)
 
     def start(self) -> None:
         """The clock runs from here: loading is not speaking."""

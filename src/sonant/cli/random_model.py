@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sonant.cli.options import Commands, add_command
 from sonant.cli.sound_file import OutputError
 from sonant.errors import ConfigError
-from sonant.load import pick_device
+from sonant.loading import pick_device
 from sonant.models.registry import family_module, family_names
 
 EXAMPLES = """
@@ -21,9 +20,7 @@ sonant random-model big --size 1.7b --device cuda
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "write a model of random weights: it babbles, at the speed of a real one"
-    parser = add_command(commands, "random-model", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="where to write it; made if it is not there")
     families = {name: family_module(name, "synthetic") for name in family_names()}
     first = next(iter(families))

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 
-import sonant
 from sonant.cli import speakers
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_model, whole_number
 from sonant.cli.progress import Progress
 from sonant.cli.sound_file import FORMATS, STDOUT, OutputError, SoundOutput, open_output
 from sonant.cli.text_source import read_text
+from sonant.cli.torch_import import import_torch
 from sonant.config import EngineConfig
-from sonant.engine.engine import Engine
 from sonant.errors import ConfigError
 from sonant.models.registry import all_knobs
 from sonant.sampling import Sampling
 from sonant.text.sentences import check_text
 from sonant.types import Speech, SpeechRequest
 from sonant.voice import Voice
+
+if TYPE_CHECKING:
+    from sonant.engine.engine import Engine
 
 # One text needs few rows, and on a GPU the cache then takes what they can use instead of all memory. A long
 # text is spoken four parts at a time.
@@ -39,8 +43,7 @@ sonant say "Hello." --model model -o - --format pcm | aplay -f S16_LE -r 24000
 """
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "say", run, summary="speak a text into a file", examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text", metavar="TEXT", nargs="?",
         help="what to say; - reads it from stdin, as UTF-8 (default: - if something is piped in)",
@@ -96,7 +99,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, metavar="N" if kind is int else "X", type=kind, help=told)
     group.add_argument(
         "--max-frames", metavar="N", type=int,
-        help="cut after N frames, for each part of a long text; `sonant voices` tells how many make a second "
+        help="cut after N frames, of a long text in all; `sonant voices` tells how many make a second "
         "(default: by the text's length)",
     )  # fmt: skip
     group.add_argument(
@@ -122,20 +125,30 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text)
     check_text(text, config.max_text_chars)  # again in the engine, but here before a long load
     folder = model_folder(args.model)
-    if args.threads:
-        torch.set_num_threads(args.threads)
     progress = Progress(quiet=args.quiet)
     with open_output(args.out, args.format) as output:
         try:
             progress.note("loading …")
-            with sonant.load(
-                folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config
-            ) as engine:
+            with progress.following(logging.getLogger("sonant.engine.compile_ahead")):
+                engine = _load(folder, config, args)
+            with engine:
                 speech = _speak(engine, _request(engine, text, asked, args, progress), output, progress)
         finally:
             progress.clear()
     progress.summary(output.name, speech)
     return 0
+
+
+def _load(folder: Path, config: EngineConfig, args: argparse.Namespace) -> Engine:
+    """torch is imported here, after all that can be refused without it: it takes a second or two."""
+    import_torch()
+    import torch
+
+    from sonant import load
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
 
 
 def _request(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-import sonant
 from sonant.cli.model_folder import given_once, model_folder
-from sonant.cli.options import Commands, add_command
-from sonant.cli.settings import add_arguments, gather, misspelt, settings_of
+from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.models.registry import describe
 from sonant.serving.options import ModelOptions, ServeOptions
+from sonant.serving.start_check import check_start, page_address
 
 EXAMPLES = """
 sonant serve model
@@ -23,13 +23,13 @@ sonant serve --config sonant.toml
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
 
-CONFIG_VARIABLE = "SONANT_CONFIG"
+_MANY_CORES = 8
+_MOST_FRONT_ENDS = 8
 
 logger = logging.getLogger(__name__)
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "serve", run, summary="answer OpenAI's speech API", examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
@@ -37,30 +37,73 @@ def add_parser(commands: Commands) -> None:
         f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
     )  # fmt: skip
     for title, owner in (("model", ModelOptions), ("server", ServeOptions), ("engine", EngineConfig)):
-        add_arguments(parser.add_argument_group(title), settings_of(owner))
+        add_settings(parser.add_argument_group(title), settings_of(owner))
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from sonant.serving.app import create_app
-        from sonant.serving.engine_supervisor import EngineSupervisor
-        from sonant.serving.server import server_for
-    except ModuleNotFoundError as e:
-        raise ConfigError(f"serving needs {e.name}; install it with: pip install 'sonant[serve]'") from e
+    if missing := missing_packages():
+        raise ConfigError(f"serving needs {missing[0]}; install it with: pip install 'sonant[serve]'")
+    from sonant.serving.limits.keys import exposure
+    from sonant.serving.observability.log_format import configure_logging
+
     model, options, config = read_options(args)
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    configure_logging(options.log_level, options.log_format)
+    for warning in exposure(options):
+        logger.warning("%s", warning)
+    check_start(options)
     folder = model_folder(model.model)
+    workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
+    if workers == 0:
+        return _in_one_process(folder, model, options, config)
+    return _in_processes(folder, model, options, config, workers)
 
-    def load() -> sonant.Engine:
-        return sonant.load(folder, device=model.device, dtype=model.dtype, codec_dtype=model.codec_dtype, config=config)
 
-    app = create_app(EngineSupervisor(load), options, describe(folder), folder.name)
-    server = server_for(app, options)
-    try:
+def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
+    from sonant.engine.engine import Engine
+    from sonant.loading import load as load_engine
+    from sonant.loading import pick_device
+    from sonant.models.registry import describe, load_prompter
+    from sonant.serving.processes.one_process import one_process
+
+    pick_device(model.device)  # without a GPU it will not come while we wait
+
+    def load() -> Engine:
+        kinds = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        return load_engine(folder, config=config, sound="int16", **kinds)
+
+    prompter, described = load_prompter(folder, config), describe(folder)
+    with one_process(load, prompter, options, described, folder.name) as (server, supervisor):
+        if options.port:
+            logger.info("the page will be at %s", page_address(options.host, options.port))
         server.run()
-    finally:
-        app.state.service.close()  # also when uvicorn had no time to: no thread may step while Python ends
+    if supervisor.fatal is not None:
+        raise supervisor.fatal
     return 0 if server.started else 1
+
+
+def _in_processes(
+    folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
+) -> int:
+    from sonant.serving.processes.launcher import Launcher, reserve
+    from sonant.serving.processes.scratch import scratch_folder
+    from sonant.serving.processes.setup import Setup
+
+    with reserve(options.host, options.port) as holder, scratch_folder() as scratch:
+        host, port = holder.getsockname()[:2]
+        setup = Setup(
+            folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,
+            port=port,
+        )  # fmt: skip
+        return asyncio.run(Launcher(setup, workers).run())
+
+
+def front_ends_for(cores: int) -> int:
+    """So that with a GPU's engine each has a core of its own; few cores are the engine's, which then is the CPU's."""
+    return 0 if cores < _MANY_CORES else min(_MOST_FRONT_ENDS, (cores - 4) // 2)
+
+
+def missing_packages() -> list[str]:
+    return [name for name in ("fastapi", "uvicorn", "msgspec", "prometheus_client", "av") if find_spec(name) is None]
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:

@@ -19,6 +19,7 @@ from sonant import strict
 from sonant.errors import ConfigError
 
 PREFIX = "SONANT_"
+CONFIG_VARIABLE = "SONANT_CONFIG"  # names the config file
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def settings_of(*owners: type) -> list[Setting]:
     return found
 
 
-def add_arguments(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
+def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
     for s in settings:
         default = ",".join(map(str, s.default)) if s.repeats else s.default
         shown = f"default: {default}; " if default not in (None, "") else ""
@@ -65,14 +66,14 @@ def add_arguments(parser: argparse._ActionsContainer, settings: Iterable[Setting
         parser.add_argument(
             f"--{s.flag}",
             dest=s.name,
-            metavar=_metavar(s.kind),
+            metavar="FILE" if s.name.endswith("_file") else _metavar(s.kind),
             action="append" if s.repeats else "store",
             help=f"{s.help}{more} ({shown}{s.variable})".replace("%", "%%"),
         )
 
 
 def gather(
-    settings: Iterable[Setting], args: argparse.Namespace, environment: Mapping[str, str], file: Path | None
+    settings: Iterable[Setting], args: argparse.Namespace | None, environment: Mapping[str, str], file: Path | None
 ) -> dict[type, dict[str, Any]]:
     """What was set, for each owner; what nobody set is left to its default."""
     settings = list(settings)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sonant.engine.engine import Engine
 from sonant.errors import BadAudio, ConfigError
 from sonant.voice import Voice
+
+if TYPE_CHECKING:
+    from sonant.engine.engine import Engine
 
 HELP = (
     "who speaks what follows [SPEAKER0] in the text; again for [SPEAKER1] and so on. WHO is text=HOW IT SOUNDS, in "

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from sonant.cli.model_folder import model_folder
-from sonant.cli.options import Commands, add_command, add_json, add_model
+from sonant.cli.options import add_json, add_model
 from sonant.models.description import Description
 from sonant.models.registry import describe
 
@@ -17,9 +17,7 @@ sonant voices --model model --json
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "list a model's voices and languages, without loading it"
-    parser = add_command(commands, "voices", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_json(parser)
 

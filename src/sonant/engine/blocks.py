@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from sonant.models.base import Ints
+from sonant.models.prompt import Ints
 
 
 @dataclass

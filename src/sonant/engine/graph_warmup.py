@@ -1,14 +1,15 @@
 """The graphs that an engine is to have and has not captured yet, smallest batch first.
 
-An engine answers when its small batches are captured. The others follow one at a time, between steps, when the step
-loop finds that no listener would notice; how long one will take is told by the last one of its kind.
+An engine answers when all of them are captured, or with `warm_rows` when its small batches are. The others then follow
+one at a time, between steps, when the step loop finds that no listener would notice; how long one will take is told by
+the last one of its kind.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ class Capturable(Protocol):
     name: str
 
     def capture(self, buckets: Iterable[Any], pool: Any) -> None: ...
+    def captures(self, bucket: Any) -> tuple[Callable[[Any], Any], Any]:
+        """What is run to be captured, and on what."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,10 @@ class GraphWarmup:
         """How long the next one will take; for ever, as far as anybody knows, if none of its kind was captured yet."""
         return _MARGIN * self._last_s.get(self.pending[0].step.name, float("inf"))
 
-    def capture_up_to(self, rows: int) -> None:
+    def capture_up_to(self, rows: int, before: Callable[[int], None]) -> None:
+        """`before` is called before each one, with how many there are by then."""
         while self.pending and self.pending[0].rows <= rows:
+            before(self.done)
             self.capture_next()
 
     def capture_next(self) -> None:

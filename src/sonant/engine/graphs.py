@@ -41,7 +41,8 @@ PREFILL_SIZES = (
 
 _CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
 _MOST_REPLAYS = 8  # an eager step costs the host about as much as so many replays cost the device
-_WARM_POSITIONS = 8  # of an eager prefill into scratch memory
+_PLENTY_BYTES = 8 << 30  # of free memory: more than any graph asks for
+_EAGER_POSITIONS = (8, 264, 272)  # of eager prefills into scratch memory
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class GraphPool:
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """As `torch.cuda.graph`, which would also empty the cache of pinned memory: `reserve_pinned` has filled it, and
         steps that find it empty ask the driver."""
-        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info(self._stream.device)[0] < _PLENTY_BYTES:
+            torch.cuda.empty_cache()  # what runs keep for each other the pool cannot use; giving it back takes time
         with torch.cuda.stream(self._stream):
             # other threads may be encoding a voice: what they do must not spoil the capture
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
@@ -106,8 +108,11 @@ class GraphedStep:
     def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
         """Smallest first. The steps run for real while they are captured, on the scratch row only."""
         for bucket in buckets:
-            rows = torch.full((bucket,), self.scratch_row, device=self.device)
-            self.captured[bucket] = capture_graph(f"{self.name} for {bucket} rows", self.run, rows, pool)
+            self.captured[bucket] = capture_graph(f"{self.name} for {bucket} rows", *self.captures(bucket), pool)
+
+    def captures(self, bucket: int) -> tuple[Run, Tensor]:
+        """What a graph of this size is of."""
+        return self.run, torch.full((bucket,), self.scratch_row, device=self.device)
 
     def buckets_for(self, count: int) -> list[int]:
         """The captured sizes that take `count` rows between them; none: the step runs eagerly."""
@@ -157,15 +162,22 @@ class PrefillGraphs:
 
     def capture(self, buckets: Iterable[Bucket], pool: GraphPool) -> None:
         for bucket in buckets:
-            shape = self._shape(bucket)
-            packed = to_device(self.model.pack([], shape), self.device)
-            name = f"prefill of {shape.prompts} × {shape.positions}" + (f" ({shape.kind})" if shape.kind else "")
-            self.captured[bucket] = capture_graph(name, partial(self._run, shape=shape), packed, pool)
+            prompts, positions, kind = bucket
+            name = f"prefill of {prompts} × {positions}" + (f" ({kind})" if kind else "")
+            self.captured[bucket] = capture_graph(name, *self.captures(bucket), pool)
+
+    def captures(self, bucket: Bucket) -> tuple[Run, Tensor]:
+        shape = self._shape(bucket)
+        return partial(self._run, shape=shape), to_device(self.model.pack([], shape), self.device)
 
     def compile(self) -> None:
-        """Run an eager prefill into scratch memory, so that no listener waits for kernels to be compiled."""
+        """Run eager prefills into scratch memory, so that no listener waits for kernels to be compiled.
+
+        One length is a multiple of 16 and one is none, since kernels differ by that; both are longer than any graph.
+        """
         for kind in self.model.spec.prefill_kinds:
-            self._eager([], PrefillShape(1, _WARM_POSITIONS, 1, kind))
+            for positions in _EAGER_POSITIONS:
+                self._eager([], PrefillShape(1, positions, -(-positions // self.block_tokens), kind))
 
     def __call__(self, items: Sequence[PrefillItem]) -> None:
         kinds: defaultdict[int, list[tuple[int, PrefillItem]]] = defaultdict(list)

@@ -27,16 +27,17 @@ def allocate_kv(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
 def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device) -> int:
     """Without the scratch block."""
     tokens = config.kv_tokens
+    holders = (config.max_rows or 1) + (config.max_parked or 0)  # a parked request keeps its blocks
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         tokens = int(free * config.kv_memory_fraction) // spec.kv_token_bytes
     elif tokens is None:
-        tokens = (config.max_rows or 1) * min(_CPU_TOKENS_PER_ROW, config.max_positions)
+        tokens = holders * min(_CPU_TOKENS_PER_ROW, config.max_positions)
     blocks = tokens // config.block_tokens
     if blocks < 1:
         raise ConfigError(
             f"there is memory for {tokens} positions of KV cache, less than one block of {config.block_tokens}; "
             "free GPU memory or set kv_tokens"
         )
-    # blocks beyond what all rows can ever reserve would only sit there
-    return min(blocks, (config.max_rows or 1) * -(-config.max_positions // config.block_tokens))
+    # blocks beyond what all of them can ever reserve would only sit there
+    return min(blocks, holders * -(-config.max_positions // config.block_tokens))

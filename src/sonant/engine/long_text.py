@@ -3,8 +3,9 @@
 The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
 made one or two at a time for a listener, who has sound buffered, and a few at a time for a file; either way sound
 leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
-would fill the memory: it is begun when they have read on. Every prompt is laid out before its part gets here, so that
-going on from part to part costs the step thread nothing.
+would fill the memory: it is begun when they have read on. `max_frames` bound the whole, however many parts are made at
+once: what was made beyond is dropped. Every prompt is laid out before its part gets here, so that going on from part to
+part costs the step thread nothing.
 
 Where the model goes on from what was said before (`Context`), parts are made strictly one after the other. What comes
 here of them is laid out without context, which only shows that they can be spoken; a part is laid out anew, on the
@@ -17,19 +18,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-import torch
+import numpy as np
 
 from sonant.audio.join import Joiner
 from sonant.engine.context import Context
+from sonant.engine.frame_limit import FrameLimit
 from sonant.engine.request import Request, Sink
+from sonant.engine.step_queue import StepQueue
 from sonant.engine.stream import Mailbox
 from sonant.errors import EngineClosed, EngineError, SonantError
-from sonant.models.spec import ModelSpec
+from sonant.models.speech_spec import SpeechSpec
 from sonant.types import AudioChunk, FinishReason, Samples
 
 OFFLINE_PARTS_AT_ONCE = 4
@@ -37,27 +39,6 @@ OFFLINE_PARTS_AT_ONCE = 4
 logger = logging.getLogger(__name__)
 
 
-class StepQueue(Protocol):
-    """What a long text needs of the step loop."""
-
-    def post(self, request: Request) -> None: ...
-    def abort(self, requests: Iterable[Request]) -> None: ...
-
-
-class PartSink:
-    """Takes one part's sound for the whole."""
-
-    def __init__(self, whole: LongText, index: int) -> None:
-        self.whole, self.index = whole, index
-
-    def push(self, chunk: AudioChunk) -> None:
-        self.whole.on_chunk(self.index, chunk)
-
-    def finish(self, reason: FinishReason) -> None:
-        self.whole.on_finish(self.index, reason)
-
-    def fail(self, error: Exception) -> None:
-        self.whole.on_fail(error)
 
 
 @dataclass(frozen=True)
@@ -79,17 +60,19 @@ class LongText:
     def __init__(
         self,
         sink: Sink,
-        spec: ModelSpec,
+        spec: SpeechSpec,
         queue: StepQueue,
         *,
         at_once: int,
         live: bool,
         context: Context | None = None,
+        max_frames: int | None = None,
     ) -> None:
+        self.limit = FrameLimit(max_frames, spec.samples_per_frame)
         self.sink, self.sample_rate, self.steps, self.context = sink, spec.sample_rate, queue, context
         self.at_once, self.live = at_once if context is None else 1, live
         self.listener = sink if live and isinstance(sink, Mailbox) else None  # who may read too slowly
-        self.no_frames = torch.empty(0, *spec.frame.shape, dtype=spec.frame.dtype).numpy()
+        self.no_frames = np.empty((0, *spec.frame_shape), spec.frame_dtype)
         self.joiner = Joiner(spec.sample_rate)
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
@@ -155,7 +138,7 @@ class LongText:
             if self.context is not None:
                 self.context.hear(chunk.frames)
             if index == self.playing:
-                self._play(chunk, self.joiner.push(chunk.samples))
+                self._hear(chunk)
                 self._submit_what_may()
             else:
                 self.early.setdefault(index, []).append(chunk)
@@ -191,19 +174,42 @@ class LongText:
 
     def _next_part(self) -> None:
         last = self.closed and self.playing == self.parts - 1
-        self._play(None, self.joiner.end() if last else self.joiner.seam())
+        spent = self.limit.reached and self.playing < self.parts - 1  # and more was to be said
+        self._play(None, self.joiner.end() if last else self.joiner.seam(), ends=spent)
         self.playing += 1
         if last:
             return self._end_by_parts()
+        if spent:
+            return self._cut()
         for chunk in self.early.pop(self.playing, []):
-            self._play(chunk, self.joiner.push(chunk.samples))
+            if not self.over:
+                self._hear(chunk)
         return None
+
+    def _hear(self, chunk: AudioChunk) -> None:
+        """A chunk whose turn it is, up to the last frame that the whole may have."""
+        chunk, cut = self.limit.take(chunk)
+        samples = self.joiner.push(chunk.samples)
+        if not cut:
+            return self._play(chunk, samples)
+        self._play(chunk, np.concatenate([samples, self.joiner.end()]), ends=True)
+        return self._cut()
+
+    def _cut(self) -> None:
+        """The whole has all the frames that it may have, and there would be more."""
+        self.queue.clear()
+        self.steps.abort(self.active)
+        self._end(FinishReason.LENGTH)
 
     def _unfinished(self) -> int:
         return len(self.active) - len(self.ended)
 
     def _submit_what_may(self) -> None:
         """For a listener the second part waits for the first one's sound, which it must not delay."""
+        if self.limit.reached:
+            if self.queue and self.playing == len(self.active) and not self.over:
+                self._cut()
+            return
         while self.queue and not self.laying_out and self._unfinished() < self.at_once:
             if self.live and self._unfinished() and not self.given_samples:
                 return
@@ -256,14 +262,15 @@ class LongText:
     def _heard_s(self, clock: _Clock) -> float:
         return (self.given_samples - clock.given_samples) / self.sample_rate
 
-    def _play(self, chunk: AudioChunk | None, samples: Samples) -> None:
+    def _play(self, chunk: AudioChunk | None, samples: Samples, *, ends: bool = False) -> None:
         start_s = self.given_samples / self.sample_rate
         self.given_samples += len(samples)
         if self.clock is not None:
             for later in self.active[self.playing + 1 :]:
                 later.hear(self._heard_s(self.clock))
+                self.steps.heard(later)
         segment = self.segments[self.playing]
-        ends = chunk is None and segment not in self.segments[self.playing + 1 : self.playing + 2]
+        ends = ends or (chunk is None and segment not in self.segments[self.playing + 1 : self.playing + 2])
         frames = self.no_frames if chunk is None else chunk.frames
         if chunk is not None or ends or len(samples):
             self.sink.push(AudioChunk(samples, self.sample_rate, start_s, frames, segment, ends))

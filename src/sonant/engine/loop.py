@@ -16,17 +16,22 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
+from sonant.audio.pcm import NO_SOUND
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
-from sonant.errors import EngineClosed, EngineError, Overloaded
+from sonant.engine.step_queue import OpenText
+from sonant.engine.telemetry import EngineStats
+from sonant.errors import EngineClosed, EngineError, Overloaded, TooLate
 from sonant.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_LOOK_EVERY_S = 0.05  # at those who wait, for whom it is too late
 
 
 class Observer(Protocol):
@@ -36,17 +41,11 @@ class Observer(Protocol):
     def around_launch(self, plan: Plan) -> AbstractContextManager[None]: ...
 
 
-class OpenText(Protocol):
-    """Something that may have no request here and yet wait for one."""
-
-    def engine_ended(self, failure: Exception | None) -> None: ...
-
-
 class StepLoop:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self.runner, self.config = runner, config
         self.pool = BlockPool(runner.blocks, config.block_tokens)
-        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool)
+        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool, runner.telemetry)
         self.steps = 0
         self.failure: Exception | None = None
         self._inbox: list[Request] = []
@@ -56,6 +55,8 @@ class StepLoop:
         self._expected = 0  # requests that are still being laid out, see `expect`
         self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
+        self.after_delivery: Callable[[], None] = _nothing  # called when all sinks have been told what there is
+        self._looked_s = 0.0
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
@@ -89,6 +90,9 @@ class StepLoop:
             self._aborts.extend(requests)
             self._wake.notify()
 
+    def heard(self, request: Request) -> None:
+        """The scheduler looks at the request itself."""
+
     def watch(self, text: OpenText) -> None:
         """Tell this one when the engine ends."""
         with self._wake:
@@ -112,6 +116,9 @@ class StepLoop:
     def waiting(self) -> int:
         return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
+    def stats(self) -> EngineStats:
+        return self.scheduler.sharing.stats(self.steps, waiting=self.waiting(), unseen=len(self._inbox))
+
     def join(self) -> None:
         self._thread.join()
 
@@ -122,7 +129,7 @@ class StepLoop:
         self._thread.join(drain_s)
         self._in_haste = True
         while self._thread.is_alive():  # a long text may still post its next part
-            self.abort([*self._inbox, *self.scheduler.waiting, *self.scheduler.running])
+            self.abort([*self._inbox, *self.scheduler.requests])
             self._thread.join(0.05)
 
     def _check_running(self) -> None:
@@ -151,7 +158,10 @@ class StepLoop:
             if observer is not None:
                 observer.between_steps()
             self._take_messages()
-            plan = self.scheduler.plan(time.monotonic())
+            now_s = time.monotonic()
+            if now_s - self._looked_s >= _LOOK_EVERY_S:
+                self._refuse_late(now_s)
+            plan = self.scheduler.plan(now_s)
             if plan:
                 telemetry.took("plan")
                 with nullcontext() if observer is None else observer.around_launch(plan):
@@ -173,8 +183,7 @@ class StepLoop:
         warmup, now_s = self.runner.warmup, time.monotonic()
         if not warmup.pending or warmup.held or self._stop or self._inbox or self._expected:
             return False
-        requests = [*self.scheduler.waiting, *self.scheduler.running]
-        live = [r for r in requests if r.speech.live and not r.abort_requested]
+        live = [r for r in self.scheduler.requests if r.speech.live and not r.abort_requested]
         return all(self.scheduler.slack_s(r, now_s) > warmup.expected_s for r in live)
 
     def _take_messages(self) -> None:
@@ -186,11 +195,26 @@ class StepLoop:
             if request.abort():
                 self._tell(request, request.sink.finish, FinishReason.ABORT)
                 self._retire(request)
+        if aborts:
+            self.after_delivery()
+
+    def _refuse_late(self, now_s: float) -> None:
+        """Who has waited for as long as they were promised a sound within is told when to come back."""
+        self._looked_s = now_s
+        waiting = [(r, r.speech.first_audio_within_s) for r in self.scheduler.waiting]
+        late = [(r, within_s) for r, within_s in waiting if within_s is not None and now_s - r.arrival_s >= within_s]
+        first_sound_s = self.stats().first_sound_s() if late else 0.0
+        for request, within_s in late:
+            if request.abort():
+                retry_s = max(1.0, first_sound_s - within_s)
+                message = f"no row was free within {within_s:g} s; the engine is full, try again later"
+                self._fail(request, TooLate(message, retry_s))
+                self._retire(request)
 
     def _wait_for_messages(self) -> bool:
         """Sleep until there is something to do; False: there never will be."""
         with self._wake:
-            if self._inbox or self._aborts or self.scheduler.running or self.scheduler.waiting:
+            if self._inbox or self._aborts or self.scheduler.requests:
                 return True
             if self._stop and (self._in_haste or not self._expected):
                 return False
@@ -200,7 +224,9 @@ class StepLoop:
     def _collect(self, step: Step) -> None:
         chunks, now_s = self.runner.collect(step), time.monotonic()
         for request, chunk in chunks:
-            if request.on_trial:
+            if chunk is None:
+                self._drop(request, EngineError(NO_SOUND))
+            elif request.on_trial:
                 request.hold(chunk)
             elif not request.abort_requested:
                 self._count_ahead(request, len(chunk.frames), now_s)
@@ -210,6 +236,7 @@ class StepLoop:
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self._complete(request)
+        self.after_delivery()
         self.runner.telemetry.took("deliver")
 
     def _complete(self, request: Request) -> None:
@@ -231,9 +258,14 @@ class StepLoop:
             message(value)
         except Exception as e:
             logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
-            request.abort()
             error = EngineError(f"the sound could not be handed over: {type(e).__name__}: {e}")
             error.__cause__ = e
+            self._drop(request, error)
+
+    def _drop(self, request: Request, error: Exception) -> None:
+        """End one request with an error, once."""
+        if not request.abort_requested:
+            request.abort()
             self._fail(request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:
@@ -259,7 +291,7 @@ class StepLoop:
         """Nothing will be spoken any more: tell all who still wait, those without a request too."""
         with self._wake:
             self._ended = True
-            requests = [*self._inbox, *self.scheduler.waiting, *self.scheduler.running]
+            requests = [*self._inbox, *self.scheduler.requests]
             texts = list(self._open)
         if self.failure is not None:
             for request in requests:
@@ -267,3 +299,8 @@ class StepLoop:
                     self._fail(request, self.failure)
         for text in texts:
             text.engine_ended(self.failure)
+        self.after_delivery()
+
+
+def _nothing() -> None:
+    """For an engine whose sinks need no word of their own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,15 +18,24 @@ from sonant.models.spec import Field
 from sonant.types import Frames, Samples
 
 
+@dataclass(frozen=True)
+class SoundShape:
+    """Of all sound that a step can make."""
+
+    samples: int
+    dtype: torch.dtype
+
+
 class Slot:
-    def __init__(self, records: int, frame: Field, samples: int, device: torch.device) -> None:
+    def __init__(self, records: int, frame: Field, sound: SoundShape, device: torch.device) -> None:
         pinned = device.type == "cuda"
         assert frame.dtype.itemsize == 4, "a record is made of words of 32 bits"
         self.frame = frame
         self.records = torch.empty(records, 1 + math.prod(frame.shape), dtype=torch.int32, pin_memory=pinned)
         self.words = self.records.numpy()  # the same memory
         self.dtype = np.int32 if frame.dtype == torch.int32 else np.float32
-        self.sound = torch.empty(samples, dtype=torch.float32, pin_memory=pinned)
+        self.sound = torch.empty(sound.samples, dtype=sound.dtype, pin_memory=pinned)
+        self.samples = self.sound.numpy()
         # blocking: the step thread sleeps instead of spinning on the driver's lock
         self.done = torch.cuda.Event(blocking=True) if pinned else None
 
@@ -36,12 +46,16 @@ class Slot:
 
     def take_sound(self, start: int, count: int) -> Samples:
         """A copy of samples [start, start + count) that outlives the slot."""
-        return self.sound[start : start + count].numpy().copy()
+        return self.samples[start : start + count].copy()
+
+    def is_marked(self, at: int) -> bool:
+        """Whether the mark there is set, behind a row of samples that has one."""
+        return bool(self.samples[at])
 
 
 class OutputRing:
-    def __init__(self, depth: int, records: int, frame: Field, samples: int, device: torch.device) -> None:
-        self.slots = [Slot(records, frame, samples, device) for _ in range(depth)]
+    def __init__(self, depth: int, records: int, frame: Field, sound: SoundShape, device: torch.device) -> None:
+        self.slots = [Slot(records, frame, sound, device) for _ in range(depth)]
         self.next = 0
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 

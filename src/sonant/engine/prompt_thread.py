@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from sonant.engine.loop import StepLoop
+from sonant.engine.step_queue import StepQueue
 from sonant.errors import EngineClosed
 
 
 class PromptThread:
-    def __init__(self, loop: StepLoop) -> None:
-        self._loop = loop
+    def __init__(self, steps: StepQueue) -> None:
+        self._steps = steps
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sonant-prompt")
 
     def run_soon(self, lay_out: Callable[[], None]) -> None:
         """`lay_out` is to post a request, and tells its own text of errors. A draining engine waits for it."""
-        self._loop.expect()
+        self._steps.expect()
         try:
             laid_out = self._executor.submit(lay_out)
         except RuntimeError as e:
-            self._loop.stop_expecting()
+            self._steps.stop_expecting()
             raise EngineClosed("the engine is closed; load it again") from e
         laid_out.add_done_callback(self._done)
 
-    def close(self) -> None:
-        """Wait for the prompt that is being laid out, and drop the others: their texts were told by the step loop."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Drop prompts that are not begun: their texts were told that the engine has ended."""
+        self._executor.shutdown(wait=wait, cancel_futures=True)
 
     def _done(self, _: Future[None]) -> None:
-        self._loop.stop_expecting()
+        self._steps.stop_expecting()

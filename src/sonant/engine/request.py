@@ -1,7 +1,12 @@
 """The life of a request inside the engine. Only the methods here change it.
 
     WAITING → PREFILL → DECODING → DRAINING → DONE
+                 │         ⇅            │
+                 │       PARKED         │                      (PARKED: what was in its row lies aside, see parking.py)
                  └─────────┴──── abort ─┴→ LEAVING → DONE     (LEAVING: launched steps still use its row)
+
+A parked request keeps its blocks. Steps that were launched before may still come back: they book frames and emit
+sound, and may tell that it has ended: then it goes on as DRAINING, or, if all of it is there, is done without a row.
 
 Steps are decode steps, frames are what they complete: with a delay pattern the first `delay_steps` complete none.
 `launched` runs ahead of what the host has seen: frames up to `frames_launched` are on the device, of those the codec
@@ -19,7 +24,8 @@ from typing import Protocol
 import numpy as np
 
 from sonant.engine.blocks import Allocation
-from sonant.models.base import Prompt, Status
+from sonant.models.prompt import Prompt
+from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
 
 RUNNING = int(Status.RUNNING)  # what nearly every record says, so that it is worth a name that is found quickly
@@ -30,6 +36,7 @@ class State(Enum):
     PREFILL = auto()
     DECODING = auto()
     DRAINING = auto()
+    PARKED = auto()
     LEAVING = auto()
     DONE = auto()
 
@@ -50,11 +57,15 @@ class Request:
     arrival_s: float
     delay_steps: int = 0
     queued_s: float = 0.0  # when the step thread was given it: a later part of a long text waits for those before it
+    since_s: float = 0.0  # when it began to wait for a row: as it was queued, or parked
     first_audio_s: float | None = None
     heard_s: float = 0.0  # sound that the listener got before this request's own
     state: State = State.WAITING
     row: int = -1
     allocation: Allocation | None = None
+    admitted_s: float = 0.0  # when it got its blocks
+    row_s: float = 0.0  # when it got the row that it has
+    tenure_at: int = 0  # steps launched when it has something to show for that row, and may be parked
     prefilled: int = 0
     preroll: int = 0  # next reference frame for the codec; -1: it has heard them all
     launched: int = 0
@@ -95,7 +106,8 @@ class Request:
 
     @property
     def complete(self) -> bool:
-        return self.state is State.DRAINING and self.total is not None and self.emitted >= self.total
+        over = self.state is State.DRAINING or self.state is State.PARKED
+        return over and self.total is not None and self.emitted >= self.total
 
     @property
     def on_trial(self) -> bool:
@@ -111,7 +123,7 @@ class Request:
     # Before its row
 
     def enqueue(self) -> None:
-        self.queued_s = time.monotonic()
+        self.queued_s = self.since_s = time.monotonic()
 
     def continue_stream(self, first_audio_s: float | None, heard_s: float) -> None:
         """Its listener began to hear at `first_audio_s` and has been given so much; None: they wait anew."""
@@ -121,9 +133,30 @@ class Request:
         """Its listener has been given so much before it, by now."""
         self.heard_s = heard_s
 
-    def admit(self, row: int, allocation: Allocation) -> None:
-        self.row, self.allocation, self.state = row, allocation, State.PREFILL
+    def be_heard(self, now_s: float) -> None:
+        """Its first sound has reached this end of a channel; later calls change nothing."""
+        if self.first_audio_s is None:
+            self.first_audio_s = now_s
+
+    # Its row
+
+    def admit(self, row: int, allocation: Allocation, tenure: int, now_s: float) -> None:
+        """`tenure` is how many steps are launched for it before the row may go to another."""
+        self.allocation, self.state, self.admitted_s = allocation, State.PREFILL, now_s
         self.prefilled = allocation.reused_tokens
+        self._sit(row, tenure, now_s)
+
+    def park(self, now_s: float) -> None:
+        assert self.state is State.DECODING
+        self.row, self.state, self.since_s = -1, State.PARKED, now_s
+
+    def resume(self, row: int, tenure: int, now_s: float) -> None:
+        assert self.state is State.PARKED
+        self.state = State.DECODING if self.total is None else State.DRAINING
+        self._sit(row, tenure, now_s)
+
+    def _sit(self, row: int, tenure: int, now_s: float) -> None:
+        self.row, self.row_s, self.tenure_at = row, now_s, self.launched + tenure
 
     # Planned, launched and collected
 
@@ -202,7 +235,8 @@ class Request:
         """Wait anew, with the next try's values; what was made is forgotten."""
         again = replace(self.prompt, staged={**self.prompt.staged, **self.prompt.retries[self.tries]})
         fresh = Request(self.speech, again, self.sink, self.arrival_s, self.delay_steps, tries=self.tries + 1)
-        vars(self).update(vars(fresh) | {"queued_s": self.queued_s, "abort_requested": self.abort_requested})
+        kept = {name: getattr(self, name) for name in ("queued_s", "since_s", "abort_requested")}
+        vars(self).update(vars(fresh) | kept)
 
     def release_held(self) -> list[AudioChunk]:
         held, self.held = self.held, []

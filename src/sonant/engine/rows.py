@@ -1,4 +1,4 @@
-"""Rows: the device memory of running requests. A request owns one row from admission to its last sample.
+"""Rows: the device memory of running requests. A request owns one row while it speaks (but see parking.py).
 
 What the host decides (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a
 step travel in one copy and land with one kernel. What the steps compute the host never touches: numbers lie in the same
@@ -29,10 +29,10 @@ class Rows:
         self.staged_layout = RowLayout(spec.staged, blocks_per_row)
         self.layout = RowLayout([*spec.staged, *numbers], blocks_per_row)
         self.slab = torch.zeros(count + 1, self.layout.end, dtype=torch.int32, device=device)
+        self.tensors = [f for f in spec.state if f not in numbers]  # fields with a tensor of their own
         self.fields: dict[str, Tensor] = {
             f.name: torch.empty(*f.shape[: f.row_dim], count + 1, *f.shape[f.row_dim :], dtype=f.dtype, device=device)
-            for f in spec.state
-            if f not in numbers
+            for f in self.tensors
         }
         self.fields |= self.layout.views(self.slab)
         self.staged: dict[int, np.ndarray[Any, np.dtype[np.int32]]] = {}
@@ -46,6 +46,10 @@ class Rows:
 
     def give_back(self, row: int) -> None:
         self.free.append(row)
+
+    def contents(self, row: int) -> list[Tensor]:
+        """Views of all that a row holds: its line, and its place in every tensor."""
+        return [self.slab[row], *(self.fields[f.name].select(f.row_dim, row) for f in self.tensors)]
 
     def stage(self, row: int, values: Mapping[str, Any], blocks: list[int]) -> None:
         """Set what the host decides of a row; `apply` sends it."""

@@ -7,6 +7,7 @@ each decoding row, then sound for the rows that are due, which may be of the fra
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
+from sonant.engine.compile_ahead import CompileAhead, NothingAhead
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.graphs import (
     PREFILL_SIZES,
@@ -25,15 +27,19 @@ from sonant.engine.graphs import (
     synchronize,
 )
 from sonant.engine.kv_cache import allocate_kv
-from sonant.engine.output import OutputRing, Slot
+from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
+from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
-from sonant.types import AudioChunk
+from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
+
+_NEEDED_ROWS = 8  # without graphs up to that many there is no engine
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,28 @@ class Step:
 
 
 class Runner:
-    def __init__(self, model: SpeechModel, config: EngineConfig, sizes: FrameSizes, device: torch.device) -> None:
-        self.model, self.config, self.sizes, self.device = model, config, sizes, device
+    def __init__(
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        sizes: FrameSizes,
+        device: torch.device,
+        sound: SoundFormat = "float32",
+        start: StartTimes | None = None,
+        kernels: CompileAhead | None = None,
+    ) -> None:
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        start = start or StartTimes()
+        self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
+        self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
         self.telemetry = Telemetry()
         spec = model.spec
         assert config.max_rows is not None and config.max_batch is not None and config.steps_ahead is not None
         self.table_blocks = -(-config.max_positions // config.block_tokens)
         self.rows = Rows(spec, config.max_rows, self.table_blocks, device)
-        samples = sizes.codec_batch * spec.samples_per_frame
-        self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, samples, device)
+        samples = sizes.codec_batch * spec.samples_per_frame + self.marks * sizes.codec_batch
+        shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
+        self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         reserve_pinned(device)
         self.kv = allocate_kv(spec, config, device)
         with torch.inference_mode():
@@ -68,10 +87,11 @@ class Runner:
             for v in spec.variants
         }
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(model.codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
-        self._capture_first()
+        start.took("memory")
+        self._capture_first(start, kernels or NothingAhead())
 
     @property
     def blocks(self) -> int:
@@ -101,14 +121,38 @@ class Runner:
         return graphs
 
     @torch.inference_mode()
-    def _capture_first(self) -> None:
-        """What must be there before the engine answers."""
+    def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
+        """What must be there before the engine answers, each when its kernels are; in the order of `rehearsal`."""
+
+        def wait_for(stage: int) -> None:
+            start.took("graphs")
+            kernels.wait_for(stage)
+            start.took("kernels")
+
+        wait_for(0)
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
             self.prefill.compile()
-        self.warmup.capture_up_to(self.config.warm_rows)
+        warm_rows = self.config.warm_rows or 1
+        self.warmup.capture_up_to(min(warm_rows, _NEEDED_ROWS), before=lambda done: wait_for(done + 1))
+        try:
+            self.warmup.capture_up_to(warm_rows, before=lambda done: wait_for(done + 1))
+        except RuntimeError:
+            self._stay_with_what_there_is()
         if self.device.type == "cuda":
             synchronize(self.device)
+        start.took("graphs")
+        kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
+        start.took("kernels")
+
+    def rehearsal(self) -> list[Callable[[], object]]:
+        """Every step that is captured, to be run on the meta device: to see which kernels it needs."""
+
+        def run(wanted: PendingGraph) -> object:
+            step, given = wanted.step.captures(wanted.bucket)
+            return step(given)
+
+        return [self.prefill.compile, *(partial(run, wanted) for wanted in GraphWarmup(self._graphs(), None).pending)]
 
     @torch.inference_mode()
     def capture_next(self) -> None:
@@ -117,9 +161,12 @@ class Runner:
         try:
             self.warmup.capture_next()
         except RuntimeError:
-            left = len(self.warmup.pending)
-            logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
-            self.warmup.give_up()
+            self._stay_with_what_there_is()
+
+    def _stay_with_what_there_is(self) -> None:
+        left = len(self.warmup.pending)
+        logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
+        self.warmup.give_up()
 
     def replay_graphs(self, replay: bool) -> None:
         """False: every step runs eagerly, so that its operators can be seen."""
@@ -129,6 +176,10 @@ class Runner:
 
     def _run_frame(self, rows: torch.Tensor, variant: int) -> torch.Tensor:
         return decode_frame(self.model, rows, self.span_blocks, variant)
+
+    def _run_codec(self, rows: torch.Tensor, frames: int) -> torch.Tensor:
+        sound = self.model.codec(rows, frames)
+        return ops.pcm16(sound) if self.sound == "int16" else sound
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Step:
@@ -166,9 +217,13 @@ class Runner:
     def _count_first_step(self, request: Request) -> None:
         assert request.first_step_s is not None
         self.telemetry.first_step_s.add(request.first_step_s - request.queued_s)
+        self.telemetry.start_s.add(request.first_step_s - request.admitted_s)
 
-    def collect(self, step: Step) -> list[tuple[Request, AudioChunk]]:
-        """Wait for a step, book its stops, and give the sound it made, in order for each request."""
+    def collect(self, step: Step) -> list[tuple[Request, AudioChunk | None]]:
+        """Wait for a step, book its stops, and give the sound it made, in order for each request.
+
+        None stands for what is no sound: NaN or infinite. Where samples have no mark, whoever encodes them will see.
+        """
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
@@ -176,14 +231,15 @@ class Runner:
             if request.book(status, frame):
                 self._count_first_step(request)
         spec = self.model.spec
-        chunks: list[tuple[Request, AudioChunk]] = []
+        chunks: list[tuple[Request, AudioChunk | None]] = []
         offset = 0
         for request, first, frames in step.codec:
             if count := request.audible(first, frames):
                 samples = step.slot.take_sound(offset, count * spec.samples_per_frame)
                 chunk = AudioChunk(samples, spec.sample_rate, first * spec.frame_s, request.emit(count))
-                chunks.append((request, chunk))
-            offset += frames * spec.samples_per_frame
+                sounds = not self.marks or step.slot.is_marked(offset + frames * spec.samples_per_frame)
+                chunks.append((request, chunk if sounds else None))
+            offset += frames * spec.samples_per_frame + self.marks
         for request in step.users:
             request.leave_step()
         return chunks

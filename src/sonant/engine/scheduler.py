@@ -1,8 +1,8 @@
 """What runs next.
 
-Each step: admit by priority and arrival while rows and blocks last; prefill within a token budget; decode a frame
-for the rows with the least slack; vocode the chunks that are due. Slack is how much sound a listener still has
-buffered: one who has heard nothing yet has none, one who only wants the file has `OFFLINE_SLACK_S`.
+Each step: rows go to those who need them (`row_sharing.py`); prefill within a token budget; decode a frame for the
+rows with the least slack; vocode the chunks that are due. Slack is how much sound a listener still has buffered: one
+who has heard nothing yet has none, one who only wants the file has `OFFLINE_SLACK_S`.
 
 Invariants: a request is admitted only with every block it can ever need. Frames that wait for the codec never outgrow
 the ring that holds them. Nothing here reads the device.
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
+from sonant.engine.row_sharing import OFFLINE_SLACK_S, RowSharing
 from sonant.engine.rows import Rows
+from sonant.engine.telemetry import Telemetry
 from sonant.models.spec import ModelSpec
 
-OFFLINE_SLACK_S = 5.0
 BURST = 4  # times `prefill_tokens` in one step, while …
 BURST_SLACK_S = 1.0  # … every listener has so much sound buffered
 
@@ -50,14 +51,27 @@ class Plan:
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, sizes: FrameSizes, rows: Rows, pool: BlockPool
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        sizes: FrameSizes,
+        rows: Rows,
+        pool: BlockPool,
+        telemetry: Telemetry,
     ) -> None:
-        self.config, self.spec, self.sizes, self.rows, self.pool = config, spec, sizes, rows, pool
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
+        self.frame_s = spec.frame_s
+        self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
+        # the same lists
+        self.waiting, self.running, self.parked = self.sharing.waiting, self.sharing.running, self.sharing.parked
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that are not over."""
+        return [*self.waiting, *self.running, *self.parked]
 
     def plan(self, now_s: float) -> Plan:
-        self._admit()
+        self.sharing.share(now_s)
         plan = Plan()
         self._plan_prefill(plan, now_s)
         self._plan_decode(plan, now_s)
@@ -66,14 +80,7 @@ class Scheduler:
 
     def release(self, request: Request) -> None:
         """Forget a request and free what it held. No launched step may still use its row."""
-        assert request.steps_in_flight == 0
-        if request.state is State.WAITING:
-            self.waiting.remove(request)
-        else:
-            self.running.remove(request)
-            self.rows.give_back(request.row)
-            assert request.allocation is not None
-            self.pool.release(request.allocation)
+        self.sharing.release(request)
         request.finish()
 
     def slack_s(self, request: Request, now_s: float) -> float:
@@ -81,26 +88,14 @@ class Scheduler:
             return OFFLINE_SLACK_S
         if request.first_audio_s is None:
             return float("-inf")
-        return request.heard_s + request.vocoded * self.spec.frame_s - (now_s - request.first_audio_s)
-
-    def _admit(self) -> None:
-        self.waiting.sort(key=lambda r: (-r.speech.priority, r.arrival_s))
-        while self.waiting and self.rows.free:
-            request = self.waiting[0]
-            allocation = self.pool.allocate(request.prompt.keys, request.prefill_length, request.positions)
-            if allocation is None:
-                return  # the first in line waits for blocks; overtaking it could starve it
-            self.waiting.pop(0)
-            request.admit(self.rows.take(), allocation)
-            self.rows.stage(request.row, request.prompt.staged, allocation.blocks)
-            self.running.append(request)
+        return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s - now_s
 
     def _plan_prefill(self, plan: Plan, now_s: float) -> None:
         pending = [r for r in self.running if r.state is State.PREFILL]
         if not pending:
             return
         left = whole = self._prefill_budget(now_s)
-        pending.sort(key=lambda r: (-r.speech.priority, r.arrival_s))
+        pending.sort(key=lambda r: (-r.speech.priority, self.sharing.due_s(r)))
         for request in pending:
             need = request.prefill_length - request.prefilled
             if need == 0 and request.preroll > 0:
@@ -130,6 +125,8 @@ class Scheduler:
         groups: defaultdict[int, list[Request]] = defaultdict(list)
         for request in able[: self.config.max_batch]:
             request.plan_step()
+            if request.launched == request.tenure_at:
+                self.sharing.count_turn(request, now_s)
             groups[request.prompt.variant].append(request)
         plan.decode = dict(groups)
 

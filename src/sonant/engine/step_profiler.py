@@ -6,6 +6,7 @@ two steps, as an observer of the step loop. Nothing observes, and nothing costs,
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -134,3 +135,17 @@ class _Session:
         prefill = sum(end - start for _, start, end in plan.prefill) + len(plan.preroll)
         codec = sum(len(group) for group in plan.codec.values())
         return f"sonant.step rows={rows} bucket={bucket} prefill={prefill} codec={codec}"
+
+
+def record_to_file(engine: Engine, steps: int, *, timeout_s: float, stacks: bool, graphs: bool) -> tuple[int, Path]:
+    """How many steps came in time, and the gzipped trace of them, which is the caller's to delete."""
+    recording = StepProfiler(engine).record(steps, stacks=stacks, graphs=graphs, timeout_s=timeout_s)
+    with tempfile.NamedTemporaryFile(prefix="sonant-", suffix=".json.gz", delete=False) as file:
+        path = Path(file.name)
+    try:
+        if recording.steps:
+            recording.save(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return recording.steps, path

@@ -18,6 +18,7 @@ from typing import Self
 
 import numpy as np
 
+from sonant.audio.pcm import pcm16
 from sonant.errors import Aborted
 from sonant.types import AudioChunk, FinishReason, Samples, Speech
 
@@ -128,8 +129,18 @@ def _seconds(chunk: AudioChunk) -> float:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
+    if _running_loop() is loop:  # A front end's sound comes on the loop that waits for it.
+        return ready.set()
     with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
         loop.call_soon_threadsafe(ready.set)
+    return None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class SpeechStream:
@@ -202,7 +213,8 @@ class SpeechStream:
         samples = [c.samples for c in chunks]
         frames = np.concatenate([c.frames for c in chunks]) if chunks else np.zeros((0, 0), np.int32)
         if self._opening is not None and chunks and chunks[0].start_s == 0:
-            samples.insert(0, self._opening(len(frames)))
+            opening = self._opening(len(frames))
+            samples.insert(0, opening if samples[0].dtype == opening.dtype else pcm16(opening))  # type: ignore[arg-type]
         return Speech(
             samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
             sample_rate=self.sample_rate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 StepPhase = Literal["plan", "prefill", "frame", "codec", "wait", "deliver"]
@@ -23,6 +24,7 @@ _STEP_S = (
     5e-4, 1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3, 2.5e-3, 3e-3, 4e-3, 5e-3, 6e-3, 8e-3, 0.01, 0.0125, 0.015, 0.02, 0.03,
     0.05, 0.075, 0.1, 0.2, 0.5, 1.0,
 )  # fmt: skip
+_QUEUE_S = (1e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _FRAMES_AHEAD = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
@@ -42,6 +44,54 @@ class Tally:
         self.total += value
 
 
+class Mean:
+    """A mean that forgets: of about the last ten values. 0: there was none yet."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.value = 0.9 * self.value + 0.1 * value if self.value else value
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has at a moment, and how soon one who comes then would hear something."""
+
+    running: int
+    waiting: int
+    free_rows: int
+    rows: int
+    free_blocks: int
+    blocks: int
+    steps: int
+    parked: int = 0
+    lendable_rows: int = 0  # that one who needs sound now would be lent
+    in_need: int = 0  # of those without a row: who would go before one who comes now
+    start_s: float = 0.0  # measured lately: from a row to the first sound
+    turn_s: float = 0.0  # … from a row to the moment when it may go to another
+    whole_s: float = 0.0  # … from a request's blocks to its end
+
+    def first_sound_s(self, on_the_way: int = 0) -> float:
+        """Seconds to the first sound of one who comes after all that wait and `on_the_way` more."""
+        place = self.in_need + on_the_way + 1
+        return max(self._row_s(place), self._blocks_s(place)) + self.start_s
+
+    def _row_s(self, place: int) -> float:
+        """Until the so-manieth in line has a row: each row takes one every `turn_s`."""
+        return max(0, place - self.free_rows - self.lendable_rows) * self.turn_s / self.rows
+
+    def _blocks_s(self, place: int) -> float:
+        """… has blocks: those who hold them give them back only at their end."""
+        holders = self.running + self.parked
+        if not holders:
+            return 0.0
+        room = self.free_blocks * holders / max(1, self.blocks - self.free_blocks)
+        return max(0.0, place - room) * self.whole_s / holders
+
+
 class Telemetry:
     def __init__(self) -> None:
         self.phase_s = {phase: Tally(_SECONDS) for phase in STEP_PHASES}
@@ -49,6 +99,11 @@ class Telemetry:
         self.frames_ahead = Tally(_FRAMES_AHEAD)  # in a listener's hand when the next chunk comes; 0: they had run out
         self.first_step_s = Tally(_FIRST_STEP_S)  # from a request's arrival to its first decode step come back
         self.time_per_step_s = Tally(_STEP_S)  # a request's mean from one decode step to the next, at its end
+        self.queue_s = Tally(_QUEUE_S)  # from a request's arrival to its row
+        self.parkings = 0  # times that a row was lent
+        self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
+        self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
+        self.whole_s = Mean()  # from a request's blocks to its end
         self._mark_s = 0.0
 
     def begin(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonant.engine.long_text import LongText, PartSink
+from sonant.engine.long_text import LongText
+from sonant.engine.part_sink import PartSink
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadText

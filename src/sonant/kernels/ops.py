@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -51,6 +52,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "norm_linear": "gemv",
         "paged_attention": "paged",
         "paged_step": "paged",
+        "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
         "rms_norm": "norm",
@@ -87,7 +89,8 @@ def choose(op: str, device_type: str, training: bool = False) -> Choice:
 
 
 def pick(op: str, on: Tensor) -> Callable[..., Any]:
-    return choose(op, on.device.type, torch.is_grad_enabled()).function
+    device_type = on.device.type if gpu_of(on.device) is None else "cuda"
+    return choose(op, device_type, torch.is_grad_enabled()).function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -194,3 +197,7 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
     return pick("guided_step", x)(x, velocity, guidance, length)
+
+
+def pcm16(sound: Tensor) -> Tensor:
+    return pick("pcm16", sound)(sound)

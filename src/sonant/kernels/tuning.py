@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from sonant.kernels.gpu import gpu_of
+
 _LOG = logging.getLogger(__name__)
 FORMAT = 1
 
@@ -60,9 +62,8 @@ def key(kernel: str, shape: str, rows: int) -> str:
 
 def find(kernel: str, shape: str, rows: int, device: torch.device) -> Tile | None:
     """None: nobody measured this, nor a neighbour."""
-    if device.type != "cuda":
-        return None
-    return in_table(table(torch.cuda.get_device_name(device)), kernel, shape, rows)
+    gpu = gpu_of(device)
+    return None if gpu is None else in_table(table(gpu.name), kernel, shape, rows)
 
 
 def in_table(table: Table, kernel: str, shape: str, rows: int) -> Tile | None:

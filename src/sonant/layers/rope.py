@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Stretches slow rotations by `factor`, leaves quick ones alone, and blends between the two."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_positions: float
-
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        wavelengths = 2 * math.pi / frequencies
-        slow, quick = self.original_positions / self.low_freq_factor, self.original_positions / self.high_freq_factor
-        stretched = torch.where(wavelengths > slow, frequencies / self.factor, frequencies)
-        share = (self.original_positions / wavelengths - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        blended = (1 - share) * stretched / self.factor + share * stretched
-        between = ~(wavelengths < quick) & ~(wavelengths > slow)
-        return torch.where(between, blended, stretched)
-
-
-@dataclass(frozen=True)
-class LongRope:
-    """Slows each rotation by a factor of its own, and makes all of them larger by `amplitude`."""
-
-    factors: tuple[float, ...]
-    amplitude: float = 1.0
-
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        return frequencies / torch.tensor(self.factors, device=frequencies.device)
-
-
-Scaling = Llama3Scaling | LongRope
+from sonant.layers.rope_scaling import Llama3Scaling, LongRope, Scaling
 
 
 def rope_tables(
@@ -54,10 +20,26 @@ def rope_tables(
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / theta**steps
     if scaling is not None:
-        frequencies = scaling(frequencies)
+        frequencies = scaled(frequencies, scaling)
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, :, None]
     cos, sin = angles.cos(), angles.sin()
     if isinstance(scaling, LongRope) and scaling.amplitude != 1:
         cos, sin = cos * scaling.amplitude, sin * scaling.amplitude
     return cos.to(dtype), sin.to(dtype)
+
+
+def scaled(frequencies: Tensor, scaling: Scaling) -> Tensor:
+    if isinstance(scaling, Llama3Scaling):
+        return _stretched(frequencies, scaling)
+    return frequencies / torch.tensor(scaling.factors, device=frequencies.device)
+
+
+def _stretched(frequencies: Tensor, by: Llama3Scaling) -> Tensor:
+    wavelengths = 2 * math.pi / frequencies
+    slow, quick = by.original_positions / by.low_freq_factor, by.original_positions / by.high_freq_factor
+    stretched = torch.where(wavelengths > slow, frequencies / by.factor, frequencies)
+    share = (by.original_positions / wavelengths - by.low_freq_factor) / (by.high_freq_factor - by.low_freq_factor)
+    blended = (1 - share) * stretched / by.factor + share * stretched
+    between = ~(wavelengths < quick) & ~(wavelengths > slow)
+    return torch.where(between, blended, stretched)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
-from sonant.layers.rope import Scaling, rope_tables
+from sonant.layers.rope import rope_tables
+from sonant.layers.rope_scaling import Scaling
 
 
 @dataclass(frozen=True)

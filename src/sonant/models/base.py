@@ -1,56 +1,22 @@
 """What the engine asks of a model family, and nothing more.
 
-The engine knows requests, rows, blocks, frames and samples. A family owns its prompt, its prefill, its frame
-step, its codec and its checkpoint names, and keeps all state of a request in the row tensors it declares.
+The engine knows requests, rows, blocks, frames and samples. A family owns its prompt (`prompt.py`), its prefill, its
+frame step, its codec and its checkpoint names, and keeps all state of a request in the row tensors it declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from sonant.models.memory import Memory
+from sonant.models.prompt import Ints, Prompt, Prompter
 from sonant.models.spec import ModelSpec
-from sonant.types import Samples, SpeechRequest
+from sonant.types import Samples
 from sonant.voice import Voice
-
-Ints = npt.NDArray[np.int32]
-
-
-def seed_words(seed: int) -> Ints:
-    """A seed of 64 bits as `ops.uniforms` takes it: low word, high word."""
-    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
-
-
-class Status(IntEnum):
-    """The first word of a decode step's record."""
-
-    RUNNING = 0  # it completed a frame, which is speech
-    STOPPED = 1  # the model ended before it
-    CAPPED = 2  # the frame budget ended before it
-    LAST = 3  # it completed a frame, and with that the model ended
-    PRIMING = 4  # it completed no frame yet, see `ModelSpec.delay_steps`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """A request made ready off the step thread. Its last position is the first frame's input, not prefill's."""
-
-    length: int
-    keys: Ints  # [length, k]: what each position is made of; equal keys from 0 on mean equal KV
-    staged: Mapping[str, Any]
-    max_frames: int
-    payload: Any  # the family's own
-    opening: Callable[[int], Samples] | None = None  # samples before those of so many frames, in a whole result only
-    variant: int = 0  # the kind of frame step that it needs, one of the spec's
-    bad_from: int | None = None  # frames: as many mean that a whole result has gone wrong, and is to be made anew …
-    retries: tuple[Mapping[str, Any], ...] = ()  # … with these staged values in the place of its own, one try for each
 
 
 @dataclass(frozen=True)
@@ -114,10 +80,11 @@ class FramePart:
 
 class SpeechModel(Protocol):
     spec: ModelSpec
+    prompter: Prompter
     frame_parts: tuple[FramePart, ...]
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        """Validate and lay out. Runs on any thread but the step thread."""
+    def opening(self, prompt: Prompt, frames: int) -> Samples:
+        """Samples before those of so many frames, in a whole result only. Runs on any thread but the step thread."""
         ...
 
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:

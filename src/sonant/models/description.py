@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sonant.models.base import ModelSpec
+if TYPE_CHECKING:
+    from sonant.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 A family is a package here that says what it is called (`TITLE`) and which config.json is its own (`matches`). Its other
 modules are imported only when they are needed:
 
+    prompter   load_prompter(folder, config): who lays requests out, without torch and weights
     load       load(folder, config, device, dtype, codec_dtype): the model
     describe   describe(folder) and check(folder, …): what can be told without loading
     knobs      KNOBS: what a request may set
     synthetic  KINDS, SIZES, write_checkpoint: random weights in the published layout
     workload   workloads(sizes): the shapes that it gives each op, for benchmarks and tuning
+    hub        NAMES, FILES, BESIDE: where it is published, and which files of that are needed
 """
 
 from __future__ import annotations
@@ -16,14 +18,18 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
-from sonant.models.base import SpeechModel
-from sonant.models.description import Description, Footprint
 from sonant.sampling import Knob
+
+if TYPE_CHECKING:  # A command line is built from the list of families, and needs no torch for it.
+    import torch
+
+    from sonant.models.base import SpeechModel
+    from sonant.models.description import Description, Footprint
+    from sonant.models.prompt import Prompter
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
@@ -36,6 +42,12 @@ def load_model(
     return model
 
 
+def load_prompter(folder: Path, config: EngineConfig) -> Prompter:
+    """The half of the folder's model that lays prompts out: the same prompts as the model's own `prompter`."""
+    prompter: Prompter = _module_for(folder, "prompter").load_prompter(folder, config)
+    return prompter
+
+
 def describe(folder: Path) -> Description:
     """Read the folder's config files only."""
     description: Description = _module_for(folder, "describe").describe(folder)
@@ -46,6 +58,11 @@ def check_model(folder: Path, config: EngineConfig, dtype: torch.dtype, codec_dt
     """Read config files and weight headers; raises `CheckpointError` for what would stop `load_model`."""
     footprint: Footprint = _module_for(folder, "describe").check(folder, config, dtype, codec_dtype)
     return footprint
+
+
+def hub_module(folder: Path) -> ModuleType:
+    """Of the folder's family, by its config.json alone."""
+    return _module_for(folder, "hub")
 
 
 def titles() -> str:

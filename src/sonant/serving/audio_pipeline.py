@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from sonant.audio.continuity import Continuity, continuity
+from sonant.audio.pcm import as_float
 from sonant.audio.resample import StreamResampler
 from sonant.audio.speed import SpeedChanger
 from sonant.engine.stream import SpeechStream
@@ -72,6 +73,8 @@ class AudioPipeline:
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._finish)
 
     def _encode(self, samples: Samples) -> bytes:
+        if self.speed is not None or self.resample is not None:
+            samples = as_float(samples)
         if self.speed is not None:
             samples = self.speed.push(samples)
         if self.resample is not None:

@@ -23,7 +23,7 @@ import av
 import numpy as np
 
 from sonant.audio.clip import MAX_RATE_HZ, MIN_RATE_HZ
-from sonant.audio.pcm import clipped, growing_wav_header, pcm16, wav_header
+from sonant.audio.pcm import as_float, clipped, growing_wav_header, pcm16, wav_header
 from sonant.errors import BadRequest, EngineError
 from sonant.types import Samples
 
@@ -141,7 +141,8 @@ class Encoder(ABC):
         """What can be sent now. Of an empty array: the container's head, before there is sound."""
         if self.finished:
             raise ValueError("this encoder is finished: open another for more sound")
-        return self._push(clipped(np.ascontiguousarray(samples, np.float32).reshape(-1)))
+        flat = np.ascontiguousarray(samples).reshape(-1)
+        return self._push(flat if flat.dtype == np.int16 else clipped(as_float(flat)))
 
     def finish(self) -> bytes:
         """The end of the stream; nothing the second time."""
@@ -239,7 +240,7 @@ class LibavEncoder(Encoder):
     def _encode(self, samples: Samples) -> None:
         if not len(samples):
             return
-        data = pcm16(samples) if self.codec.sample_format == "s16" else samples * np.float32(self.codec.gain)
+        data = pcm16(samples) if self.codec.sample_format == "s16" else as_float(samples) * np.float32(self.codec.gain)
         frame = av.AudioFrame.from_ndarray(data[None], format=self.codec.sample_format, layout="mono")
         frame.sample_rate = self.sample_rate
         frame.pts, frame.time_base = self.position, Fraction(1, self.sample_rate)

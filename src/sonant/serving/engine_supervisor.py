@@ -1,4 +1,4 @@
-"""Keeps an engine running: loads it, says when it is ready, and loads it again if its step thread fails."""
+"""Keeps an engine running in this process: loads it, lets front ends in, and loads it again if it fails."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from sonant.engine.engine import Engine
-from sonant.errors import EngineClosed
+from sonant.errors import EngineClosed, is_permanent
+from sonant.serving.channel.engine_port import EnginePort
+from sonant.serving.limits.admission import Admission
 from sonant.serving.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -17,12 +20,16 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class EngineSupervisor:
-    def __init__(self, load: Callable[[], Engine], warm: Callable[[Engine], None] = warm_up) -> None:
-        """`warm` is run on each new engine before it is shown to anybody."""
-        self._load, self._warm = load, warm
+    def __init__(
+        self, load: Callable[[], Engine], path: Path, admission: Admission, warm: Callable[[Engine], None] = warm_up
+    ) -> None:
+        """`path` is where front ends find it; `warm` is run on each new engine before it is shown to anybody."""
+        self._load, self._warm, self.path, self.admission = load, warm, path, admission
         self._engine: Engine | None = None
         self._closing = threading.Event()
         self.restarts = 0
+        self.fatal: Exception | None = None  # what would only fail again: no engine will come
+        self.on_fatal: Callable[[], None] = lambda: None
         self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
         self._thread = threading.Thread(target=self._keep, name="sonant-supervisor", daemon=True)
 
@@ -40,13 +47,8 @@ class EngineSupervisor:
             raise EngineClosed(f"the engine is not ready: {self.trouble}; try again in a moment")
         return engine
 
-    @property
-    def loaded(self) -> Engine | None:
-        """The engine for looking at, also while it takes no more requests."""
-        return self._engine
-
     def drain(self) -> None:
-        """Take no more requests; those in flight go on."""
+        """Load no other engine; requests in flight go on."""
         self._closing.set()
         self.trouble = "the server is shutting down"
 
@@ -56,6 +58,8 @@ class EngineSupervisor:
         engine = self._engine
         if engine is not None:
             engine.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _keep(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -63,6 +67,8 @@ class EngineSupervisor:
             try:
                 engine = self._warmed()
             except Exception as e:
+                if is_permanent(e):
+                    return self._give_up(e)
                 logger.exception("the engine could not be loaded; trying again in %.1f s", pause_s)
                 self.trouble = f"it could not be loaded ({type(e).__name__})"
                 self._closing.wait(pause_s)
@@ -71,17 +77,31 @@ class EngineSupervisor:
             if self._closing.is_set():
                 return engine.close()
             pause_s = _FIRST_PAUSE_S
+            self._serve(engine)
+            del engine  # This name would hold the one that failed until another is loaded.
+            if not self._closing.is_set():
+                self.trouble = "it failed and is being loaded again"
+                self.restarts += 1
+                logger.error("the engine failed; loading it again")
+            self._engine = None
+        return None
+
+    def _give_up(self, error: Exception) -> None:
+        self.fatal = error
+        self.trouble = f"it cannot be loaded: {error}"
+        self.on_fatal()
+
+    def _serve(self, engine: Engine) -> None:
+        """Until it ends."""
+        port = EnginePort(engine, self.path, self.admission, self.restarts)
+        try:
             self._engine, self.trouble = engine, None
             if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
                 self.drain()
                 return engine.close()
-            engine.join()
-            del engine  # This name would hold the one that failed until another is loaded.
-            if not self._closing.is_set():
-                self.trouble, self._engine = "it failed and is being loaded again", None
-                self.restarts += 1
-                logger.error("the engine failed; loading it again")
-        return None
+            return engine.join()
+        finally:
+            port.close()
 
     def _warmed(self) -> Engine:
         gc.unfreeze()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sonant.config import option
 from sonant.errors import ConfigError
+from sonant.serving.observability.log_format import LogFormat
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -16,7 +17,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelOptions:
     """What to load, and onto what."""
 
-    model: str | None = option(None, "folder of a published checkpoint")
+    model: str | None = option(None, "folder of a published checkpoint, or a name of `sonant download`")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
     dtype: Dtype = option("auto", "of the language models")
     codec_dtype: Dtype = option("auto", "of the codec")
@@ -27,14 +28,34 @@ class ServeOptions:
     host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
     port: int = option(8000, "port to listen on; 0 picks one")
     api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
+    api_key_file: Path | None = option(None, 'TOML of keys with their roles: "KEY" = ["speak", "voices", "metrics"]')
+    allowed_hosts: tuple[str, ...] = option(
+        (), "name by which browsers reach this server, if not this machine's own: a proxy's", flag="allowed-host"
+    )
+    workers: int | None = option(
+        None, "processes that answer HTTP beside the engine's; 0: one process for all; none: by the cores there are"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged; never any text")
+    log_format: LogFormat = option("text", "lines for people, or a JSON object a line; a request is one line")
+    otlp_endpoint: str | None = option(
+        None, "URL that takes OpenTelemetry traces (OTLP over HTTP), such as http://localhost:4318/v1/traces"
+    )
     max_body_bytes: int = option(16 << 20, "of any request; a reference clip travels as base64")
+    max_bodies_bytes: int = option(
+        256 << 20, "of all large bodies that are on their way, in one process; who comes then is told to come again"
+    )
     max_first_audio_s: float = option(
         10.0, "seconds a request may wait for its first sound before it is refused", flag="max-first-audio"
     )
-    max_streams_per_client: int = option(256, "at once, by API key, else by address; a WebSocket counts as one")
+    max_streams_per_client: int | None = option(
+        None,
+        "at once, by API key, else by address; a WebSocket counts as one. None: rows and half the places in the queue",
+    )
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    voice_aliases: tuple[str, ...] = option(
+        (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+    )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
     )
@@ -64,6 +85,7 @@ class ServeOptions:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         for name in (
             "max_body_bytes",
+            "max_bodies_bytes",
             "max_first_audio_s",
             "max_streams_per_client",
             "ws_idle_s",
@@ -73,12 +95,18 @@ class ServeOptions:
             "unread_s",
             "max_unread_sound_s",
         ):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be over 0, not {getattr(self, name)}")
-        for name in ("max_requests_per_minute", "drain_s"):
-            if not getattr(self, name) >= 0:
+        for name in ("max_requests_per_minute", "drain_s", "workers"):
+            if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")
-        if "*" in self.cors_origins and not self.api_keys:
+        if any("/" in host or ":" in host for host in self.allowed_hosts):
+            raise ConfigError("an allowed host is a name alone, such as tts.example.com: no scheme, port or path")
+        if "*" in self.cors_origins and not self.has_keys:
             raise ConfigError("cors_origins '*' without an API key would let any web page use this server")
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None

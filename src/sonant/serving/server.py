@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.limits.connection import connection_type
 from sonant.serving.limits.socket_connection import SocketConnection
+from sonant.serving.observability.log_format import BrokenStreams, WithoutAccesses
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
 
@@ -37,10 +38,14 @@ class DrainingServer(uvicorn.Server):
         if self.signalled_s is None:
             self.signalled_s = time.monotonic()
         else:
-            self.should_exit = self.force_exit = True
+            self.end()
+
+    def end(self) -> None:
+        """At once, and from any thread."""
+        self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        self.idle_memory.look(self.service.in_flight.running, time.monotonic())
+        self.idle_memory.look(self.service.in_flight.running + self.service.bodies.held_bytes, time.monotonic())
         if self.signalled_s is not None:
             self._drain(self.signalled_s)
         return await super().on_tick(counter)
@@ -49,27 +54,14 @@ class DrainingServer(uvicorn.Server):
         work, drain_s = self.service.in_flight, self.service.options.drain_s
         if not work.draining.is_set():
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
-            self.service.supervisor.drain()
+            self.service.link.drain()
             work.draining.set()
         elif not work.running:
             self.should_exit = True
         elif time.monotonic() - signalled_s >= drain_s:
             logger.warning("cutting off %d running after %g s", work.running, drain_s)
             self.service.metrics.aborted.labels("shutdown").inc(work.running)
-            self.should_exit = self.force_exit = True
-
-
-class WithoutQueries(logging.Filter):
-    """Keys may come in a query, where headers cannot be set; they do not belong in a log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(_bare(value) for value in record.args)
-        return True
-
-
-def _bare(value: object) -> object:
-    return value.partition("?")[0] if isinstance(value, str) and value.startswith("/") else value
+            self.end()
 
 
 def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
@@ -78,7 +70,9 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         app,
         host=options.host,
         port=options.port,
-        log_level=options.log_level,
+        log_config=None,  # as the rest of the process logs
+        log_level="info" if options.log_level == "debug" else options.log_level,  # its debug lines show what is sent
+        access_log=False,  # the request log says more
         http=connection_type(options),
         ws=SocketConnection,
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -86,6 +80,6 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         ws_max_size=options.ws_max_message_bytes,
         ws_per_message_deflate=False,  # sound does not shrink
     )
-    for name in ("uvicorn.access", "uvicorn.error"):
-        logging.getLogger(name).addFilter(WithoutQueries())
+    for unwanted in (WithoutAccesses(), BrokenStreams()):
+        logging.getLogger("uvicorn.error").addFilter(unwanted)
     return DrainingServer(config, app.state.service)

@@ -2,124 +2,133 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
-import hashlib
-import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Lock
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from sonant.engine.engine import Engine
 from sonant.engine.stream import SpeechStream
-from sonant.errors import BadAudio, BadRequest, Overloaded, UnknownVoice, Unsupported
-from sonant.models.spec import ModelSpec
-from sonant.serving.api.error_responses import Refused
+from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
+from sonant.models.speech_spec import SpeechSpec
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
+from sonant.serving.channel.engine_link import EngineLink
+from sonant.serving.channel.messages import PlaceKind
+from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.limits.admission import Admission, InFlight
+from sonant.serving.limits.bodies import BodyBudget
+from sonant.serving.limits.in_flight import InFlight
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.observability.request_log import RequestLog, RequestRecord
+from sonant.serving.observability.tracing import tracer_for
 from sonant.serving.options import ServeOptions
-from sonant.serving.voices.fetch import ClipFetcher, is_address
+from sonant.serving.refused import Refused
+from sonant.serving.voices.clips import Clips
 from sonant.serving.voices.voice_names import VoiceNames
 from sonant.types import SpeechRequest
 from sonant.voice import Voice
 
 _ENCODER_THREADS = 4
-_FETCHER_THREADS = 4
-_CACHED_CLIPS = 32
+_QUICK_CHARS = 400  # of a text that is laid out sooner than a thread would begin to
+_QUICK_FORMATS = frozenset({"pcm", "wav"})
+_KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "batch"}
 
 
 class SpeechService:
-    def __init__(self, supervisor: EngineSupervisor, options: ServeOptions, names: VoiceNames) -> None:
-        self.supervisor, self.options, self.names = supervisor, options, names
-        self.metrics = Metrics(supervisor, names.store.cache if names.store is not None else None)
-        self.admission = Admission(options)
+    def __init__(self, link: EngineLink, options: ServeOptions, names: VoiceNames) -> None:
+        self.link, self.options, self.names = link, options, names
+        self.metrics = Metrics()
         self.in_flight = InFlight()
+        self.log = RequestLog(tracer_for(options.otlp_endpoint))
+        self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
-        self._fetcher = ClipFetcher(options.allow_url)
-        self._fetchers = ThreadPoolExecutor(_FETCHER_THREADS, thread_name_prefix="sonant-fetch")
-        self._clips: OrderedDict[str, Voice] = OrderedDict()  # voices sent along with a request, by their content
-        self._clips_lock = Lock()
+        self.clips = Clips(options.allow_url, self.rejected)
 
-    def admit(self, client: str, resources: ExitStack, *, requests: int = 1, place: bool = True) -> Engine:
-        """The engine, for a client that may use it now; what it takes is given back with `resources`.
+    async def admit(
+        self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
+    ) -> Admitted:
+        """Raises unless the client may speak now; what it takes is given back with `resources`.
 
-        Without `place` it has one already, a session's, and speaks as fast as its text comes: no measure for others.
+        An utterance of a session has the session's place.
         """
         try:
-            engine = self.supervisor.engine
-            self.admission.check(client, engine.stats(), engine.config.max_waiting, requests)
-            if place:
-                resources.enter_context(self.admission.place(client))
-                resources.callback(self._ended, time.monotonic())
+            admitted = await self.link.engine.admit(resources, client, kind, requests)
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
         resources.enter_context(self.in_flight.one())
-        return engine
+        return admitted
 
-    def count_request(self, client: str) -> None:
+    async def check_room(self, client: str, path: str) -> None:
+        """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
+        speaks = path.startswith("/v1/audio/speech")
+        with ExitStack() as resources:
+            try:
+                await self.link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
+            except (Refused, Overloaded) as e:
+                self.rejected(e)
+                raise
+
+    async def count_request(self, client: str) -> None:
         """For what is no speech and takes no place, but may not be asked for without end either."""
-        try:
-            self.admission.rate.take(client, time.monotonic())
-        except Refused as e:
-            self.rejected(e)
-            raise
+        with ExitStack() as resources:
+            await self.admit(client, resources, kind="upload")
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request is over; one that never came to its handler is counted here."""
+        kind = _KINDS.get(record.route) if record.outcome is None and record.status is not None else None
+        self.log.write(record)
+        if kind is not None:
+            self.metrics.requests.labels(kind, record.outcome).inc()
 
     def rejected(self, error: Refused | Overloaded) -> None:
-        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else "queue_full").inc()
+        waited = "too_late" if isinstance(error, TooLate) else "queue_full"
+        self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
 
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
         """Start speaking. What must be given back at the end is entered on `resources`."""
-        engine = self.admit(client, resources)
-        return await self.speak(engine, body, whole, resources)
+        return await self.speak(await self.admit(client, resources), body, whole, resources)
 
     async def speak(
-        self, engine: Engine, body: SpeechBody, whole: bool, resources: ExitStack
+        self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
-        request = await self.request(engine, body, text=body.input, live=not whole)
+        engine = admitted.engine
         try:
-            stream = await run_in_threadpool(engine.submit, request)
-        except Overloaded as e:
-            self.rejected(e)
-            raise e.with_traceback(None) from None  # its traceback refers back to it through the future
+            request = await self.request(engine, body, text=body.input, live=not whole)
+            if len(body.input) <= _QUICK_CHARS:
+                stream = engine.submit(request)
+            else:
+                stream = await run_in_threadpool(engine.submit, request)
+        finally:
+            admitted.arrived()
         resources.callback(stream.abort)
         stream.limit_unread(self.options.max_unread_sound_s)
         # The encoder is opened while the first frame is being made, and not at all for those who were turned away.
         return stream, await self.audio_pipeline(engine, body, body.response_format, streaming=not whole)
 
     async def audio_pipeline(
-        self, engine: Engine, fields: SpeechFields, form: str, *, streaming: bool
+        self, engine: RemoteEngine, fields: SpeechFields, form: str, *, streaming: bool
     ) -> AudioPipeline:
         """At the rate that the client asks for, else at the model's own."""
         own_hz, speed = engine.sample_rate, 1.0 if fields.speed is None else fields.speed
         rate_hz = fields.sample_rate or carried_rate_hz(form, own_hz)
+        arguments = (form, own_hz, rate_hz, speed, streaming, self.executor)
+        if form in _QUICK_FORMATS and speed == 1 and rate_hz == own_hz:
+            return AudioPipeline(*arguments)
         # This is not done on the event loop, since opening an encoder takes milliseconds.
-        return await run_in_threadpool(AudioPipeline, form, own_hz, rate_hz, speed, streaming, self.executor)
+        return await run_in_threadpool(AudioPipeline, *arguments)
 
-    async def request(self, engine: Engine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
-        spec = engine.model.spec
+    async def request(self, engine: RemoteEngine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
+        spec = engine.spec
         _check_task(fields.task_type, spec)
+        fields.check_ref_text()
         speakers = await self._speakers(engine, fields)
-        clip = None
-        if fields.ref_audio is not None:
-            clip = await self._clip_bytes(fields.ref_audio)
-        voice = None  # nobody's, of a dialogue
-        if not speakers:
-            voice = await run_in_threadpool(self._voice, engine, fields, clip)  # since it may encode a clip
         return SpeechRequest(
             text=text,
-            voice=voice,
+            voice=None if speakers else await self._voice(engine, fields),  # nobody's, of a dialogue
             speakers=speakers,
             language=fields.language or "auto",
             instruct=fields.instructions if spec.instructs else None,
@@ -128,93 +137,79 @@ class SpeechService:
             max_frames=fields.max_frames or fields.max_new_tokens,
             streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
             live=live,
+            # Who only wants a file waits for as long as their client does.
+            first_audio_within_s=self.options.max_first_audio_s if live else None,
         )
 
-    def _voice(self, engine: Engine, fields: SpeechFields, clip: bytes | None) -> str | Voice | None:
-        spec = engine.model.spec
+    async def _voice(self, engine: RemoteEngine, fields: SpeechFields) -> str | Voice | None:
+        spec = engine.spec
         if fields.speaker_embedding is not None:
-            if clip is not None:
+            if fields.ref_audio is not None:
                 raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
             if spec.voice_vector is None:
                 raise Unsupported("this model takes no speaker_embedding; send ref_audio, or name a voice")
             with np.errstate(over="ignore"):  # Voice refuses infinity with the rest that is wrong
                 vector = np.array(fields.speaker_embedding, np.float32)
             return Voice({spec.voice_vector: vector}, family=spec.family)
-        if clip is not None:
+        if fields.ref_audio is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
-            return self._clip(engine, clip, text)
-        return self.names.resolve(_name(fields.voice), engine)
+            return await self.clips.voice(engine, fields.ref_audio, text or None)
+        return await self._named_voice(engine, _name(fields.voice))
 
-    async def _speakers(self, engine: Engine, fields: SpeechFields) -> tuple[str | Voice, ...]:
+    async def _named_voice(self, engine: RemoteEngine, name: str | None) -> str | Voice | None:
+        if self.names.is_own(name, engine):
+            return self.names.resolve(name, engine)
+        return await run_in_threadpool(self.names.resolve, name, engine)  # since an upload may come from disk
+
+    async def _speakers(self, engine: RemoteEngine, fields: SpeechFields) -> tuple[str | Voice, ...]:
         """One after the other, so that no client holds all who fetch, nor all its clips in memory at once."""
         if fields.speakers is None:
             return ()
         engine.check_speakers(len(fields.speakers))
         given = [name for name in ("ref_audio", "ref_text", "speaker_embedding") if getattr(fields, name) is not None]
-        if await run_in_threadpool(self._named, engine, fields.voice):
+        if await self._is_somebody(engine, fields.voice):
             given.append("voice")
         if given:
             raise BadRequest(f"{given[0]} and speakers exclude each other; say who each speaker is in speakers")
         found: list[str | Voice] = []
         for speaker in fields.speakers:
             try:
-                clip = None if speaker.ref_audio is None else await self._clip_bytes(speaker.ref_audio)
                 text = None if fields.x_vector_only_mode else speaker.ref_text
-                found.append(await run_in_threadpool(self._speaker, engine, speaker, clip, text))
+                found.append(await self._speaker(engine, speaker, text or None))
             except BadRequest as e:
                 raise type(e)(f"speaker {len(found)}: {e}") from None
         return tuple(found)
 
-    def _speaker(self, engine: Engine, speaker: SpeakerFields, clip: bytes | None, text: str | None) -> str | Voice:
-        if clip is not None:
-            return self._clip(engine, clip, text)
+    async def _speaker(self, engine: RemoteEngine, speaker: SpeakerFields, text: str | None) -> str | Voice:
+        if speaker.ref_audio is not None:
+            return await self.clips.voice(engine, speaker.ref_audio, text)
         if speaker.description is not None:
             return speaker.description
         name = _name(speaker.voice)
-        voice = self.names.resolve(name, engine)
+        voice = await self._named_voice(engine, name)
         if voice is None:
             raise UnknownVoice(f"{name!r} is nobody's voice here; name an upload, or give a description or ref_audio")
         return voice
 
-    def _named(self, engine: Engine, voice: str | VoiceId | None) -> bool:
-        """Whether it is somebody's, here or not. Clients of OpenAI's cannot leave it out when they mean nobody."""
+    async def _is_somebody(self, engine: RemoteEngine, voice: str | VoiceId | None) -> bool:
+        """Here or not. Clients of OpenAI's cannot leave a voice out when they mean nobody."""
         try:
-            return self.names.resolve(_name(voice), engine) is not None
+            return await self._named_voice(engine, _name(voice)) is not None
         except BadRequest:
             return True
 
-    async def _clip_bytes(self, given: str) -> bytes:
-        if is_address(given):
-            return await asyncio.get_running_loop().run_in_executor(self._fetchers, self._fetcher.fetch, given)
-        return await run_in_threadpool(decode_clip, given)
-
-    def _clip(self, engine: Engine, data: bytes, text: str | None) -> Voice:
-        key = hashlib.sha256(data + b"\0" + (text or "").encode()).hexdigest()
-        with self._clips_lock:
-            if key in self._clips:
-                self._clips.move_to_end(key)
-                return self._clips[key]
-        voice = engine.clone(data, text or None)
-        with self._clips_lock:
-            self._clips[key] = voice
-            if len(self._clips) > _CACHED_CLIPS:
-                self._clips.popitem(last=False)
-        return voice
-
-    def close(self) -> None:
-        self.supervisor.close()
+    async def close(self) -> None:
+        await self.link.close()
+        self.log.close()
         self.executor.shutdown(wait=False)
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
-
-    def _ended(self, began_s: float) -> None:
-        self.admission.ended(time.monotonic() - began_s)
+        self.clips.close()
 
 
 def _name(voice: str | VoiceId | None) -> str | None:
     return voice.id if isinstance(voice, VoiceId) else voice
 
 
-def _check_task(task: TaskType | None, spec: ModelSpec) -> None:
+def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
     """A task is vllm-omni's word for one way of giving a voice; a model may know several."""
     known: dict[TaskType, bool] = {
         "Base": spec.clones,
@@ -224,17 +219,3 @@ def _check_task(task: TaskType | None, spec: ModelSpec) -> None:
     if task is not None and not known[task]:
         able = " or ".join(name for name, can in known.items() if can) or "none"
         raise Unsupported(f"task_type {task} needs another model; this one's is {able}")
-
-
-def decode_clip(given: str) -> bytes:
-    """The bytes of a data: URI or of plain base64. Files of the server are nobody's to name."""
-    if given.startswith("file:"):
-        raise BadAudio("ref_audio is a file address; send the clip itself as base64 or a data: URI")
-    if given.startswith("data:"):
-        head, comma, given = given.partition(",")
-        if not comma or not head.endswith(";base64"):
-            raise BadAudio("ref_audio is a data: URI without ;base64,")
-    try:
-        return base64.b64decode(given, validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise BadAudio(f"ref_audio is not base64: {e}") from None

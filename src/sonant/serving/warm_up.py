@@ -1,21 +1,20 @@
 """What is slow the first time, done before anybody waits for it: libraries, encoders, one utterance.
 
-Kernels are compiled and the first graphs captured when the engine is loaded; this is the rest of the way to a listener.
+Kernels are compiled and graphs captured when the engine is loaded; this is the rest of the way to a listener.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonant.audio.resample import StreamResampler
-from sonant.audio.speed import SpeedChanger
-from sonant.engine.engine import Engine
-from sonant.serving.encode import FORMATS, carried_rate_hz, open_encoder
 from sonant.types import Samples
 from sonant.voice import Voice
+
+if TYPE_CHECKING:
+    from sonant.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +24,29 @@ _CLIP_S = 2.0
 
 
 def warm_up(engine: Engine) -> None:
-    began_s = time.monotonic()
-    voice = _voice(engine) if engine.model.spec.clones else None
+    """The engine's half."""
+    voice = _voice(engine) if engine.spec.clones else None
     with engine.stream(_TEXT[: engine.config.max_text_chars], voice=voice, seed=0, max_frames=_FRAMES) as stream:
-        sound = [chunk.samples for chunk in stream]
-    samples = np.concatenate(sound) if sound else np.zeros(engine.sample_rate // 10, np.float32)
+        for _ in stream:
+            pass
+    engine.start_times.took("warm-up")
+    logger.info("the engine is ready after %s", engine.start_times)
+
+
+def warm_encoders(sample_rate: int) -> None:
+    """A front end's half."""
+    from sonant.audio.resample import StreamResampler
+    from sonant.audio.speed import SpeedChanger
+    from sonant.serving.encode import FORMATS, carried_rate_hz, open_encoder
+
+    samples: Samples = np.zeros(sample_rate // 10, np.float32)
     for form in FORMATS:
         for streaming in (True, False):
-            encoder = open_encoder(form, carried_rate_hz(form, engine.sample_rate), streaming=streaming)
+            encoder = open_encoder(form, carried_rate_hz(form, sample_rate), streaming=streaming)
             encoder.push(samples)
             encoder.finish()
-    StreamResampler(engine.sample_rate, 2 * engine.sample_rate).push(samples)
-    SpeedChanger(engine.sample_rate, 1.25).push(samples)
-    logger.info("warmed up in %.1f s", time.monotonic() - began_s)
+    StreamResampler(sample_rate, 2 * sample_rate).push(samples)
+    SpeedChanger(sample_rate, 1.25).push(samples)
 
 
 def _voice(engine: Engine) -> Voice:

@@ -1,9 +1,10 @@
 """Where a step's time goes: by part, with the bytes that each part cannot avoid, and what the host adds.
 
-Device time is of CUDA graphs that hold one part each, replayed for the same bucket and the same rows; on the CPU the
-same parts run eagerly. The parts are those that the model's frame step is made of. The whole frame is the engine's own
-graph, and "rest" what its parts do not explain.
-Wall time is of the engine's own steps, launched one ahead of the host: what is over the device's is a gap.
+Device time is of CUDA graphs that hold one part each, replayed for the same bucket and the same rows. The parts are
+those that the model's frame step is made of. The whole frame is the engine's own graph, and "rest" what its parts do
+not explain. Wall time is of the engine's own steps, launched one ahead of the host: what is over the device's is a gap.
+On the CPU, where nothing runs ahead, clocks inside the steps tell all of it; parts are timed by themselves only to
+split one that has another inside.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sonant.bench.engine.device_clock import time_ms
+from sonant.bench.engine.nested_clock import StepTimes, nested_times
 from sonant.bench.engine.step_counts import Counts, count
 from sonant.bench.engine.step_rig import StepRig, step_bucket
 from sonant.device_copy import to_device
@@ -28,6 +31,8 @@ from sonant.engine.graphs import GraphedStep, GraphPool, capture_graph
 from sonant.models.base import FrameStep
 
 _WALL_ROUNDS = 5
+_EAGER_ROUNDS = 3  # a CPU takes seconds for one
+_EAGER_BATCHES = 3
 _STEPS_A_ROUND = 16
 
 
@@ -62,17 +67,27 @@ class Breakdown:
 
 
 def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> Breakdown:
-    """Of an engine that has been closed; rows stand at their prompt and `frames` frames."""
+    """Of an engine that has been closed; rows stand at their prompt and `frames` frames.
+
+    On the CPU in a thread of its own, as the engine's steps are: in a process's first thread OpenMP's workers spin
+    while they wait, and on a busy machine a step takes ten times as long there as it does in the engine.
+    """
+    if engine.device.type == "cuda":
+        return _break_down(engine, streams, frames, bandwidth)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_break_down, engine, streams, frames, bandwidth).result()
+
+
+def _break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> Breakdown:
     with StepRig(engine, streams, frames) as rig, torch.inference_mode():
         chunk = engine.sizes.chunks[-1]
 
         def timed(name: str, ms: float, moved: float = 0.0) -> PartTime:
             return PartTime(name, ms, 1e3 * moved / bandwidth, moved / ms / 1e6 if ms > 0 else 0.0)
 
-        parts = [timed(*part) for part in _frame_parts(rig)]
-        frame_ms = _frame_ms(rig)
-        codec_ms = {n: _codec_ms(rig, n) for n in engine.sizes.chunks}
-        step_ms = _step_ms(rig, chunk)
+        found, times, codec_ms = _times(rig, chunk)
+        parts = [timed(*part) for part in found]
+        frame_ms, step_ms = times.frame, times.step
         codec_moved = sum(engine.model.codec_floor_bytes(len(g), chunk) for g in rig.groups(chunk)) / chunk
         parts += [
             timed("rest", frame_ms - sum(part.ms for part in parts)),
@@ -92,6 +107,29 @@ def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> B
             frame_counts=count_steps(rig, rig.decode),
             codec_counts=count_steps(rig, lambda: rig.vocode(chunk)),
         )
+
+
+def _times(rig: StepRig, chunk: int) -> tuple[list[tuple[str, float, int]], StepTimes, dict[int, float]]:
+    """Name, ms and bytes of each part; the times of a whole step; the codec's by frames at once."""
+    alone = _frame_parts(rig)
+    if rig.engine.device.type == "cuda":
+        codec_ms = {n: _codec_ms(rig, n) for n in rig.engine.sizes.chunks}
+        return alone, StepTimes({}, _frame_ms(rig), codec_ms[chunk], _step_ms(rig, chunk)), codec_ms
+    codec_ms = {n: _codec_ms(rig, n) for n in rig.engine.sizes.chunks if n != chunk}
+    times = nested_times(rig, chunk, min(_WALL_ROUNDS, _EAGER_ROUNDS))
+    return _split(rig, alone, times), times, codec_ms | {chunk: times.codec}
+
+
+def _split(rig: StepRig, alone: list[tuple[str, float, int]], times: StepTimes) -> list[tuple[str, float, int]]:
+    """Each part with its time within the step. One with another inside is split as the two were by themselves."""
+    alone_ms = {name: max(0.0, ms) for name, ms, _ in alone}  # without the inner part it may have been slower
+    found = dict(times.parts)
+    for part in rig.engine.model.frame_parts:
+        if part.inner is not None:
+            whole, inside = found[part.name], alone_ms[part.inner.name]
+            found[part.inner.name] = whole * inside / (alone_ms[part.name] + inside)
+            found[part.name] = whole - found[part.inner.name]
+    return [(name, found[name], moved) for name, _, moved in alone]
 
 
 def count_steps(rig: StepRig, step: Callable[[], None]) -> Counts:
@@ -134,7 +172,7 @@ def _part_ms(run: Callable[[Any], None], given: FrameStep, repeats: int) -> floa
         return rows
 
     if device.type != "cuda":
-        return time_ms(lambda: run(copy(given)), device)
+        return time_ms(lambda: run(copy(given)), device, batches=_EAGER_BATCHES)
     captured = capture_graph("part", repeated, given.rows, GraphPool(device))
     return time_ms(captured.graph.replay, device) / repeats
 
@@ -159,7 +197,7 @@ def _graphed_ms(step: GraphedStep, rows: list[int], rig: StepRig) -> float:
     step(rows)
     bucket = next((size for size in step.captured if size >= len(rows)), None)
     if bucket is None:
-        return time_ms(lambda: step(rows), device)
+        return time_ms(lambda: step(rows), device, batches=_EAGER_BATCHES)
     return time_ms(step.captured[bucket].graph.replay, device)
 
 

@@ -110,9 +110,10 @@ def sustained_sentence(sustained: SustainedListeners) -> str:
 
 def startup_rows(startup: Startup) -> list[tuple[str, ...]]:
     def row(name: str, s: Stages) -> tuple[str, ...]:
-        return (name, *(f"{v:.2f}" for v in (s.imports, s.weights, s.engine, s.first_request, s.total)))
+        stages = (s.imports, s.weights, s.memory, s.kernels, s.graphs, s.first_request, s.total)
+        return (name, *(f"{v:.2f}" for v in stages))
 
-    head = ("caches", "imports", "weights", "engine", "first request", "in all")
+    head = ("caches", "imports", "weights", "memory", "kernels", "graphs", "first request", "in all")
     return [head, row("as found", startup.first), row("warm", startup.warm)]
 
 

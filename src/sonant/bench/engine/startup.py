@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from sonant.errors import ConfigError
@@ -24,9 +23,15 @@ class Stages:
     """Seconds that each stage took, in their order."""
 
     imports: float  # the interpreter, torch and ours
-    weights: float  # read and put in place
-    engine: float  # memory, and on a GPU kernels and graphs
+    weights: float  # read and put in place, with the device's own start
+    memory: float  # rows and cache
+    kernels: float  # waited for, beyond what was compiled beside the weights
+    graphs: float  # captured
     first_request: float  # until its first chunk
+
+    @property
+    def engine(self) -> float:
+        return self.memory + self.kernels + self.graphs
 
     @property
     def total(self) -> float:
@@ -66,33 +71,27 @@ def _start(job: StartupJob) -> Stages:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"a fresh process could not speak: {last}")
     marks: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    phases = marks["phases"]
     return Stages(
         imports=marks["imported"] - began_s,
-        weights=marks["weights"] - marks["imported"],
-        engine=marks["engine"] - marks["weights"],
+        weights=phases["weights"] + phases.get("device", 0.0),
+        memory=phases["memory"],
+        kernels=phases["kernels"],
+        graphs=phases["graphs"],
         first_request=marks["sound"] - marks["engine"],
     )
 
 
-def _speak(job: StartupJob) -> dict[str, float]:
-    """The moments at which each stage ended."""
-    import torch
-
+def _speak(job: StartupJob) -> dict[str, Any]:
+    """The moments at which stages ended, and what the engine says of its own."""
     from sonant.bench.engine.listener import TEXT
     from sonant.config import EngineConfig
-    from sonant.engine.engine import Engine
-    from sonant.load import pick_device, pick_dtype
-    from sonant.models.registry import load_model
+    from sonant.loading import load
 
-    marks = {"imported": time.time()}
-    device, config = pick_device(job.device), EngineConfig(max_rows=job.max_rows, codec=job.codec)
-    dtypes = (pick_dtype(name, device) for name in (job.dtype, job.codec_dtype))
-    model = load_model(Path(job.folder), config, device, *dtypes)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    marks["weights"] = time.time()
-    with Engine(model, config, device) as engine:
-        marks["engine"] = time.time()
+    marks: dict[str, Any] = {"imported": time.time()}
+    config = EngineConfig(max_rows=job.max_rows, codec=job.codec)
+    with load(job.folder, device=job.device, dtype=job.dtype, codec_dtype=job.codec_dtype, config=config) as engine:
+        marks["engine"], marks["phases"] = time.time(), engine.start_times.phases
         with engine.stream(TEXT, seed=0, max_frames=8) as stream:
             next(iter(stream))
             marks["sound"] = time.time()

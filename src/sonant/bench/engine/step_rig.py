@@ -100,7 +100,7 @@ class StepRig:
     def _request(self, seed: int, frames: int) -> Request:
         speech = SpeechRequest(text=TEXT, seed=seed, max_frames=frames, live=False)
         model = self.engine.model
-        return Request(speech, model.prompt(speech), _Nowhere(), time.monotonic(), model.spec.delay_steps)
+        return Request(speech, model.prompter.prompt(speech), _Nowhere(), time.monotonic(), model.spec.delay_steps)
 
     def _run(self, plan: Plan) -> None:
         """One step ahead of the host, where the engine is."""

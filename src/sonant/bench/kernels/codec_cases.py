@@ -19,6 +19,9 @@ _TAPS, _DILATION = 7, 3  # of a residual unit in the middle
 class CodecCases(CaseMaker):
     def every(self, c: CodecWorkload, rows: int) -> Iterator[Case]:
         length = _FRAMES * c.steps_per_frame
+        sound = torch.rand(rows, _FRAMES * c.samples_per_frame, device=self.device)
+        moved = sound.numel() * (sound.element_size() + 2)
+        yield Case("pcm16", f"{c.name} samples", rows, partial(Call, (sound,), {}), 0, moved)
         if c.heads:
             yield from self._transformer(c, rows)
         if c.depthwise:

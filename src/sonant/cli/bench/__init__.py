@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from sonant.cli.bench import capacity, compare, kernels, offline, quality, serve
-from sonant.cli.options import Commands, add_group
+from sonant.cli.commands import Command
 
-EPILOG = """\
-examples:
-  sonant bench serve --base-url http://localhost:8000 --concurrency 1,4,16   how a server holds up
-  sonant bench capacity --base-url http://localhost:8000                     how many listeners it holds
-  sonant bench quality --base-url http://localhost:8000 --asr whisper        whether it still says the words
-  sonant bench compare before.json after.json                                whether a change made a difference
-  sonant bench offline --model model                                         the engine alone, without a network
-  sonant bench kernels                                                       its kernels against plain torch
+EXAMPLES = """
+sonant bench serve --base-url http://localhost:8000 --concurrency 1,4,16   how a server holds up
+sonant bench capacity --base-url http://localhost:8000                     how many listeners it holds
+sonant bench quality --base-url http://localhost:8000 --asr whisper        whether it still says the words
+sonant bench compare before.json after.json                                whether a change made a difference
+sonant bench offline --model model                                         the engine alone, without a network
+sonant bench kernels                                                       its kernels against plain torch
 """
 
-
-def add_parser(commands: Commands) -> None:
-    summary = "measure: a server under load, its capacity and quality, two runs, the engine alone, its kernels"
-    measurements = (serve, capacity, quality, compare, offline, kernels)
-    add_group(commands, "bench", measurements, summary=summary, title="measurements", epilog=EPILOG)
+TITLE = "measurements"
+COMMANDS = (
+    Command(
+        "serve",
+        "load a speech server: first sound, real-time factor and gaps by number of listeners",
+        "sonant.cli.bench.serve",
+    ),
+    Command(
+        "capacity",
+        "find the most listeners a server holds without gaps and with the first sound in time",
+        "sonant.cli.bench.capacity",
+    ),
+    Command(
+        "quality",
+        "judge a server's speech under load: words, naturalness, voice, length",
+        "sonant.cli.bench.quality",
+    ),
+    Command(
+        "compare",
+        "compare two results of `bench serve`; exits with 1 on a regression",
+        "sonant.cli.bench.compare",
+    ),
+    Command(
+        "offline",
+        "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up",
+        "sonant.cli.bench.offline",
+    ),
+    Command(
+        "kernels",
+        "measure every kernel against plain torch at the models' shapes: µs, GB/s, share of the floor",
+        "sonant.cli.bench.kernels",
+    ),
+)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
-from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.options import whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 from sonant.text_table import grid
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ sonant bench capacity --base-url http://localhost:8000 --start 64 --most 512 --l
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "find the most listeners a server holds without gaps and with the first sound in time"
-    parser = add_command(commands, "capacity", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ttfp", metavar="MS", type=float, default=500.0, help="bound of p99 (default: 500)")
     parser.add_argument(
         "--gap", metavar="MS", type=float, default=50.0, help="underrun that still counts as none (default: 50)"

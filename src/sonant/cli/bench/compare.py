@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from sonant.cli.bench.target import need_bench_packages
-from sonant.cli.options import Commands, add_command
 from sonant.errors import ConfigError
 
 EXIT_REGRESSED = 1
@@ -16,9 +15,7 @@ sonant bench compare main.json branch.json --threshold 5   exits with 1 when som
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "compare two results of `bench serve`; exits with 1 on a regression"
-    parser = add_command(commands, "compare", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A.json", type=Path)
     parser.add_argument("after", metavar="B.json", type=Path)
     parser.add_argument(

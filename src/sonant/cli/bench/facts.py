@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sonant.cli.machine import this_machine, version_of
+from sonant.cli.machine import this_machine
+from sonant.cli.package_version import version_of
 
 
 def machine_facts(packages: Sequence[str] = (), *, secret: str | None = None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sonant.cli.bench.facts import machine_facts
-from sonant.cli.options import DTYPES, Commands, add_command, whole_number
+from sonant.cli.options import DTYPES, whole_number
 from sonant.errors import ConfigError
-from sonant.load import pick_device, pick_dtype
+from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import family_module, family_names
 from sonant.models.workload import WorkloadProvider
 
@@ -26,9 +26,7 @@ sonant bench kernels --tune
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "measure every kernel against plain torch at the models' shapes: µs, GB/s, share of the floor"
-    parser = add_command(commands, "kernels", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", metavar="OP,OP…", help="names as `sonant doctor` lists them (default: all)")
     parser.add_argument(
         "--size", metavar="S,S…", help=f"whose shapes: {', '.join(_sizes(_providers()))} (default: all)"

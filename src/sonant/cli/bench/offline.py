@@ -7,18 +7,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import sonant
+from sonant import load
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, positive_numbers, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.load import pick_device
+from sonant.loading import pick_device
 
 if TYPE_CHECKING:
     from sonant.bench.engine.offline import OfflineReport
     from sonant.bench.engine.startup import Startup
     from sonant.bench.engine.sustained_listeners import SustainedListeners
+    from sonant.engine.engine import Engine
 
 EXAMPLES = """
 sonant bench offline --model model --streams 1,4 --frames 25
@@ -30,9 +31,7 @@ _DEFAULT = ("streams", "steps", "saturated")
 _STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up"
-    parser = add_command(commands, "offline", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     parser.add_argument(
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     folder = model_folder(args.model)
     config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), codec=given_codec(args.codec))
     startup = _startup(args, folder, config) if "startup" in wanted else None
-    engine = sonant.load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
+    engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
         report = offline.run(engine, streams if "streams" in wanted else [], args.frames, on_level=_tell)
         if "saturated" in wanted:
@@ -127,7 +126,7 @@ def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> St
     return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, config.max_rows, config.codec))
 
 
-def _find_sustained(args: argparse.Namespace, engine: sonant.Engine, rows: int) -> SustainedListeners:
+def _find_sustained(args: argparse.Namespace, engine: Engine, rows: int) -> SustainedListeners:
     from sonant.bench.client.capacity import Promise
     from sonant.bench.engine.sustained_listeners import find_sustained
 
@@ -142,7 +141,7 @@ def _find_sustained(args: argparse.Namespace, engine: sonant.Engine, rows: int) 
     )
 
 
-def _break_down(engine: sonant.Engine, report: OfflineReport, streams: list[int]) -> None:
+def _break_down(engine: Engine, report: OfflineReport, streams: list[int]) -> None:
     from sonant.bench.engine.breakdown import break_down
 
     for count in streams:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
-from sonant.cli.options import Commands, add_command, positive_numbers, whole_number
+from sonant.cli.options import positive_numbers, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from sonant.bench.quality.judges import Judges
@@ -26,9 +26,7 @@ sonant bench quality --base-url http://localhost:8000 --asr base.en.pt --against
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "judge a server's speech under load: words, naturalness, voice, length"
-    parser = add_command(commands, "quality", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--asr", metavar="WHERE",
         help="a Whisper checkpoint: a folder, a .pt file, or package:NAME/path of an installed one (default: none)",

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.exit_codes import EXIT_INTERRUPTED
-from sonant.cli.options import Commands, add_command, positive_numbers, whole_number
+from sonant.cli.options import positive_numbers, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_INTERRUPTED
 
 _LEAST_REQUESTS = 32
 EXAMPLES = """
@@ -21,9 +21,7 @@ sonant bench serve --base-url http://localhost:8000 --extra-body '{"max_frames":
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "load a speech server: first sound, real-time factor and gaps by number of listeners"
-    parser = add_command(commands, "serve", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load").add_mutually_exclusive_group()
     load.add_argument("--concurrency", metavar="N,N…", help="listeners at once, by level (default: 1,4,16)")
     load.add_argument("--rate", metavar="R,R…", help="requests a second, by level, at random times")

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from sonant.cli.options import Commands, add_group
-from sonant.cli.profile import attach, diff, read, run
+from sonant.cli.commands import Command
 
-EPILOG = """\
-examples:
-  sonant profile run model --concurrency 4                   record our engine, and say what it wastes
-  sonant profile read trace.json.gz --html report.html       the same for a trace of any engine (torch.profiler, Nsight)
-  sonant profile diff before.json after.json                 whether a fix worked
-  sonant profile read trace.json --assert "fills=0,syncs=0"  for CI: exits with 1 when a step costs more than that
-  sonant profile attach http://localhost:8000 -o live.json.gz   record a server under load
+EXAMPLES = """
+sonant profile run model --concurrency 4                   record our engine, and say what it wastes
+sonant profile read trace.json.gz --html report.html       the same for a trace of any engine (torch.profiler, Nsight)
+sonant profile diff before.json after.json                 whether a fix worked
+sonant profile read trace.json --assert "fills=0,syncs=0"  for CI: exits with 1 when a step costs more than that
+sonant profile attach http://localhost:8000 -o live.json.gz   record a server under load
 """
 
-
-def add_parser(commands: Commands) -> None:
-    summary = "find waste: record steps of an engine, read traces, compare two, hold a budget"
-    add_group(commands, "profile", (run, read, diff, attach), summary=summary, title="commands", epilog=EPILOG)
+TITLE = "commands"
+COMMANDS = (
+    Command(
+        "run",
+        "record our engine in two traces, one for times and one for sources, and say what it wastes",
+        "sonant.cli.profile.run",
+    ),
+    Command(
+        "read",
+        "read a trace of torch.profiler (JSON, gzip) or Nsight Systems (SQLite) and say what it wastes",
+        "sonant.cli.profile.read",
+    ),
+    Command(
+        "diff", "compare two traces or reports: what fell, what rose, how sure it is", "sonant.cli.profile.diff"
+    ),
+    Command(
+        "attach",
+        "record steps of a running server that was started with --debug-profile on",
+        "sonant.cli.profile.attach",
+    ),
+)

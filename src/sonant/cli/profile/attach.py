@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from sonant.cli.options import Commands, add_command, whole_number
+from sonant.cli.options import whole_number
 from sonant.cli.sound_file import OutputError
 from sonant.errors import SonantError
 
@@ -27,9 +27,7 @@ class AttachError(SonantError):
     """The server gave no trace; the message says why."""
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "record steps of a running server that was started with --debug-profile on"
-    parser = add_command(commands, "attach", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="of the server")
     parser.add_argument("--steps", metavar="N", type=whole_number(1), default=100, help="to record (default: 100)")
     parser.add_argument(

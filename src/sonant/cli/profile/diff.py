@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from sonant.cli.options import Commands, add_command, add_json
+from sonant.cli.options import add_json
 from sonant.cli.profile.output import add_budget, judge, reading_bar
 from sonant.profiling.diff import compare, diff_text
 from sonant.profiling.report import ProfileReport, load_report
@@ -17,9 +17,7 @@ sonant profile diff before.json after.json --assert "fills=0,step_us<=6000"   re
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "compare two traces or reports: what fell, what rose, how sure it is"
-    parser = add_command(commands, "diff", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", type=Path)
     parser.add_argument("after", metavar="AFTER", type=Path)
     parser.add_argument("--step", metavar="NAME", help="the range that is a step (default: found by itself)")

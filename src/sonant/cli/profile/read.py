@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sonant.cli.options import Commands, add_command
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 
 EXAMPLES = """
@@ -15,9 +14,7 @@ sonant profile read report.sqlite --step decode --perfetto marked.json.gz
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "read a trace of torch.profiler (JSON, gzip) or Nsight Systems (SQLite) and say what it wastes"
-    parser = add_command(commands, "read", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", type=Path)
     parser.add_argument(
         "--mapping", metavar="TRACE", type=Path,

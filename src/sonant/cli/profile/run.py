@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import sonant
+from sonant import load
 from sonant.cli.model_folder import given_codec, given_once, model_folder
-from sonant.cli.options import DTYPES, Commands, add_codec, add_command, add_model, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_model, whole_number
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
@@ -20,9 +20,7 @@ sonant profile run model --assert "fills=0,syncs=0,driver_allocations=0"
 """
 
 
-def add_parser(commands: Commands) -> None:
-    summary = "record our engine in two traces, one for times and one for sources, and say what it wastes"
-    parser = add_command(commands, "run", run, summary=summary, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
     add_model(parser)
     add_codec(parser)
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     rows = args.concurrency
     config = EngineConfig(max_rows=rows, warm_rows=rows, codec=given_codec(args.codec))
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
-    with sonant.load(folder, device=args.device, config=config, **types) as engine:
+    with load(folder, device=args.device, config=config, **types) as engine:
         traces = record_traces(
             engine, args.out, concurrency=args.concurrency, frames=args.frames, steps=args.steps,
             mapping_steps=args.mapping_steps,

@@ -28,6 +28,7 @@ from sonant.kernels.reference.sampling import (
     sample,
     uniforms,
 )
+from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
@@ -80,6 +81,7 @@ __all__ = [
     "paged_attention",
     "paged_step",
     "paged_write",
+    "pcm16",
     "penalize",
     "qk_rope",
     "ras_sample",

@@ -7,13 +7,13 @@ start (`launch_dependents`), reads what no kernel writes (weights), and waits be
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sonant.kernels.gpu import gpu_of
 
 _HOPPER = (9, 0)
 
@@ -30,9 +30,9 @@ def wait_prior(PDL: tl.constexpr):
         gdc_wait()
 
 
-@lru_cache(maxsize=16)
 def supported(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
+    gpu = gpu_of(device)
+    return gpu is not None and gpu.capability >= _HOPPER
 
 
 def launch_options(on: Tensor) -> dict[str, bool]:

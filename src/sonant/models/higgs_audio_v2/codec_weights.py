@@ -1,4 +1,4 @@
-"""Finds the codec's files and fills its modules from them.
+"""Opens the codec's files and fills its modules from them.
 
 The codec is published apart from the language model, in two forms: transformers' `model.safetensors`, whose names are
 ours, and Boson's `model.pth`, a pickle with names of its own and weight norm not folded.
@@ -16,7 +16,7 @@ from sonant.errors import CheckpointError
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_config import CodecConfig
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
-from sonant.models.published import read_json
+from sonant.models.higgs_audio_v2.codec_place import TO_FETCH, codec_place, read_codec_config
 from sonant.models.weights import (
     Naming,
     PickledTensors,
@@ -28,9 +28,7 @@ from sonant.models.weights import (
     rename_by,
 )
 
-_SUBFOLDERS = ("audio_tokenizer", "codec", "higgs-audio-v2-tokenizer")
 _PICKLES = (".pth", ".pt", ".bin")
-_TO_FETCH = "config.json and model.pth of bosonai/higgs-audio-v2-tokenizer, or a copy that transformers wrote"
 _LANGUAGE_MODEL = ("model.", "layers.", "embed_tokens.", "audio_decoder_proj.", "audio_lm_head.", "text_lm_head.")
 
 # by our names: what each of the two modules reads alone, and what neither does
@@ -88,35 +86,10 @@ def load_codec(codec: StoredCodec, device: torch.device, codec_dtype: torch.dtyp
 
 
 def open_codec(folder: Path, elsewhere: str | None) -> StoredCodec:
-    """Of the model in `folder`; `elsewhere` is a folder or file that goes before all places in it."""
-    place = Path(elsewhere).expanduser() if elsewhere is not None else _inside(folder)
-    if not place.exists():
-        raise CheckpointError(f"there is no codec at {place}: name the folder that holds {_TO_FETCH}")
-    config = CodecConfig.read((place if place.is_dir() else place.parent) / "config.json")
-    source = _weights(place)
+    """Of the model in `folder`, or from `elsewhere`."""
+    place = codec_place(folder, elsewhere)
+    config, source = read_codec_config(place), _weights(place)
     return StoredCodec(config, source, _naming(source, len(config.acoustic.upsampling_ratios)))
-
-
-def _inside(folder: Path) -> Path:
-    places = [folder / name for name in _SUBFOLDERS]
-    if (named := _named_by_processor(folder)) is not None:
-        places.append(named)
-    for place in places:
-        if place.is_dir():
-            return place
-    looked = ", ".join(str(place) for place in places)
-    raise CheckpointError(
-        f"{folder} has no codec, which turns codes into sound; looked at {looked}. Put {_TO_FETCH} into the first of "
-        "these, or name a folder that has them with the option `codec` (--codec)"
-    )
-
-
-def _named_by_processor(folder: Path) -> Path | None:
-    """transformers notes a path or the name of a repository; either may happen to lie beside or in the folder."""
-    path = folder / "processor_config.json"
-    entry = read_json(path).get("audio_tokenizer") if path.exists() else None
-    name = entry.get("audio_tokenizer_name_or_path") if isinstance(entry, dict) else entry
-    return folder / Path(name).expanduser() if isinstance(name, str) and name else None
 
 
 def _weights(place: Path) -> TensorSource:
@@ -130,9 +103,9 @@ def _weights(place: Path) -> TensorSource:
     elif (place / "model.pth").exists():
         source = PickledTensors(place / "model.pth")
     else:
-        raise CheckpointError(f"{place} has neither model.safetensors nor model.pth: fetch {_TO_FETCH}")
+        raise CheckpointError(f"{place} has neither model.safetensors nor model.pth: fetch {TO_FETCH}")
     if _is_language_model(source):
-        raise CheckpointError(f"{source.label} holds the language model, not the codec: fetch {_TO_FETCH}")
+        raise CheckpointError(f"{source.label} holds the language model, not the codec: fetch {TO_FETCH}")
     return source
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sonant.errors import BadSampling, CheckpointError
-from sonant.layers.rope import Llama3Scaling
+from sonant.layers.rope_scaling import Llama3Scaling
 from sonant.models.higgs_audio_v2.knobs import KNOBS, with_defaults
 from sonant.models.published import Published, Raw, Rule, agree, check, only, read_json
 from sonant.sampling import Knob
 
 CODEBOOKS = 8  # the delay pattern, the stop and the codec are built for them
+DELAY = CODEBOOKS - 1  # rows after the one of all BOS that complete no frame
 _SPECIAL_CODES = 2  # BOS and EOS of a stream, after the codes
 _LLAMA3 = "rope_type 'llama3' with its four numbers"
 

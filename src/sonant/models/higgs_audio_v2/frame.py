@@ -17,16 +17,16 @@ from torch import Tensor
 
 from sonant.kernels import ops
 from sonant.kernels.reference import DelayPattern, Ras, RowCounters, Statuses
-from sonant.models.base import FramePart, FrameStep, Status
+from sonant.models.base import FramePart, FrameStep
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 from sonant.models.higgs_audio_v2.knobs import MOST_RAS_ROWS
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.row_state import BEFORE, COUNTED, sampling_params
 from sonant.models.memory import Memory, RowValues
+from sonant.models.status import Status
 from sonant.models.weights import weight_bytes
 
 KV = "language model"
-DELAY = CODEBOOKS - 1  # rows after the one of all BOS that complete no frame
 _SHORT = 16  # runs of a part that takes microseconds
 
 

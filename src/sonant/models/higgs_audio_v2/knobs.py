@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sonant.models.speech_spec import StagedNumber
 from sonant.sampling import Knob, Sampling, resolve
 
 MOST_RAS_ROWS = 32  # that RAS can look back: so many are kept of the prompt
@@ -40,11 +41,22 @@ def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
     return tuple(replace(k, default=k.checked(given[k.name])) if k.name in given else k for k in KNOBS)
 
 
+def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
+    """What a prompt sets of its row; the two switches are one number there."""
+    of = {knob.name: StagedNumber.of(knob) for knob in knobs}
+    return (
+        StagedNumber("seed", shape=(2,)),
+        StagedNumber("frame_limit", low=1),
+        StagedNumber("greedy", low=0, high=1),
+        *(of[name] for name in ("top_k", "ras_win_len", "ras_win_max_num_repeat", "temperature", "top_p")),
+    )
+
+
 def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
-    """Checked values of the staged fields that sampling decides."""
-    values = resolve(knobs, sampling)
-    greedy = values.pop("greedy")
-    values["greedy"] = int(greedy or not values.pop("do_sample"))
+    """Checked values of the staged numbers that sampling decides."""
+    values: dict[str, Any] = resolve(knobs, sampling)
+    greedy, samples = values.pop("greedy"), values.pop("do_sample")
+    values["greedy"] = int(greedy or not samples)
     if greedy:
         values["ras_win_len"] = 0  # the likeliest code, always
     return values

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Sides, Split
 from sonant.layers.attention import Context
+from sonant.layers.embedding import Embedding
 from sonant.layers.transformer import MLP, Attention, DecoderStack, RMSNorm, StackShape
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 
@@ -50,7 +51,7 @@ class AudioEmbedding(nn.Module):
 
     def __init__(self, codebook_size: int, hidden: int) -> None:
         super().__init__()
-        self.embed_audio_tokens = nn.Embedding(CODEBOOKS * codebook_size, hidden)
+        self.embed_audio_tokens = Embedding(CODEBOOKS * codebook_size, hidden)
         self.codebook_size = codebook_size
         self.register_buffer("offsets", None, persistent=False)
 
@@ -68,7 +69,7 @@ class AudioEmbedding(nn.Module):
 class DualStack(DecoderStack):
     def __init__(self, config: HiggsConfig) -> None:
         super().__init__(stack_shape(config), DualLayer)
-        self.embed_tokens = nn.Embedding(config.llama.vocab_size, config.llama.hidden_size)
+        self.embed_tokens = Embedding(config.llama.vocab_size, config.llama.hidden_size)
         self.embed_audio_tokens = AudioEmbedding(config.codebook_size, config.llama.hidden_size)
 
     def prepare(self, positions: int) -> None:

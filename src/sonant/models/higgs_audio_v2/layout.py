@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonant.models.base import Ints
+from sonant.models.higgs_audio_v2.config import CODEBOOKS
+from sonant.models.prompt import Ints
+from sonant.models.prompt_check import INT32, check_array, check_whole
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,11 @@ class Layout:
     codes: Ints  # [positions, codebooks]; -1 where the position is text
     spoken_tokens: int  # of the text to be said, whatever lies around it
 
+    def __post_init__(self) -> None:
+        check_array("text", self.text, INT32, None)
+        check_array("codes", self.codes, INT32, len(self.text), CODEBOOKS)
+        check_whole("spoken_tokens", self.spoken_tokens)
+
     def audio(self) -> np.ndarray:
         """[positions]: which of them are rows of codes."""
         return self.codes[:, 0] >= 0
@@ -28,10 +35,14 @@ class Layout:
         """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
         return np.concatenate([self.text[:, None], self.codes], axis=1)
 
+    @property
+    def key_width(self) -> int:
+        return 1 + CODEBOOKS
+
     def last_rows(self, count: int) -> Ints:
         """The rows of codes before the last position, as far as there are, the latest last: [count, codebooks].
 
         Where there are fewer, the first lines are -1, which no code is.
         """
         rows = self.codes[:-1][self.audio()[:-1]][-count:]
-        return np.concatenate([np.full((count - len(rows), self.codes.shape[1]), -1, np.int32), rows])
+        return np.concatenate([np.full((count - len(rows), CODEBOOKS), -1, np.int32), rows])

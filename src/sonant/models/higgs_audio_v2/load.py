@@ -10,14 +10,10 @@ from sonant.config import EngineConfig
 from sonant.models.higgs_audio_v2.codec_weights import load_codec, open_codec
 from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
-from sonant.models.higgs_audio_v2.model import MAX_POSITIONS, HiggsAudioV2, Modules
-from sonant.models.higgs_audio_v2.prompt import PromptBuilder
-from sonant.models.higgs_audio_v2.row_state import Limits
-from sonant.models.higgs_audio_v2.tokenizer import TextTokenizer
-from sonant.models.spec import Budget
+from sonant.models.higgs_audio_v2.model import HiggsAudioV2, Modules
+from sonant.models.higgs_audio_v2.prompter import MAX_POSITIONS, load_prompter
 from sonant.models.weights import Naming, TensorSource, allocate, load_into, open_weights, rename_by
 
-_BUDGET = Budget(base_s=4.0, s_per_token=0.96)
 _BOSONS_NAMES = rename_by(
     (
         (r"^audio_codebook_embeddings\.", "model.embed_audio_tokens.embed_audio_tokens."),
@@ -30,14 +26,12 @@ _BOSONS_NAMES = rename_by(
 def load(
     folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
 ) -> HiggsAudioV2:
-    config = HiggsConfig.read(folder)
-    builder = PromptBuilder(config, TextTokenizer(folder))
+    prompter = load_prompter(folder, options)
     codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
     decoder, encoder = load_codec(codec, device, codec_dtype)
-    model = _load_language_model(config, weights, device, dtype)
-    sizes = options.frame_sizes(codec.config.samples_per_frame / codec.config.sample_rate, decoder.context_frames)
-    limits = Limits(sizes, _BUDGET.with_options(options), codec.config.sample_rate)
-    return HiggsAudioV2(config, Modules(model, decoder, encoder), builder, limits)
+    model = _load_language_model(prompter.config, weights, device, dtype)
+    sizes = options.frame_sizes(prompter.spec.frame_s, decoder.context_frames)
+    return HiggsAudioV2(prompter, Modules(model, decoder, encoder), sizes)
 
 
 def _load_language_model(

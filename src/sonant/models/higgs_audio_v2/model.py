@@ -1,4 +1,4 @@
-"""Higgs Audio V2 as the engine sees it: prompt, prefill, decode step and codec over row state."""
+"""Higgs Audio V2 as the engine sees it: prefill, decode step and codec over row state."""
 
 from __future__ import annotations
 
@@ -9,35 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonant.config import FrameSizes
 from sonant.kernels.reference import split_kinds
-from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prompt, seed_words
+from sonant.models.base import PackedSize, PrefillItem, PrefillShape
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
-from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
-from sonant.models.higgs_audio_v2.frame import DELAY, KV, FrameDecoder, RowStep
-from sonant.models.higgs_audio_v2.knobs import staged_values
+from sonant.models.higgs_audio_v2.config import CODEBOOKS, DELAY
+from sonant.models.higgs_audio_v2.frame import KV, FrameDecoder, RowStep
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.packed_prompts import PackedPrompts, PackedShape
-from sonant.models.higgs_audio_v2.prompt import FAMILY, PromptBuilder
-from sonant.models.higgs_audio_v2.row_state import (
-    COUNTED,
-    Limits,
-    settle,
-    staged_fields,
-    start_rows,
-    state_fields,
-    window_places,
-)
-from sonant.models.higgs_audio_v2.spoken_text import MOST_SPEAKERS
+from sonant.models.higgs_audio_v2.prompt import FAMILY
+from sonant.models.higgs_audio_v2.prompter import HiggsPrompter
+from sonant.models.higgs_audio_v2.row_state import COUNTED, settle, start_rows, state_fields, window_places
 from sonant.models.memory import Memory
-from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.models.prompt import Ints, Prompt
+from sonant.models.spec import KVGroup, ModelSpec
 from sonant.models.weights import weight_bytes
-from sonant.types import Samples, SpeechRequest
+from sonant.types import Samples
 from sonant.voice import Voice
 
-MAX_POSITIONS = 8192  # of Boson's own largest cache; the published files' numbers belong to their RoPE
-_MOST_FRAMES = 2048  # of one utterance, as Boson's script has it
-_CONTEXT_SEGMENTS = 2  # of a long text, as Boson's examples have it
 _SAMPLE_BYTES = 4
 
 
@@ -49,22 +39,15 @@ class Modules:
 
 
 class HiggsAudioV2:
-    def __init__(self, config: HiggsConfig, modules: Modules, builder: PromptBuilder, limits: Limits) -> None:
-        self.config, self.modules, self.builder, self.limits = config, modules, builder, limits
+    def __init__(self, prompter: HiggsPrompter, modules: Modules, sizes: FrameSizes) -> None:
+        self.prompter, self.config, self.modules, self.sizes = prompter, prompter.config, modules, sizes
         self.device = modules.language_model.audio_lm_head.weight.device
-        self.spec = _spec(config, modules, limits)
+        self.spec = _spec(prompter, modules, sizes)
 
     # Off the step thread
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        layout = self.builder.layout(request)
-        budget = self.limits.budget.frames(layout.spoken_tokens, self.spec.frame_s)
-        max_frames = min(budget, _MOST_FRAMES) if request.max_frames is None else request.max_frames
-        staged = staged_values(self.spec.knobs, request.sampling)
-        staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
-        return Prompt(
-            length=len(layout.text), keys=layout.keys(), staged=staged, max_frames=max_frames, payload=layout
-        )
+    def opening(self, prompt: Prompt, frames: int) -> Samples:
+        return np.zeros(0, np.float32)  # every utterance is decoded by itself
 
     @torch.inference_mode()
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
@@ -78,7 +61,7 @@ class HiggsAudioV2:
         settle(memory)
         self.frame_parts = FrameDecoder(self.config, self.modules.language_model, memory).parts()
         self.codebook = torch.arange(CODEBOOKS, device=self.device)
-        self.window = window_places(self.limits.sizes.chunks[-1], self.modules.decoder.context_frames, self.codebook)
+        self.window = window_places(self.sizes.chunks[-1], self.modules.decoder.context_frames, self.codebook)
 
     def packed_size(self, item: PrefillItem) -> PackedSize:
         return PackedSize(item.end - item.start)
@@ -118,27 +101,13 @@ class HiggsAudioV2:
         return weight_bytes(self.modules.decoder.acoustic_decoder) + rows * sound
 
 
-def _spec(config: HiggsConfig, modules: Modules, limits: Limits) -> ModelSpec:
-    llama, decoder, model = config.llama, modules.decoder, modules.language_model
+def _spec(prompter: HiggsPrompter, modules: Modules, sizes: FrameSizes) -> ModelSpec:
+    llama, decoder, model = prompter.config.llama, modules.decoder, modules.language_model
     dtype = model.audio_lm_head.weight.dtype
     return ModelSpec(
-        family=FAMILY,
-        sample_rate=limits.sample_rate,
-        clip_sample_rate=limits.sample_rate,
-        samples_per_frame=decoder.samples_per_frame,
-        frame=Field("codes", (CODEBOOKS,), torch.int32),
+        **vars(prompter.spec),
         kv=(KVGroup(KV, llama.num_hidden_layers, llama.num_key_value_heads, llama.head_dim, dtype),),
-        staged=staged_fields(),
-        state=state_fields(limits, decoder.context_frames),
-        max_positions=MAX_POSITIONS,
+        state=state_fields(sizes, decoder.context_frames),
         frame_weight_bytes=weight_bytes(*model.step_modules(), decoder.acoustic_decoder),
-        delay_steps=DELAY,
         codec_lookahead=decoder.context_frames,
-        knobs=config.knobs,
-        languages=PromptBuilder.languages,
-        clones=True,
-        speaks_without_voice=True,
-        instructs=True,
-        most_speakers=MOST_SPEAKERS,
-        context_segments=_CONTEXT_SEGMENTS,
     )

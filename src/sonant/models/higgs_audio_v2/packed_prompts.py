@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.base import Ints, PrefillItem
+from sonant.models.base import PrefillItem
 from sonant.models.higgs_audio_v2.config import CODEBOOKS
 from sonant.models.higgs_audio_v2.knobs import MOST_RAS_ROWS
 from sonant.models.higgs_audio_v2.layout import Layout
 from sonant.models.higgs_audio_v2.row_state import BEFORE
+from sonant.models.prompt import Ints
 
 _HEAD = 5  # row, row to be readied, start, end, length
 

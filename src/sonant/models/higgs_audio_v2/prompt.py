@@ -13,11 +13,11 @@ from itertools import groupby
 import numpy as np
 
 from sonant.errors import BadRequest, BadText, CheckpointError, UnknownLanguage, UnknownVoice, Unsupported
-from sonant.models.base import Ints
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 from sonant.models.higgs_audio_v2.layout import Layout
 from sonant.models.higgs_audio_v2.spoken_text import MOST_SPEAKERS, SpokenText, clean
 from sonant.models.higgs_audio_v2.tokenizer import Control, Piece, TextTokenizer
+from sonant.models.prompt import Ints
 from sonant.models.published import agree
 from sonant.types import Frames, SpeechRequest, Spoken
 from sonant.voice import Voice

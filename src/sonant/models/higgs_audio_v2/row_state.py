@@ -8,18 +8,17 @@ negative numbers, and so do those that there are not, whose codes are -1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sonant.config import FrameSizes
 from sonant.kernels.reference import SamplingParams
-from sonant.models.base import Status
 from sonant.models.higgs_audio_v2.config import CODEBOOKS
 from sonant.models.higgs_audio_v2.knobs import MOST_RAS_ROWS
 from sonant.models.memory import Memory
-from sonant.models.spec import Budget, Field
+from sonant.models.spec import Field
+from sonant.models.status import Status
 
 COUNTED = ("position", "drawn", "ending", "status")
 """What every step moves on, side by side: the position of the last row of codes, its number, and for how many rows the
@@ -29,25 +28,9 @@ BEFORE = MOST_RAS_ROWS - 1  # rows of the prompt that are kept
 _SPARE = 2  # steps that may be launched while the codec reads
 
 
-@dataclass(frozen=True)
-class Limits:
-    sizes: FrameSizes
-    budget: Budget
-    sample_rate: int
-
-
-def staged_fields() -> tuple[Field, ...]:
-    ints = ("frame_limit", "greedy", "top_k", "ras_win_len", "ras_win_max_num_repeat")
-    return (
-        Field("seed", (2,), torch.int32),
-        *(Field(name, (), torch.int32) for name in ints),
-        *(Field(name, (), torch.float32) for name in ("temperature", "top_p")),
-    )
-
-
-def state_fields(limits: Limits, context_frames: int) -> tuple[Field, ...]:
+def state_fields(sizes: FrameSizes, context_frames: int) -> tuple[Field, ...]:
     """The ring holds frames that wait for the codec, and those before them that it reads once more."""
-    ring = max(limits.sizes.ring + context_frames + CODEBOOKS + _SPARE, MOST_RAS_ROWS + _SPARE)
+    ring = max(sizes.ring + context_frames + CODEBOOKS + _SPARE, MOST_RAS_ROWS + _SPARE)
     return (
         *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_frame")),
         Field("delayed", (ring, CODEBOOKS), torch.int32),

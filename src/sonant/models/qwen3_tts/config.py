@@ -222,6 +222,12 @@ class Qwen3TTSConfig:
     knobs: tuple[Knob, ...]  # with this checkpoint's defaults
     max_new_tokens: int
 
+    @property
+    def instructs(self) -> bool:
+        """Whether words on how to speak reach the talker. Officially any part of "0b6" names a size that leaves them
+        out, which the built-in voice's does too."""
+        return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size not in "0b6")
+
     @classmethod
     def read(cls, folder: Path) -> Qwen3TTSConfig:
         path = folder / "config.json"

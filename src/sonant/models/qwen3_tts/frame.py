@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sonant.kernels import ops
 from sonant.kernels.reference import LogitMask
-from sonant.models.base import FramePart, FrameStep, InnerPart, Status
+from sonant.models.base import FramePart, FrameStep, InnerPart
 from sonant.models.memory import Memory, RowValues
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.predictor import Draw, NoDraw
 from sonant.models.qwen3_tts.row_state import COUNTED, draw_values
 from sonant.models.qwen3_tts.talker import Talker
+from sonant.models.status import Status
 from sonant.models.weights import weight_bytes
 
 KV = "talker"

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sonant.sampling import Knob
+from sonant.models.speech_spec import StagedNumber
+from sonant.sampling import Knob, Sampling, resolve
 
 _MOST = 2**31 - 1
 _TEMPERATURE: dict[str, Any] = {"default": 0.9, "low": 1e-3, "high": 100.0}
@@ -33,3 +34,27 @@ KNOBS = (
 def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
     """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
     return tuple(replace(k, default=k.checked(values[k.name])) if k.name in values else k for k in KNOBS)
+
+
+def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
+    """What a prompt sets of its row; two switches of each kind are one number there."""
+    of = {knob.name: StagedNumber.of(knob) for knob in knobs}
+    floats = ("temperature", "top_p", "repetition_penalty", "subtalker_temperature", "subtalker_top_p")
+    return (
+        StagedNumber("seed", shape=(2,)),
+        StagedNumber("frame_limit", low=1),
+        StagedNumber("trailing_length", low=0),
+        StagedNumber("greedy", low=0, high=1),
+        of["top_k"],
+        StagedNumber("subtalker_greedy", low=0, high=1),
+        of["subtalker_top_k"],
+        *(of[name] for name in floats),
+    )
+
+
+def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
+    """Checked values of the staged numbers that sampling decides."""
+    values: dict[str, Any] = resolve(knobs, sampling)
+    greedy, samples, subtalker = (values.pop(name) for name in ("greedy", "do_sample", "subtalker_dosample"))
+    values |= {"greedy": int(greedy or not samples), "subtalker_greedy": int(greedy or not subtalker)}
+    return values

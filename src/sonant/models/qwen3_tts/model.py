@@ -1,36 +1,31 @@
-"""Qwen3-TTS as the engine sees it: prompt, prefill, frame and codec over row state."""
+"""Qwen3-TTS as the engine sees it: prefill, frame and codec over row state."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sonant.config import FrameSizes
 from sonant.device_copy import to_device
-from sonant.errors import BadText, Unsupported
-from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prompt, seed_words
+from sonant.errors import Unsupported
+from sonant.models.base import PackedSize, PrefillItem, PrefillShape
 from sonant.models.memory import Memory
+from sonant.models.prompt import Ints, Prompt
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.codec import CodecState
-from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.frame import KV, FrameDecoder, TalkerStep
+from sonant.models.qwen3_tts.layout import Layout
 from sonant.models.qwen3_tts.packed_prompts import PackedPrompts, PackedShape, positions_needed
-from sonant.models.qwen3_tts.prompt import FAMILY, Layout, PromptBuilder
-from sonant.models.qwen3_tts.row_state import (
-    Limits,
-    settle,
-    staged_fields,
-    staged_values,
-    start_rows,
-    state_fields,
-)
-from sonant.models.spec import Field, KVGroup, ModelSpec
+from sonant.models.qwen3_tts.prompt import FAMILY
+from sonant.models.qwen3_tts.prompter import Qwen3TTSPrompter
+from sonant.models.qwen3_tts.row_state import settle, start_rows, state_fields
+from sonant.models.spec import KVGroup, ModelSpec
 from sonant.models.weights import weight_bytes
-from sonant.types import Samples, SpeechRequest
+from sonant.types import Samples
 from sonant.voice import Voice
 
 _CACHED_PREROLLS = 32
@@ -38,40 +33,23 @@ _SAMPLE_BYTES = 4
 
 
 class Qwen3TTS:
-    def __init__(self, config: Qwen3TTSConfig, modules: Modules, builder: PromptBuilder, limits: Limits) -> None:
-        self.config, self.modules, self.builder, self.limits = config, modules, builder, limits
+    def __init__(self, prompter: Qwen3TTSPrompter, modules: Modules, sizes: FrameSizes) -> None:
+        self.prompter, self.config, self.modules = prompter, prompter.config, modules
         self.device = next(modules.talker.parameters()).device
-        self.spec = _spec(config, modules, builder, limits)
+        self.spec = _spec(prompter, modules, sizes)
         # The codec's tails and ring after a voice's reference, by voice; only the step thread looks here.
         self.prerolls: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
     # Off the step thread
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        layout = self.builder.layout(request)
-        if len(layout.trailing) > self.limits.trailing_tokens:
-            raise BadText(
-                f"the text has {len(layout.trailing)} tokens, over {self.limits.trailing_tokens} for one utterance; "
-                "split it at sentence ends"
-            )
-        budget = self.limits.budget.frames(layout.spoken_tokens, self.spec.frame_s)
-        max_frames = min(budget, self.config.max_new_tokens - 1) if request.max_frames is None else request.max_frames
-        staged = staged_values(self.spec.knobs, request.sampling)
-        staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
-        staged["trailing_length"] = len(layout.trailing)
-        return Prompt(
-            length=len(layout.text),
-            keys=layout.keys(),
-            staged=staged,
-            max_frames=max_frames,
-            payload=layout,
-            opening=None if layout.preroll is None else partial(self._opening, layout.preroll),
-        )
-
     @torch.inference_mode()
-    def _opening(self, reference: Ints, frames: int) -> Samples:
+    def opening(self, prompt: Prompt, frames: int) -> Samples:
         """The reference's samples that the official package leaves: it cuts by a share, in floating point, and rounds
         down, so that now and then the last one stays."""
+        layout: Layout = prompt.payload
+        if layout.preroll is None:
+            return np.zeros(0, np.float32)
+        reference = layout.preroll
         size, total = self.spec.samples_per_frame, len(reference) + frames
         left = len(reference) * size - int(len(reference) / total * (total * size))
         if not left:
@@ -177,28 +155,13 @@ class Qwen3TTS:
         return weights + rows * (state * tails.element_size() + sound)
 
 
-def _spec(config: Qwen3TTSConfig, modules: Modules, builder: PromptBuilder, limits: Limits) -> ModelSpec:
-    talker, clones = config.talker, modules.speaker is not None
-    dtype = modules.talker.codec_head.weight.dtype
+def _spec(prompter: Qwen3TTSPrompter, modules: Modules, sizes: FrameSizes) -> ModelSpec:
+    talker, dtype = prompter.config.talker, modules.talker.codec_head.weight.dtype
     return ModelSpec(
-        family=FAMILY,
-        sample_rate=config.codec.sample_rate,
-        clip_sample_rate=config.codec.sample_rate,
-        samples_per_frame=config.codec.samples_per_frame,
-        frame=Field("codes", (talker.num_code_groups,), torch.int32),
+        **vars(prompter.spec),
         kv=(KVGroup(KV, talker.num_hidden_layers, talker.num_key_value_heads, talker.head_dim, dtype),),
-        staged=staged_fields(),
-        state=state_fields(config, modules, limits),
-        max_positions=talker.max_position_embeddings,
+        state=state_fields(prompter.config, modules, sizes),
         frame_weight_bytes=_frame_weight_bytes(modules),
-        knobs=config.knobs,
-        voices=builder.voices,
-        languages=builder.languages,
-        clones=clones,
-        voice_vector="embedding" if clones else None,
-        speaks_without_voice=config.kind != "base",
-        instructs=config.kind != "base",
-        segment_chars=limits.segment_chars,
     )
 
 

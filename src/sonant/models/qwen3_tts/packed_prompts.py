@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.base import Ints, PrefillItem
-from sonant.models.qwen3_tts.prompt import Layout
+from sonant.models.base import PrefillItem
+from sonant.models.prompt import Ints
+from sonant.models.qwen3_tts.layout import Layout
 
 _HEAD = 6  # row, row to be readied, start, end, length, place of the speaker
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import LogitMask, Lookup, SamplingParams
 from sonant.layers.attention import FullContext, ShortContext
+from sonant.layers.embedding import Embedding
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig
 from sonant.models.qwen3_tts.stack import stack_shape
@@ -46,7 +47,7 @@ class NoDraw:
 class PredictorStack(DecoderStack):
     def __init__(self, config: DecoderStackConfig, groups: int, talker_hidden: int) -> None:
         super().__init__(stack_shape(config))
-        self.codec_embedding = nn.ModuleList(nn.Embedding(config.vocab_size, talker_hidden) for _ in range(groups - 1))
+        self.codec_embedding = nn.ModuleList(Embedding(config.vocab_size, talker_hidden) for _ in range(groups - 1))
 
 
 class CodePredictor(nn.Module):
@@ -91,7 +92,7 @@ class CodePredictor(nn.Module):
         if self.inputs is not None:
             table: Tensor = self.inputs[group]
             return table
-        return cast(nn.Embedding, self.model.codec_embedding[group]).weight
+        return cast(Embedding, self.model.codec_embedding[group]).weight
 
     def forced_logits(self, hidden: Tensor, first: Tensor, codes: Tensor) -> Tensor:
         """Logits for codes 1… given the true ones before each: [B, groups - 1, vocab]. For training and tests.

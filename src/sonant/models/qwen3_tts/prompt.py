@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from sonant.errors import BadText, UnknownLanguage, UnknownVoice, Unsupported
-from sonant.models.base import Ints
+from sonant.models.prompt import Ints
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
+from sonant.models.qwen3_tts.layout import Layout
 from sonant.models.qwen3_tts.tokenizer import TextTokenizer
-from sonant.types import Samples, SpeechRequest
+from sonant.types import SpeechRequest
 from sonant.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -32,25 +32,6 @@ _ISO = {
     "zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
     "ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Layout:
-    text: Ints  # [positions]; -1: no text
-    codes: Ints  # [positions, groups]; -1: none; a special id stands alone in column 0
-    speaker: Samples | None  # [hidden], added at position `speaker_at`
-    speaker_at: int
-    trailing: Ints  # text fed one token a frame after the prompt; then padding for ever
-    preroll: Ints | None  # [frames, groups] that the codec hears before the first new frame
-    voice_key: str
-    spoken_tokens: int  # of the text to be said, whatever lies around it
-
-    def keys(self) -> Ints:
-        """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
-        mark = np.zeros((len(self.text), 8), np.int32)
-        if self.speaker is not None:
-            mark[self.speaker_at] = np.frombuffer(bytes.fromhex(self.voice_key), np.int32)
-        return np.concatenate([self.text[:, None], self.codes, mark], axis=1)
 
 
 class PromptBuilder:
@@ -131,7 +112,7 @@ class PromptBuilder:
             speaker=None if voice is None else voice.tensors["embedding"],
             speaker_at=speaker_at,
             trailing=np.array(trailing, np.int32),
-            preroll=frames,
+            preroll=None if frames is None else frames.astype(np.int32),
             voice_key="" if voice is None else voice.fingerprint,
             spoken_tokens=spoken_tokens,
         )
@@ -202,7 +183,7 @@ class PromptBuilder:
             return []
         if self.config.kind == "base":
             raise Unsupported("a Base checkpoint follows its reference clip and takes no instruct")
-        if self.config.kind == "custom_voice" and self.config.size in "0b6":  # a part of the name will do, officially
+        if not self.config.instructs:
             logger.warning("this CustomVoice checkpoint was not trained on instruct; it is left out")
             return []
         return self.tokenizer.fill(_INSTRUCT, instruct)

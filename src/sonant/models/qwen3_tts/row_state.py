@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sonant.config import FrameSizes
-from sonant.models.base import Status
 from sonant.models.memory import Memory
 from sonant.models.qwen3_tts.checkpoint import Modules
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
-from sonant.models.spec import Budget, Field
-from sonant.sampling import Knob, Sampling, resolve
+from sonant.models.qwen3_tts.layout import TRAILING_TOKENS
+from sonant.models.spec import Field
+from sonant.models.status import Status
 
 COUNTED = ("position", "frame", "status")
 """What every frame step moves on, side by side."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Sizes of row state, how long a text may be, and how much speech it may take."""
-
-    sizes: FrameSizes
-    trailing_tokens: int
-    budget: Budget
-    segment_chars: int | None = None  # of a text at once
-
-
-def staged_fields() -> tuple[Field, ...]:
-    ints = ("frame_limit", "trailing_length", "greedy", "top_k", "subtalker_greedy", "subtalker_top_k")
-    floats = ("temperature", "top_p", "repetition_penalty", "subtalker_temperature", "subtalker_top_p")
-    return (
-        Field("seed", (2,), torch.int32),
-        *(Field(name, (), torch.int32) for name in ints),
-        *(Field(name, (), torch.float32) for name in floats),
-    )
-
-
-def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]:
-    """Checked values of the staged fields that sampling decides."""
-    values = resolve(knobs, sampling)
-    greedy = values.pop("greedy")
-    values["greedy"] = int(greedy or not values.pop("do_sample"))
-    values["subtalker_greedy"] = int(greedy or not values.pop("subtalker_dosample"))
-    return values
-
-
-def state_fields(config: Qwen3TTSConfig, modules: Modules, limits: Limits) -> tuple[Field, ...]:
-    talker, dtype, sizes = config.talker, modules.talker.codec_head.weight.dtype, limits.sizes
+def state_fields(config: Qwen3TTSConfig, modules: Modules, sizes: FrameSizes) -> tuple[Field, ...]:
+    talker, dtype = config.talker, modules.talker.codec_head.weight.dtype
     decoder, codec_dtype = modules.decoder, modules.decoder.pre_conv.conv.weight.dtype
     return (
         *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_position", "codec_frame")),
         Field("input", (talker.hidden_size,), dtype),
-        Field("trailing", (limits.trailing_tokens, talker.hidden_size), dtype),
+        Field("trailing", (TRAILING_TOKENS, talker.hidden_size), dtype),
         Field("seen", (talker.vocab_size,), torch.bool),
         Field("codes", (sizes.ring, talker.num_code_groups), torch.int32),
         Field("codec_tails", (decoder.tails_size,), codec_dtype),

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonant.layers.embedding import Embedding
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import DecoderStackConfig, TalkerConfig
 from sonant.models.qwen3_tts.predictor import CodePredictor
@@ -23,8 +24,8 @@ from sonant.models.qwen3_tts.stack import stack_shape
 class TalkerStack(DecoderStack):
     def __init__(self, config: TalkerConfig) -> None:
         super().__init__(stack_shape(config))
-        self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
+        self.codec_embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.text_embedding = Embedding(config.text_vocab_size, config.text_hidden_size)
 
 
 class TextProjection(nn.Module):
@@ -62,10 +63,10 @@ class Talker(nn.Module):
         for table, start in zip(tables, starts, strict=False):  # one copy in memory, whoever reads it
             table.weight.data = self.frame_table[start : start + table.num_embeddings]
 
-    def frame_embeddings(self) -> list[nn.Embedding]:
+    def frame_embeddings(self) -> list[Embedding]:
         """The tables that a frame's codes are looked up in, in order."""
         rest = self.code_predictor.model.codec_embedding
-        return [self.model.codec_embedding, *(cast(nn.Embedding, e) for e in rest)]
+        return [self.model.codec_embedding, *(cast(Embedding, e) for e in rest)]
 
     def embed_frame(self, codes: Tensor) -> Tensor:
         """One vector for all codes of a frame: codes [..., groups] → [..., hidden]."""

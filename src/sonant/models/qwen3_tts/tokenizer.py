@@ -7,7 +7,7 @@ text, where the official code would end the turn. Control tokens come from our o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -34,6 +34,7 @@ class TextTokenizer:
         # how they are matched officially.
         longest_first = sorted(self.added, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._known: dict[str, list[int]] = {}
         self._bpe = Tokenizer(_bpe(folder / "vocab.json", folder / "merges.txt"))
         self._bpe.normalizer = normalizers.NFC()
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -56,21 +57,25 @@ class TextTokenizer:
         whose control tokens cut it into the same stretches before anything else happens to it. The ids are
         therefore equal for any text that does not itself spell a control token.
         """
-        return [
-            i
-            for piece in self._control.split(template)
-            for i in self._piece(piece.replace(PLACEHOLDER, text), piece in self.added)
-        ]
+        ids: list[int] = []
+        for piece in self._control.split(template):
+            ids += self._piece(piece.replace(PLACEHOLDER, text)) if PLACEHOLDER in piece else self._fixed(piece)
+        return ids
 
-    def _piece(self, piece: str, control: bool) -> Iterator[int]:
+    def _fixed(self, piece: str) -> list[int]:
+        """Of a template's own words, which are encoded once."""
+        if piece not in self._known:
+            self._known[piece] = self._piece(piece, piece in self.added)
+        return self._known[piece]
+
+    def _piece(self, piece: str, control: bool = False) -> list[int]:
         if control and piece in self.added:
-            yield self.added[piece]
-            return
+            return [self.added[piece]]
         try:
             piece.encode()
         except UnicodeEncodeError as e:
             raise BadText(f"the text is not valid Unicode: {e.reason} at character {e.start}") from None
-        yield from self._bpe.encode(piece).ids
+        return self._bpe.encode(piece).ids if piece else []
 
 
 def _added_tokens(path: Path) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sonant import strict
 from sonant.errors import CheckpointError
-from sonant.layers.rope import LongRope
+from sonant.layers.rope_scaling import LongRope
 from sonant.models.published import Published, Raw, Rule, only, read_json
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from sonant.config import EngineConfig
 from sonant.models.description import Description, Footprint
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.load import load
 from sonant.models.voxcpm2.prompt import FAMILY, PromptBuilder
 from sonant.models.voxcpm2.vae_config import VAEConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 def describe(folder: Path) -> Description:
@@ -32,6 +33,10 @@ def describe(folder: Path) -> Description:
 
 def check(folder: Path, options: EngineConfig, dtype: torch.dtype, codec_dtype: torch.dtype) -> Footprint:
     """Load onto the device that has no memory: every check of a real load is made, no weight is touched."""
+    import torch  # not above, since who only describes a folder has no use for it
+
+    from sonant.models.voxcpm2.load import load
+
     model = load(folder, options, torch.device("meta"), dtype, codec_dtype)
     parts = model.modules
     tensors = [t for m in (parts.model, parts.decoder, parts.encoder) for t in m.state_dict().values()]

@@ -36,7 +36,8 @@ def evaluations(steps: int) -> int:
 @torch.no_grad()
 def schedule(estimator: Estimator, steps: int) -> Schedule:
     weight = estimator.in_proj.weight
-    grid = torch.linspace(1, 0, steps + 1, dtype=weight.dtype, device=weight.device)
+    place = torch.device("cpu") if weight.is_meta else weight.device  # the lengths are read here
+    grid = torch.linspace(1, 0, steps + 1, dtype=weight.dtype, device=place)
     grid = grid + (torch.cos(torch.pi / 2 * grid) - 1 + grid)
     still = steps - evaluations(steps)
     lengths, times = [], []
@@ -48,8 +49,9 @@ def schedule(estimator: Estimator, steps: int) -> Schedule:
         now = now - length
         if step < steps:
             length = now - grid[step + 1]
-    told = estimator.time_mlp(_sinusoids(torch.stack(times), weight.shape[0]))
-    none = estimator.delta_time_mlp(_sinusoids(torch.zeros_like(times[0])[None], weight.shape[0]))
+    moments = torch.stack(times).to(weight.device)
+    told = estimator.time_mlp(_sinusoids(moments, weight.shape[0]))
+    none = estimator.delta_time_mlp(_sinusoids(torch.zeros_like(moments[:1]), weight.shape[0]))
     return Schedule(tuple(float(length) for length in lengths), told + none)
 
 

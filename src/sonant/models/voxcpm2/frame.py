@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sonant.models.base import FramePart, FrameStep, Status
+from sonant.models.base import FramePart, FrameStep
 from sonant.models.memory import Memory, RowValues
+from sonant.models.status import Status
 from sonant.models.voxcpm2.config import VoxCPM2Config
 from sonant.models.voxcpm2.flow import Schedule, evaluations, flow, normals
 from sonant.models.voxcpm2.knobs import USUAL_STEPS

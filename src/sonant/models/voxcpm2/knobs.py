@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from sonant.sampling import Knob
+from collections.abc import Mapping
+from typing import Any
+
+from sonant.models.speech_spec import StagedNumber
+from sonant.sampling import Knob, Value
 
 FLOW_STEPS = (4, 6, 10, 20)
 """Numbers of flow steps that have graphs of their own."""
@@ -17,3 +21,15 @@ KNOBS = (
     Knob(name="retry_badcase", default=True, help="for files: an utterance far too long for its text is made anew"),
     Knob(name="reference", default=True, help="false: a clip whose words are known is only continued"),
 )
+
+_STAGED = ("min_len", "cfg_value", "temperature")
+STAGED_NUMBERS = (
+    StagedNumber("seed", shape=(2,)),
+    StagedNumber("frame_limit", low=1),
+    *(StagedNumber.of(knob) for name in _STAGED for knob in KNOBS if knob.name == name),
+)
+
+
+def staged_values(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Those of the staged numbers that sampling decides, from checked values of all knobs."""
+    return {name: values[name] for name in _STAGED}

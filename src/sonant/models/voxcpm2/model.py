@@ -1,4 +1,4 @@
-"""VoxCPM2 as the engine sees it: prompt, prefill, decode step and codec over row state."""
+"""VoxCPM2 as the engine sees it: prefill, decode step and codec over row state."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sonant.config import FrameSizes
 from sonant.device_copy import to_device
-from sonant.models.base import Ints, PackedSize, PrefillItem, PrefillShape, Prompt, seed_words
+from sonant.models.base import PackedSize, PrefillItem, PrefillShape
 from sonant.models.memory import Memory
-from sonant.models.spec import Field, KVGroup, ModelSpec
-from sonant.models.voxcpm2.config import VoxCPM2Config
+from sonant.models.prompt import Ints, Prompt
+from sonant.models.spec import KVGroup, ModelSpec
 from sonant.models.voxcpm2.flow import evaluations, schedule
 from sonant.models.voxcpm2.frame import BASE, RESIDUAL, FrameDecoder, PatchStep
-from sonant.models.voxcpm2.knobs import FLOW_STEPS, KNOBS, USUAL_STEPS
+from sonant.models.voxcpm2.knobs import FLOW_STEPS, USUAL_STEPS
 from sonant.models.voxcpm2.layout import Layout
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.packed_prompts import PATCHES, TEXT, PackedPrompts, PackedShape, size_of
-from sonant.models.voxcpm2.prompt import FAMILY, PromptBuilder
-from sonant.models.voxcpm2.row_state import Limits, settle, staged_fields, start_rows, state_fields
+from sonant.models.voxcpm2.prompt import FAMILY
+from sonant.models.voxcpm2.prompter import VoxCPM2Prompter
+from sonant.models.voxcpm2.row_state import settle, start_rows, state_fields
 from sonant.models.voxcpm2.vae import VAEDecoder
 from sonant.models.voxcpm2.vae_encoder import VAEEncoder
 from sonant.models.weights import weight_bytes
-from sonant.sampling import resolve
-from sonant.types import Samples, SpeechRequest
+from sonant.types import Samples
 from sonant.voice import Voice
 
 _CACHED_PRIMERS = 32
 _SAMPLE_BYTES = 4
-_MOST_FRAMES = 4096  # these three are the official package's own
-_BAD_FRAMES_PER_TOKEN = 6
-_MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -46,32 +44,17 @@ class Modules:
 
 
 class VoxCPM2:
-    def __init__(self, config: VoxCPM2Config, modules: Modules, builder: PromptBuilder, limits: Limits) -> None:
-        self.config, self.modules, self.builder, self.limits = config, modules, builder, limits
+    def __init__(self, prompter: VoxCPM2Prompter, modules: Modules, sizes: FrameSizes) -> None:
+        self.prompter, self.config, self.modules = prompter, prompter.config, modules
         self.device = modules.model.stop_head.weight.device
-        self.spec = _spec(config, modules, builder, limits)
+        self.spec = _spec(prompter, modules, sizes)
         # The codec's tails after the patches that it is primed with, by their bytes; only the step thread looks here.
         self.primers: OrderedDict[bytes, Tensor] = OrderedDict()
 
     # Off the step thread
 
-    def prompt(self, request: SpeechRequest) -> Prompt:
-        knobs = resolve(KNOBS, request.sampling)
-        layout = self.builder.layout(request, reference=bool(knobs["reference"]))
-        budget = min(self.limits.budget.frames(layout.spoken_tokens, self.spec.frame_s), _MOST_FRAMES)
-        max_frames = budget if request.max_frames is None else request.max_frames
-        staged: dict[str, Any] = {name: knobs[name] for name in ("cfg_value", "temperature", "min_len")}
-        staged |= {"seed": seed_words(request.seed or 0), "frame_limit": max_frames}
-        return Prompt(
-            length=len(layout.text),
-            keys=layout.keys(),
-            staged=staged,
-            max_frames=max_frames,
-            payload=layout,
-            variant=int(knobs["inference_timesteps"]),
-            bad_from=_BAD_FRAMES_PER_TOKEN * layout.spoken_tokens if knobs["retry_badcase"] else None,
-            retries=tuple({"seed": seed_words(((request.seed or 0) + n) % 2**64)} for n in range(1, _MOST_TRIES)),
-        )
+    def opening(self, prompt: Prompt, frames: int) -> Samples:
+        return np.zeros(0, np.float32)  # the codec's primer is heard by nobody else
 
     @torch.inference_mode()
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
@@ -169,28 +152,16 @@ class VoxCPM2:
         return weight_bytes(self.modules.decoder) + rows * (state + sound)
 
 
-def _spec(config: VoxCPM2Config, modules: Modules, builder: PromptBuilder, limits: Limits) -> ModelSpec:
-    lm, decoder, model = config.lm, modules.decoder, modules.model
-    dtype = model.stop_head.weight.dtype
+def _spec(prompter: VoxCPM2Prompter, modules: Modules, sizes: FrameSizes) -> ModelSpec:
+    config, decoder, model = prompter.config, modules.decoder, modules.model
+    lm, dtype = config.lm, model.stop_head.weight.dtype
     layers = {BASE: lm.num_hidden_layers, RESIDUAL: config.residual_layers}
     again = (evaluations(USUAL_STEPS) - 1) * weight_bytes(model.feat_decoder)  # the estimator is read for each
     embedding = weight_bytes(model.base_lm.embed_tokens)
     return ModelSpec(
-        family=FAMILY,
-        sample_rate=decoder.config.out_sample_rate,
-        clip_sample_rate=decoder.config.sample_rate,
-        samples_per_frame=config.patch_size * decoder.config.samples_per_latent,
-        frame=Field("patch", (config.patch_size, config.feat_dim), torch.float32),
+        **vars(prompter.spec),
         kv=tuple(KVGroup(n, count, lm.num_key_value_heads, lm.kv_channels, dtype) for n, count in layers.items()),
-        staged=staged_fields(),
-        state=state_fields(config, limits, dtype, decoder.tails_size, decoder.dtype),
-        max_positions=config.max_positions,
+        state=state_fields(config, sizes, dtype, decoder.tails_size, decoder.dtype),
         frame_weight_bytes=weight_bytes(model, decoder) - embedding + again,
-        variants=FLOW_STEPS,
         prefill_kinds=(TEXT, PATCHES),
-        knobs=KNOBS,
-        languages=builder.languages,
-        clones=True,
-        speaks_without_voice=True,
-        instructs=True,
     )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.layers.attention import LocalContext
+from sonant.layers.embedding import Embedding
 from sonant.layers.transformer import DecoderStack, StackShape
 from sonant.models.voxcpm2.config import LocalConfig, VoxCPM2Config
 
@@ -58,7 +59,7 @@ class LocalStack(DecoderStack):
 class BaseModel(DecoderStack):
     def __init__(self, config: VoxCPM2Config) -> None:
         super().__init__(language_shape(config, config.lm.num_hidden_layers, rotated=True))
-        self.embed_tokens = nn.Embedding(config.lm.vocab_size, config.lm.hidden_size)
+        self.embed_tokens = Embedding(config.lm.vocab_size, config.lm.hidden_size)
 
 
 class LocalEncoder(nn.Module):

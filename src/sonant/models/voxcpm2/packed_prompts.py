@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.models.base import Ints, PackedSize, PrefillItem
+from sonant.models.base import PackedSize, PrefillItem
+from sonant.models.prompt import Ints
 from sonant.models.voxcpm2.layout import Layout
 
 TEXT, PATCHES = 0, 1  # kinds of lines

@@ -17,9 +17,9 @@ import re
 import numpy as np
 
 from sonant.errors import BadText, CheckpointError, UnknownLanguage, UnknownVoice, Unsupported
-from sonant.models.base import Ints
+from sonant.models.prompt import Ints
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.layout import Layout
+from sonant.models.voxcpm2.layout import PRIMER_PATCHES, Layout
 from sonant.models.voxcpm2.tokenizer import AUDIO_START, REFERENCE_END, REFERENCE_START, TextTokenizer
 from sonant.types import Samples, SpeechRequest
 from sonant.voice import Tensors, Voice
@@ -27,7 +27,6 @@ from sonant.voice import Tensors, Voice
 FAMILY = "voxcpm2"
 REFERENCE, PROMPT = "reference", "prompt"  # tensors of a voice: its clip padded at the end, and at the start
 
-_PRIMER_PATCHES = 3
 # Those of the published card. The model takes none: the text is in one.
 _LANGUAGES = {
     "ar": "arabic", "my": "burmese", "zh": "chinese", "da": "danish", "nl": "dutch", "en": "english", "fi": "finnish",
@@ -114,7 +113,7 @@ class PromptBuilder:
             runs.append(_sound(prompt))
         ids, patches, audio = (np.concatenate(parts) for parts in zip(*runs, strict=True))
         # Officially the last three patches of sound, which a prompt of one or two shares with the reference.
-        primer = patches[audio][-_PRIMER_PATCHES:] if prompt is not None else patches[:0]
+        primer = patches[audio][-PRIMER_PATCHES:] if prompt is not None else patches[:0]
         return Layout(text=ids, patches=patches, audio=audio, spoken_tokens=len(spoken), primer=primer)
 
     def _tokens(self, *ids: int) -> _Run:

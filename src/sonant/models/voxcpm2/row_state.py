@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from sonant.config import FrameSizes
-from sonant.models.base import Status
 from sonant.models.memory import Memory
-from sonant.models.spec import Budget, Field
+from sonant.models.spec import Field
+from sonant.models.status import Status
 from sonant.models.voxcpm2.config import VoxCPM2Config
 
 COUNTED = ("position", "frame", "text_input", "status")
 """What every step moves on, side by side; `text_input` is 1 while the next input is a token and no patch."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    sizes: FrameSizes
-    budget: Budget
-
-
-def staged_fields() -> tuple[Field, ...]:
-    return (
-        Field("seed", (2,), torch.int32),
-        *(Field(name, (), torch.int32) for name in ("frame_limit", "min_len")),
-        *(Field(name, (), torch.float32) for name in ("cfg_value", "temperature")),
-    )
-
-
 def state_fields(
-    config: VoxCPM2Config, limits: Limits, dtype: torch.dtype, tails: int, codec_dtype: torch.dtype
+    config: VoxCPM2Config, sizes: FrameSizes, dtype: torch.dtype, tails: int, codec_dtype: torch.dtype
 ) -> tuple[Field, ...]:
     patch = (config.patch_size, config.feat_dim)
     return (
         *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_frame")),
         Field("input", (config.lm.hidden_size,), dtype),
         Field("before", patch, torch.float32),  # the patch before the next one
-        Field("patches", (limits.sizes.ring, *patch), torch.float32),
+        Field("patches", (sizes.ring, *patch), torch.float32),
         Field("codec_tails", (tails,), codec_dtype),
     )
 

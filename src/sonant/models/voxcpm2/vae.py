@@ -26,6 +26,7 @@ from sonant.layers.conv_stream import (
     StreamState,
     channels_last,
 )
+from sonant.layers.embedding import Embedding
 from sonant.models.voxcpm2.vae_config import VAEConfig
 
 _DILATIONS = (1, 3, 9)
@@ -38,8 +39,8 @@ class RateCondition(nn.Module):
 
     def __init__(self, ranges: int, channels: int) -> None:
         super().__init__()
-        self.scale_embed = nn.Embedding(ranges, channels)
-        self.bias_embed = nn.Embedding(ranges, channels)
+        self.scale_embed = Embedding(ranges, channels)
+        self.bias_embed = Embedding(ranges, channels)
 
     def row(self, at: int) -> tuple[Tensor, Tensor]:
         scale, shift = self.scale_embed.weight[at], self.bias_embed.weight[at]

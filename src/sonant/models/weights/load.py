@@ -43,8 +43,15 @@ class Piece:
 
 def allocate(module: M, device: torch.device, dtype: torch.dtype) -> M:
     """Memory for a module made on the meta device, to be filled. The dtype is set while it has none yet, so that
-    nothing is allocated twice."""
-    return module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    nothing is allocated twice.
+
+    Not by `to_empty`: it asks for memory like that of a meta tensor, for which torch imports sympy, half a second.
+    """
+
+    def memory(like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+
+    return module.to(dtype)._apply(memory).eval().requires_grad_(False)
 
 
 def weight_bytes(*modules: nn.Module) -> int:

@@ -17,13 +17,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sonant.engine.engine import Engine
 from sonant.errors import BadText, EngineError
-from sonant.serving.api.error_responses import client_error, response_for
+from sonant.serving.api.error_responses import client_error, outcome_of, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
 from sonant.serving.api.speech_response import until_gone
 from sonant.serving.audio_pipeline import check_complete
+from sonant.serving.channel.remote_engine import Admitted
+from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 
 
@@ -37,6 +38,7 @@ def batch_routes(service: SpeechService) -> APIRouter:
             raise BadText(
                 f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
             )
+        request.state.record.asks(body, chars)
         return BatchResponse(service, body.bodies(), request.state.client)
 
     return router
@@ -49,37 +51,48 @@ class BatchResponse(Response):
         self.started_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not await until_gone(self._work(scope, receive, send), receive):
+        record: RequestRecord = scope["state"]["record"]
+        if not await until_gone(self._work(record, scope, receive, send), receive):
             self.service.metrics.aborted.labels("client_gone").inc()
+            record.outcome = "client_gone"
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _work(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as resources:
             try:
-                engine = self.service.admit(self.client, resources, requests=len(self.bodies))
+                admitted = await self.service.admit(self.client, resources, requests=len(self.bodies))
             except Exception as e:
+                record.outcome = outcome_of(e)
+                self.service.metrics.requests.labels("batch", record.outcome).inc(len(self.bodies))
                 return await response_for(e)(scope, receive, send)
-            tasks = [asyncio.create_task(self._item(engine, body)) for body in self.bodies]
+            record.queued_s = record.now_s
+            tasks = [asyncio.create_task(self._item(admitted, body)) for body in self.bodies]
             resources.callback(lambda: [task.cancel() for task in tasks])
             results = await asyncio.gather(*tasks, return_exceptions=True)
             failures = [r for r in results if isinstance(r, Exception)]
+            record.outcome = outcome_of(failures[0]) if len(failures) == len(results) else "stop"
+            record.voice = record.asked_voice if len(failures) < len(results) else None
+            record.audio_s = sum(r.pop("audio_s") for r in results if isinstance(r, dict))
             if len(failures) == len(results) and isinstance(failures[0], EngineError):
                 return await response_for(failures[0])(scope, receive, send)  # It is our doing and not the items'.
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 
-    async def _item(self, engine: Engine, body: SpeechBody) -> dict[str, Any]:
+    async def _item(self, admitted: Admitted, body: SpeechBody) -> dict[str, Any]:
         with ExitStack() as resources:
             try:
-                stream, pipeline = await self.service.speak(engine, body, True, resources)
+                stream, pipeline = await self.service.speak(admitted, body, True, resources)
                 sound = [await pipeline.push(chunk) async for chunk in stream]
                 check_complete(stream)
                 sound.append(await pipeline.finish())
-            except Exception:
-                self.service.metrics.requests.labels("batch", "error").inc()
+            except Exception as e:
+                self.service.metrics.requests.labels("batch", outcome_of(e)).inc()
                 raise
             self.service.metrics.count("batch", stream, pipeline, self.started_s)
             kind = pipeline.encoder.content_type
-            return {"audio_data": b"".join(sound), "media_type": kind, "usage": pipeline.usage(stream)}
+            usage = pipeline.usage(stream)
+            return {
+                "audio_data": b"".join(sound), "media_type": kind, "usage": usage, "audio_s": pipeline.audio_s,
+            }  # fmt: skip
 
     def _response(self, results: list[dict[str, Any] | BaseException]) -> JSONResponse:
         items: list[dict[str, Any]] = []

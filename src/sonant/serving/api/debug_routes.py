@@ -7,7 +7,6 @@ at a time, and bounded in steps and time.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +14,10 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 
-from sonant.engine.engine import Engine
-from sonant.engine.step_profiler import StepProfiler
-from sonant.serving.api.error_responses import Refused
 from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 
 MAX_STEPS = 2000
@@ -46,7 +43,7 @@ def debug_routes(service: SpeechService) -> APIRouter:
         if turn.locked():
             raise Refused(409, "profile_under_way", "a recording is under way; wait for it to end", retry_s=1.0)
         async with turn:
-            steps, path = await run_in_threadpool(_record, service.supervisor.engine, body)
+            steps, path = await _record(service.link.engine, body)
         return FileResponse(
             path,
             media_type="application/gzip",
@@ -58,18 +55,10 @@ def debug_routes(service: SpeechService) -> APIRouter:
     return router
 
 
-def _record(engine: Engine, body: ProfileBody) -> tuple[int, Path]:
-    recording = StepProfiler(engine).record(
-        body.steps, stacks=body.stacks, graphs=body.graphs, timeout_s=body.timeout_s
-    )
-    if not recording.steps:
+async def _record(engine: RemoteEngine, body: ProfileBody) -> tuple[int, Path]:
+    steps, path = await engine.profile(body.steps, body.timeout_s, stacks=body.stacks, graphs=body.graphs)
+    if not steps:
+        path.unlink(missing_ok=True)
         message = f"no step ran in {body.timeout_s:g} s: send speech requests while it records"
         raise Refused(409, "nothing_to_profile", message)
-    with tempfile.NamedTemporaryFile(prefix="sonant-", suffix=".json.gz", delete=False) as file:
-        path = Path(file.name)
-    try:
-        recording.save(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return recording.steps, path
+    return steps, path

@@ -1,6 +1,6 @@
 """What is loaded, and how it does: for the page at `/`, and for people with curl.
 
-Counters and the lengths of lists are read, without a lock that the step thread takes.
+Counters and the lengths of lists are read, without a lock that the step thread takes; the engine's process tells them.
 """
 
 from __future__ import annotations
@@ -12,40 +12,37 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 
-from sonant.engine.engine import Engine
 from sonant.sampling import Knob
-from sonant.serving.observability.gpu import GpuCollector
+from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.observability.recent_stats import RecentStatsReader
 from sonant.serving.service import SpeechService
 
 
 def engine_routes(service: SpeechService, model_name: str) -> APIRouter:
     router = APIRouter(prefix="/v1/engine")
-    gpu = GpuCollector(service.supervisor)
-    recent = RecentStatsReader(service.metrics, service.supervisor, time.monotonic())
+    recent = RecentStatsReader(service.metrics, time.monotonic())
 
     @router.get("")
     async def facts() -> dict[str, Any]:
         """What does not change while an engine runs; 503 while there is none."""
-        return _facts(service, service.supervisor.engine, model_name)
+        return _facts(service, service.link.engine, model_name)
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
         """While there is no engine, `ready` is false, `trouble` says why, and its own figures are left out."""
-        s = service.supervisor
-        shown: dict[str, Any] = {"ready": s.ready, "trouble": s.trouble, "restarts": s.restarts}
-        engine = s.loaded
-        if engine is not None:
-            shown |= asdict(engine.stats())
-        return {**shown, "recent": asdict(recent.at(time.monotonic())), "gpu": await run_in_threadpool(_gpu, gpu)}
+        link, report = service.link, await service.link.report()
+        shown: dict[str, Any] = {"ready": link.ready, "trouble": link.trouble, "restarts": link.restarts}
+        if report is not None:
+            shown |= {**report.stats, "front_ends": report.front_ends}
+        gpu = None if report is None else report.gpu
+        return {**shown, "recent": asdict(recent.at(time.monotonic(), report)), "gpu": gpu}
 
     return router
 
 
-def _facts(service: SpeechService, engine: Engine, model_name: str) -> dict[str, Any]:
-    spec, config = engine.model.spec, engine.config
+def _facts(service: SpeechService, engine: RemoteEngine, model_name: str) -> dict[str, Any]:
+    spec, config = engine.spec, engine.config
     uploads = None
     if service.options.voices_folder is not None and spec.clones:
         clip = {"clip_min_s": config.clip_min_s, "clip_max_s": config.clip_max_s}
@@ -53,7 +50,7 @@ def _facts(service: SpeechService, engine: Engine, model_name: str) -> dict[str,
     return {
         "model": model_name,
         "version": version("sonant"),
-        "device": str(engine.device),
+        "device": engine.device,
         "languages": list(engine.languages),
         "sample_rate": spec.sample_rate,
         "clip_sample_rate": spec.clip_sample_rate,
@@ -73,8 +70,3 @@ def _knob(knob: Knob) -> dict[str, Any]:
     low, high = (None if math.isinf(end) else end for end in (knob.low, knob.high))
     shown: dict[str, Any] = {"name": knob.name, "type": knob.kind.__name__, "default": knob.default}
     return {**shown, "low": low, "high": high, "choices": list(knob.choices) or None, "help": knob.help}
-
-
-def _gpu(collector: GpuCollector) -> dict[str, float] | None:
-    """As /metrics has it, without the prefix. Asks the driver: not for the event loop."""
-    return {m.name.removeprefix("sonant_gpu_"): m.samples[0].value for m in collector.collect()} or None

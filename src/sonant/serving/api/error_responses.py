@@ -14,14 +14,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from sonant import errors
+from sonant.serving.api.mistakes import first_mistake
+from sonant.serving.refused import Refused
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_CHARS = 100  # of a field's name, which may be whatever a client made up
 
 # The most particular types come first: an error is answered as the first class that it belongs to.
 _RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
@@ -33,7 +33,6 @@ _RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.BadAudio, 400, "invalid_audio", "ref_audio"),
     (errors.Unsupported, 400, "unsupported", None),
     (errors.BadRequest, 400, "invalid_value", None),
-    (errors.Overloaded, 429, "overloaded", None),
     (errors.EngineError, 503, "engine_unavailable", None),
     (errors.StoreError, 503, "store_unavailable", None),
 )
@@ -56,14 +55,6 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "What was wrong with the request, or why it was not taken"},
     "5XX": {"model": ErrorBody, "description": "What is wrong with the server, and when to come back"},
 }
-
-
-class Refused(errors.SonantError):
-    """A request turned away before the engine saw it."""
-
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry_s: float = 0) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
 
 
 def error_response(
@@ -92,13 +83,30 @@ class ClientError:
 
 def client_error(error: Exception) -> ClientError:
     """Errors of ours are shown in full; anything else is a 500 that shows nothing of our insides."""
+    known = _known(error)
+    if known is not None:
+        return known
+    logger.error("a request failed", exc_info=error)
+    return ClientError(500, "internal_error", "the server failed on this request; its log says more")
+
+
+def outcome_of(error: Exception) -> str:
+    """Whose doing it was, for metrics and the log: the client's (bad_request), its number's (refused), or ours."""
+    known = _known(error)
+    if isinstance(error, Refused | errors.Overloaded) and known is not None and known.status in (429, 503):
+        return "refused"
+    return "bad_request" if known is not None and known.status < 500 else "error"
+
+
+def _known(error: Exception) -> ClientError | None:
     if isinstance(error, Refused):
         return ClientError(error.status, error.code, str(error), error.param, error.retry_s)
+    if isinstance(error, errors.Overloaded):
+        return ClientError(429, "overloaded", str(error), retry_s=error.retry_s)
     for kind, status, code, param in _RESPONSES:
         if isinstance(error, kind):
             return ClientError(status, code, str(error), param, 1.0 if status in (429, 503) else 0.0)
-    logger.error("a request failed", exc_info=error)
-    return ClientError(500, "internal_error", "the server failed on this request; its log says more")
+    return None
 
 
 def response_for(error: Exception) -> JSONResponse:
@@ -107,17 +115,6 @@ def response_for(error: Exception) -> JSONResponse:
     if shown.retry_s > 0:
         headers = {"retry-after": str(math.ceil(shown.retry_s)), "retry-after-ms": str(round(1e3 * shown.retry_s))}
     return error_response(shown.status, shown.message, shown.code, shown.param, headers)
-
-
-def first_mistake(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
-    """The first thing that is wrong with a body or a message, in words, and where."""
-    first = error.errors()[0]
-    if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
-        return "the body must be a JSON object, sent with content-type: application/json", None
-    if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))[:_SHOWN_CHARS]
-    return f"{where or 'the body'}: {first['msg']}", where or None
 
 
 def add_handlers(app: FastAPI) -> None:

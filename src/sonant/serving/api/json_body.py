@@ -14,22 +14,44 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sonant.serving.api.error_responses import Refused
+from sonant.serving.refused import Refused
 
 MAX_VALUES = 100_000  # in one body or message: far more than the longest list that any field takes
 
 
 def parsed(raw: str | bytes) -> Any:
-    """Raises `Refused` for what is too much, and ValueError or RecursionError for what is no JSON."""
+    """Raises `Refused` for what is too much, and `json.JSONDecodeError` for what is no JSON."""
     commas = raw.count(",") if isinstance(raw, str) else raw.count(b",")
     if commas > MAX_VALUES:  # those in strings are counted too, which spares us from looking for strings
         raise Refused(400, "too_many_values", f"the JSON holds over {MAX_VALUES:,} values; send less at once")
-    return json.loads(raw)
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise Refused(400, "too_deep", "the JSON has lists or objects nested too deeply; no field needs that") from None
+    except UnicodeDecodeError as e:
+        raise Refused(400, "invalid_utf8", f"the JSON is not valid UTF-8 at byte {e.start}") from None
+    except ValueError:  # Python reads no longer one, since the time that it takes grows with the square.
+        raise Refused(400, "number_too_long", "the JSON holds a whole number of over 4,300 digits") from None
 
 
 class JsonRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            chunks: list[bytes] = []
+            try:
+                async for chunk in self.stream():
+                    chunks.append(chunk)
+                self._body = b"".join(chunks)
+            finally:
+                chunks.clear()  # What ends it keeps this frame, until somebody looks for garbage.
+        return self._body
+
     async def json(self) -> Any:
-        return parsed(await self.body())
+        raw = await self.body()
+        self._body = b""  # A clip is megabytes, and the request lives as long as its sound is sent.
+        return parsed(raw)
 
 
 class JsonRoute(APIRoute):

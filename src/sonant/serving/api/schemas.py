@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from sonant.errors import BadSampling
+from sonant.errors import BadRequest, BadSampling
 from sonant.sampling import Sampling, Value
 from sonant.text.splitter import Granularity
 from sonant.types import MAX_DESCRIPTION_CHARS
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+StreamFormat = Literal["audio", "sse"]
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
 Name = Annotated[str, Field(max_length=256)]
 Frames = Annotated[int, Field(ge=1, le=2**20)]
@@ -26,6 +27,13 @@ MAX_FIELDS = 100
 MAX_KNOBS = 64
 MAX_SPEAKERS = 8  # a model may take fewer
 KnobName = Annotated[str, Field(max_length=64)]
+# What clients of Kokoro send as lang_code; everybody else sends a tag such as en-US.
+_KOKORO_CODES = {"a": "en", "b": "en", "e": "es", "f": "fr", "h": "hi", "i": "it", "j": "ja", "p": "pt", "z": "zh"}
+
+
+def _null_is(default: object, kind: Any) -> BeforeValidator:
+    """Clients with typed settings send null for what was not set."""
+    return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=kind | None)
 
 
 class Closed(BaseModel):
@@ -89,7 +97,21 @@ class SpeechFields(Closed):
     task_type: TaskType | None = None  # what the client takes the model for; refused if it is another
     non_streaming_mode: bool | None = None  # true: the prompt holds the whole text
     initial_codec_chunk_frames: Annotated[int, Field(ge=0)] | None = None  # the first chunk is one frame already
-    word_timestamps: Literal[False] = False  # there are none
+    word_timestamps: Annotated[Literal[False], _null_is(False, Literal[False])] = False  # there are none
+    lang_code: Name | None = None  # Kokoro's name for language, with its letters or a tag
+    user: Annotated[str, Field(max_length=1024)] | None = None  # OpenAI's; it changes nothing
+
+    @model_validator(mode="after")
+    def read_lang_code(self) -> Self:
+        if self.lang_code is not None and self.language is None:
+            code = self.lang_code.lower()
+            self.language = _KOKORO_CODES.get(code, code.replace("_", "-").partition("-")[0]) or None
+        self.lang_code = None  # so that an item's code goes before its batch's language
+        return self
+
+    def check_ref_text(self) -> None:
+        if self.ref_text is not None and self.ref_audio is None and self.speakers is None:
+            raise BadRequest("ref_text is what ref_audio says, and there is no ref_audio; send both, or neither")
 
     def sampling(self) -> Sampling:
         """What the client sets of the model's knobs, by field or by `extra_params`. Only the model knows its knobs."""
@@ -109,9 +131,15 @@ class SpeechBody(SpeechFields):
     """`POST /v1/audio/speech`: OpenAI's fields, then ours. Sound is streamed unless `stream` is false."""
 
     input: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
-    response_format: AudioFormat = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
-    stream: bool = True
+    response_format: Annotated[AudioFormat, _null_is("mp3", AudioFormat)] = "mp3"
+    stream_format: Annotated[StreamFormat, _null_is("audio", StreamFormat)] = "audio"
+    stream: Annotated[bool, _null_is(True, bool)] = True
+
+
+class ConsentUpdate(Closed):
+    """`POST /v1/audio/voice_consents/{id}`: nothing but the label of a consent may change."""
+
+    name: Name
 
 
 class BatchItem(SpeechFields):
@@ -125,7 +153,7 @@ class BatchBody(SpeechFields):
     """`POST /v1/audio/speech/batch`."""
 
     items: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_BATCH_ITEMS)]
-    response_format: AudioFormat = "wav"
+    response_format: Annotated[AudioFormat, _null_is("wav", AudioFormat)] = "wav"
 
     def bodies(self) -> list[SpeechBody]:
         shared = _given(self, {"items"})
@@ -136,9 +164,9 @@ class BatchBody(SpeechFields):
 class SessionConfig(SpeechFields):
     """The `session.config` message of `WS /v1/audio/speech/stream`."""
 
-    response_format: AudioFormat = "wav"
+    response_format: Annotated[AudioFormat, _null_is("wav", AudioFormat)] = "wav"
     stream_audio: bool | None = None  # true: sound as it is made; false: a file a piece; None: true for pcm
-    split_granularity: Granularity = "auto"
+    split_granularity: Annotated[Granularity, _null_is("auto", Granularity)] = "auto"
 
     @property
     def streams(self) -> bool:

@@ -20,13 +20,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonant.engine.stream import SpeechStream
-from sonant.errors import EngineError
-from sonant.serving.api.error_responses import response_for
+from sonant.errors import EngineError, TooLate
+from sonant.serving.api.error_responses import outcome_of, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import SpeechBody
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
 from sonant.serving.encode import CONTENT_TYPES
 from sonant.serving.observability.metrics import Metrics
+from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 
 Open = Callable[[ExitStack], Awaitable[tuple[SpeechStream, AudioPipeline]]]
@@ -39,6 +40,7 @@ def speech_routes(service: SpeechService) -> APIRouter:
 
     @router.post("/v1/audio/speech", response_class=Response, responses=sound)
     async def speech(body: SpeechBody, request: Request) -> Response:
+        request.state.record.asks(body, len(body.input))
         whole = not body.stream and body.stream_format == "audio"
         open_stream = partial(service.open, body, request.state.client, whole)
         return SpeechResponse(open_stream, service.metrics, sse=body.stream_format == "sse", whole=whole)
@@ -77,34 +79,44 @@ class SpeechResponse(Response):
         self.started_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record: RequestRecord = scope["state"]["record"]
         try:
-            if not await until_gone(self._work(scope, receive, send), receive):
+            if not await until_gone(self._work(record, scope, receive, send), receive):
                 self.metrics.aborted.labels("client_gone").inc()
+                record.outcome = "client_gone"
         except asyncio.CancelledError:
             self.metrics.aborted.labels("shutdown").inc()
+            record.outcome = "shutdown"
             raise
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _work(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as resources:
             try:
                 stream, pipeline = await self.open_stream(resources)
+                record.opened()
                 encoded = self._encoded(stream, pipeline)
                 first = b"".join([data async for data in encoded]) if self.whole else await anext(encoded, b"")
                 if not first:
                     raise EngineError("the model made no sound of this text; try other words or another seed")
             except Exception as e:
-                self.metrics.requests.labels("speech", "error").inc()
+                record.outcome = outcome_of(e)
+                self.metrics.requests.labels("speech", record.outcome).inc()
+                if isinstance(e, TooLate):  # Others who are refused were counted when they asked for admission.
+                    self.metrics.rejected.labels("too_late").inc()
                 await response_for(e)(scope, receive, send)
                 return
             try:
+                record.sounded()
                 if self.whole:
                     await Response(first, 200, pipeline.headers(stream))(scope, receive, send)
                 else:
                     await self._send(send, pipeline, stream, first, encoded)
             except Exception:
+                record.outcome = "error"
                 self.metrics.requests.labels("speech", "error").inc()
                 self.metrics.aborted.labels("failed").inc()
                 raise  # breaks the connection off
+            record.outcome, record.audio_s = str(stream.finish_reason), pipeline.audio_s
             self.metrics.count("speech", stream, pipeline, self.started_s)
 
     async def _send(

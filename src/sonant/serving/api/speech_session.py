@@ -15,7 +15,6 @@ import time
 from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -23,10 +22,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sonant.config import EngineConfig
 from sonant.errors import EngineClosed, Overloaded
-from sonant.serving.api.error_responses import Refused, client_error, first_mistake
+from sonant.serving.api.error_responses import client_error, outcome_of
 from sonant.serving.api.json_body import parsed
+from sonant.serving.api.mistakes import first_mistake
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.api.utterance import UtteranceSpeaker, UtteranceText
+from sonant.serving.observability.request_log import RequestRecord
+from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 
 CONFIG_S = 10.0  # for the first message
@@ -62,6 +64,7 @@ class SpeechSession:
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
         self.client: str = socket.scope["state"]["client"]
+        self.record: RequestRecord = socket.scope["state"]["record"]
         self.config: SessionConfig | None = None
         self.current: UtteranceText | None = None  # that text is being added to
         self.queue: deque[UtteranceText] = deque()  # begun and not yet spoken to the end
@@ -81,9 +84,8 @@ class SpeechSession:
             watch = asyncio.create_task(self._watch_for_shutdown())
             resources.callback(watch.cancel)
             try:
-                self._check_origin()
-                engine = self.service.supervisor.engine
-                resources.enter_context(self.service.admission.session(self.client))
+                engine = self.service.link.engine
+                await engine.admit(resources, self.client, "session")
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read(engine.config))
                     tasks.create_task(self._speak())
@@ -92,15 +94,17 @@ class SpeechSession:
                 raise
             except Exception as e:
                 ending = _first(e)
+            self.record.outcome = self._outcome(ending)
             await self._close(ending)
 
-    def _check_origin(self) -> None:
-        """Browsers let any page open a WebSocket anywhere, with no question asked before, as for other requests."""
-        headers, allowed = self.socket.headers, self.service.options.cors_origins
-        origin = headers.get("origin")
-        own = origin is None or urlsplit(origin).netloc == headers.get("host")
-        if not own and origin not in allowed and "*" not in allowed:
-            raise SessionEnd(POLICY, "pages of that origin may not use this server; see cors_origins", "origin_refused")
+    def _outcome(self, ending: Exception | None) -> str:
+        if ending is None:
+            return "ok"
+        if isinstance(ending, WebSocketDisconnect):
+            return "client_gone" if self.queue else "ok"
+        if isinstance(ending, SessionEnd):
+            return {POLICY: "bad_request", TOO_BIG: "bad_request", RESTARTING: "shutdown"}.get(ending.code, "ok")
+        return outcome_of(ending)
 
     async def _close(self, ending: Exception | None) -> None:
         if isinstance(ending, WebSocketDisconnect):
@@ -230,10 +234,25 @@ class SpeechSession:
                     raise SessionEnd(RESTARTING, "the server is shutting down", "shutting_down")
                 self.changed.clear()
                 await self.changed.wait()
-            self.speaker = UtteranceSpeaker(self.queue[0], self.service, self.client, self._send, self.changed.set)
-            await self.speaker.run()
+            await self._speak_one(self.queue[0])
             self.queue.popleft()
             self.changed.set()
+
+    async def _speak_one(self, text: UtteranceText) -> None:
+        own = self.record
+        record = RequestRecord(
+            f"{own.id}/{text.index}", self.client, own.route, traceparent=own.traceparent, tracestate=own.tracestate
+        )
+        self.speaker = UtteranceSpeaker(text, self.service, self.client, self._send, self.changed.set, record)
+        try:
+            await self.speaker.run()
+        except Exception as e:
+            if record.outcome is None:  # It was never begun.
+                record.outcome = outcome_of(_first(e))
+                self.service.metrics.requests.labels("stream", record.outcome).inc()
+            raise
+        finally:
+            self.service.log.write(record)
 
     async def _send(self, message: dict[str, Any] | bytes) -> None:
         if isinstance(message, bytes):
@@ -254,7 +273,7 @@ def _parsed(raw: str | None) -> dict[str, Any]:
         message = parsed(raw)
     except Refused as e:
         raise BadMessage(str(e)) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise BadMessage("the message is not valid JSON") from None
     if not isinstance(message, dict):
         raise BadMessage("messages must be JSON objects")

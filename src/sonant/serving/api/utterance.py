@@ -15,12 +15,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from sonant.engine.engine import Engine
 from sonant.engine.text_feed import TextFeed
-from sonant.errors import BadRequest, Overloaded
-from sonant.serving.api.error_responses import client_error
+from sonant.errors import BadRequest, Overloaded, TooLate
+from sonant.serving.api.error_responses import client_error, outcome_of
 from sonant.serving.api.schemas import SessionConfig
 from sonant.serving.audio_pipeline import AudioPipeline, check_complete
+from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
+from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
@@ -62,18 +63,28 @@ class UtteranceText:
 
 class UtteranceSpeaker:
     def __init__(
-        self, text: UtteranceText, service: SpeechService, client: str, send: Send, took: Callable[[], None]
+        self,
+        text: UtteranceText,
+        service: SpeechService,
+        client: str,
+        send: Send,
+        took: Callable[[], None],
+        record: RequestRecord,
     ) -> None:
-        """`took` is called when text has been taken: there is room for more."""
+        """`took` is called when text has been taken: there is room for more. `record` is filled in."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
+        self.record = record
+        record.asks(text.config, 0)
         self.config = text.config
-        self.engine: Engine | None = None  # once there is something to speak
+        self.engine: RemoteEngine | None = None  # once there is something to speak
+        self.admitted: Admitted | None = None
         self.segments: list[Segment] = []  # given to the engine, in order
         self.sent = 0  # of them
         self.sentences = 0  # segments in all, with those that could not be spoken
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
         self.reported = False  # what it failed with has been told
+        self.over = False  # no more sound will come, though there may be text
 
     @property
     def busy(self) -> bool:
@@ -84,9 +95,10 @@ class UtteranceSpeaker:
         feed: TextFeed | None = None
         with ExitStack() as resources:
             async with asyncio.TaskGroup() as tasks:
-                while (text := await self._next_text()) is not None:
+                while not self.over and (text := await self._next_text()) is not None:
                     if self.engine is None:
-                        self.engine = self.service.admit(self.client, resources, place=False)
+                        self.admitted = await self.service.admit(self.client, resources, kind="utterance")
+                        self.engine = self.admitted.engine
                     try:
                         if feed is None:
                             feed = await self._open(self.engine, resources)
@@ -97,7 +109,9 @@ class UtteranceSpeaker:
                 if feed is not None:
                     feed.end()
         if feed is not None:
-            self.service.metrics.requests.labels("stream", str(feed.stream.finish_reason)).inc()
+            self.record.outcome = str(feed.stream.finish_reason)
+            self.service.metrics.requests.labels("stream", self.record.outcome).inc()
+        self.record.outcome = self.record.outcome or "stop"  # of nothing
         await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
 
     async def _next_text(self) -> str | None:
@@ -109,6 +123,7 @@ class UtteranceSpeaker:
             if len(self.segments) - self.sent < UNSENT_SEGMENTS:
                 segment = text.splitter.flush() if text.complete else text.splitter.take(eager=patience_s == 0)
                 if segment is not None or text.complete:
+                    self.record.characters = (self.record.characters or 0) + len(segment or "")
                     self.took()
                     return segment
             try:
@@ -126,18 +141,19 @@ class UtteranceSpeaker:
         buffered_s = self.sound_s - (time.monotonic() - self.first_sound_s)
         return max(0.0, buffered_s - _EAGER_BELOW_S)
 
-    async def _open(self, engine: Engine, resources: ExitStack) -> TextFeed:
+    async def _open(self, engine: RemoteEngine, resources: ExitStack) -> TextFeed:
         request = await self.service.request(engine, self.config, text="", live=True)
         try:
             feed = engine.feed(request)
         except Overloaded as e:
             self.service.rejected(e)
             raise
+        self.record.opened()
         resources.callback(feed.stream.abort)
         feed.stream.limit_unread(self.service.options.max_unread_sound_s)
         return feed
 
-    async def _add(self, engine: Engine, feed: TextFeed, text: str) -> None:
+    async def _add(self, engine: RemoteEngine, feed: TextFeed, text: str) -> None:
         form, streams = self.config.response_format, self.config.streams
         cut_s = time.monotonic()
         pipeline = await self.service.audio_pipeline(engine, self.config, form, streaming=streams)
@@ -147,15 +163,19 @@ class UtteranceSpeaker:
         except BadRequest:
             self.segments.pop()
             raise
+        finally:
+            if self.admitted is not None:
+                self.admitted.arrived()
         self.sentences += 1
 
     async def _refuse(self, text: str, error: BadRequest) -> None:
         """In its place, after all that came before it."""
-        while self.busy:
+        while self.busy and not self.over:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
-        self.service.metrics.requests.labels("stream", "error").inc()
+        self.record.outcome = outcome_of(error)
+        self.service.metrics.requests.labels("stream", self.record.outcome).inc()
         await self._send_start(index, text)
         await self.send(self._error(index, error))
         await self._send_done(index, 0, failed=True)
@@ -169,6 +189,7 @@ class UtteranceSpeaker:
                     segment, sent_bytes = self.segments[chunk.part], 0
                     await self._send_start(segment.index, segment.text)
                 self.sound_s += len(chunk.samples) / chunk.sample_rate
+                self.record.audio_s = self.sound_s
                 sent_bytes += await self._send_bytes(segment, await segment.pipeline.push(chunk))
                 if chunk.ends_part:
                     sent_bytes += await self._send_bytes(segment, await segment.pipeline.finish())
@@ -177,19 +198,29 @@ class UtteranceSpeaker:
                     self.sent, segment = self.sent + 1, None
                     self.text.changed.set()
             check_complete(feed.stream)
+            self._end_text()
         except Exception as e:
+            if isinstance(e, TooLate):
+                self.service.rejected(e)
             if segment is not None:
                 await self.send({**self._error(segment.index, e), **_discard(sent_bytes)})
                 await self._send_done(segment.index, sent_bytes, failed=True)
                 self.reported = True
-            self.service.metrics.requests.labels("stream", "error").inc()
+            self.record.outcome = outcome_of(e)
+            self.service.metrics.requests.labels("stream", self.record.outcome).inc()
             raise
+
+    def _end_text(self) -> None:
+        """The whole has been spoken, or as much of it as `max_frames` allow: what is left of the text is dropped."""
+        self.over, self.sent = True, len(self.segments)
+        self.text.drop_rest()
 
     async def _send_bytes(self, segment: Segment, data: bytes) -> int:
         if data:
             await self.send(data)
             if self.first_sound_s is None:
                 self.first_sound_s = time.monotonic()
+                self.record.sounded()
                 self.service.metrics.ttfp.observe(self.first_sound_s - segment.cut_s)
         return len(data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Request, UploadFile
@@ -11,7 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from sonant.audio.clip import read_clip
 from sonant.errors import BadAudio, UnknownConsent, UnknownVoice, Unsupported
-from sonant.serving.api.error_responses import Refused
+from sonant.serving.api.json_body import JsonRoute
+from sonant.serving.api.schemas import ConsentUpdate
+from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.consents import ConsentRecord
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
@@ -22,7 +25,7 @@ _CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of
 
 def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRouter:
     """`model` marks what encoded a voice: only the same model can speak with it."""
-    router = APIRouter(prefix="/v1/audio")
+    router = APIRouter(prefix="/v1/audio", route_class=JsonRoute)
 
     @router.post("/voices")
     async def add_voice(
@@ -34,26 +37,16 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         *,
         request: Request,
     ) -> dict[str, Any]:
-        service.count_request(request.state.client)
-        clip = await audio_sample.read()
-
-        def encode_and_keep() -> VoiceRecord:
-            engine = service.supervisor.engine
-            if not engine.model.spec.clones:
-                raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
-            with _of_field("audio_sample"):
-                voice = engine.clone(clip, ref_text or None, name)
-            asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
-            return store.add(
-                voice,
-                name,
-                None if asserted else consent,
-                model=model,
-                consent_statement=consent if asserted else None,
-                clip=clip,
-            )
-
-        return _voice(await run_in_threadpool(encode_and_keep))
+        await service.count_request(request.state.client)
+        clip, engine = await audio_sample.read(), service.link.engine
+        if not engine.spec.clones:
+            raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
+        with _of_field("audio_sample"):
+            voice = await service.clips.upload(engine, clip, ref_text or None, name)
+        asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
+        statement, consent_id = (consent, None) if asserted else (None, consent)
+        keep = partial(store.add, voice, name, consent_id, model=model, consent_statement=statement, clip=clip)
+        return _voice(await run_in_threadpool(keep))
 
     @router.delete("/voices/{voice_id}")
     async def delete_voice(voice_id: str) -> dict[str, Any]:
@@ -72,11 +65,11 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
     async def add_consent(
         name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
     ) -> dict[str, Any]:
-        service.count_request(request.state.client)
+        await service.count_request(request.state.client)
         data = await recording.read()
 
         def check_and_keep() -> ConsentRecord:
-            c = service.supervisor.engine.config
+            c = service.link.engine.config
             with _of_field("recording"):
                 read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
             return store.consents.add(data, language, name)
@@ -91,6 +84,10 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
     @router.get("/voice_consents/{consent_id}")
     async def get_consent(consent_id: str) -> dict[str, Any]:
         return _consent(await _found(store.consents.get, consent_id))
+
+    @router.post("/voice_consents/{consent_id}")
+    async def update_consent(consent_id: str, body: ConsentUpdate) -> dict[str, Any]:
+        return _consent(await _found(partial(store.consents.rename, name=body.name), consent_id))
 
     @router.delete("/voice_consents/{consent_id}")
     async def delete_consent(consent_id: str) -> dict[str, Any]:

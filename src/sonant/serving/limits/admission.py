@@ -1,44 +1,35 @@
-"""Who may start now, and what is being spoken. Saying no early is kinder than a silence that a listener gives up on.
+"""Who may start now. Saying no early is kinder than a silence that a listener gives up on.
 
-A request is refused when its client asks too often or has too many streams, when the queue is full, or when the first
-sound would come too late: the queue ahead of it, times how long a request has lately had a row, over the rows. All
-this is asked on the event loop, before anything costs a thread: of two hundred who come at once most are sent away.
+A request is refused when its client asks too often or has too many streams, when the queue is full, or when its first
+sound would come too late. That is predicted from the engine's rows, those that others would lend, the queue, how long
+rows have lately been held before they could go on to another (`EngineStats`), and the requests that were admitted and
+are not in the engine's queue yet. The engine looks again: who waits there for longer is told to come back.
+
+No client has it all. One who is speaking already is refused when the first sound would take more than `OWN_SHARE` of
+the time allowed, so that the rest of the queue stays for those who have nothing yet; and one client has at most as many
+streams as there are rows and half of the places in the queue, unless the operator gives a number. They may have all the
+rows, since those are lent to others as they need them.
+
+All this is asked in the engine's process, of which there is one for all front ends, before anything costs a thread: of
+two hundred who come at once most are sent away. `Admission` is called from one thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from sonant.engine.engine import EngineStats
+from sonant.engine.telemetry import EngineStats
 from sonant.errors import Overloaded
-from sonant.serving.api.error_responses import Refused
+from sonant.serving.channel.messages import PlaceKind
 from sonant.serving.options import ServeOptions
+from sonant.serving.refused import Refused
 
-_MEMORY = 0.9  # of the running mean of request durations, for each request that ends
+OWN_SHARE = 0.75
+_LONGEST_RETRY_S = 60.0
 _MOST_CLIENTS = 10_000  # remembered by the rate limit; beyond that the one unheard of longest is forgotten
-
-
-class InFlight:
-    """What is being spoken now, so that a shutdown can wait for it and nothing new begins meanwhile.
-
-    Used on the event loop only.
-    """
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.draining = asyncio.Event()
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
 
 
 class RateLimit:
@@ -60,8 +51,41 @@ class RateLimit:
         if len(self._buckets) > _MOST_CLIENTS:
             self._buckets.popitem(last=False)
         if not enough:
-            message = f"more than {self.per_minute} requests a minute; slow down"
-            raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
+            self._refuse(requests, left)
+
+    def look(self, client: str, now_s: float) -> None:
+        """Raises as `take` would for one request, and takes nothing."""
+        if self.per_minute and client in self._buckets:
+            left, then_s = self._buckets[client]
+            left += (now_s - then_s) * self.per_minute / 60
+            if left < 1:
+                self._refuse(1, left)
+
+    def _refuse(self, requests: int, left: float) -> None:
+        message = f"more than {self.per_minute} requests a minute; slow down"
+        raise Refused(429, "rate_limited", message, retry_s=(requests - left) * 60 / self.per_minute)
+
+
+class Ticket:
+    """What an admitted client has until it is closed: a place, and requests on their way to the engine."""
+
+    def __init__(self, admission: Admission, client: str | None, requests: int) -> None:
+        """`client`: whose place it holds; None: it has none of its own."""
+        self._admission, self._client, self._on_the_way = admission, client, requests
+        admission.on_the_way += requests
+
+    def arrived(self) -> None:
+        """One of its requests is in the engine's queue, which counts it from now on, or will never be."""
+        if self._on_the_way:
+            self._on_the_way -= 1
+            self._admission.on_the_way -= 1
+
+    def close(self) -> None:
+        self._admission.on_the_way -= self._on_the_way
+        self._on_the_way = 0
+        if self._client is not None:
+            self._admission.give_place_back(self._client)
+            self._client = None
 
 
 class Admission:
@@ -70,48 +94,97 @@ class Admission:
         self.rate = RateLimit(options.max_requests_per_minute)
         self.active: Counter[str] = Counter()
         self.sessions = 0
-        self.mean_request_s = 0.0
+        self.on_the_way = 0
 
-    def predicted_wait_s(self, stats: EngineStats) -> float:
-        if stats.free_rows > stats.waiting:
-            return 0.0
-        return (stats.waiting - stats.free_rows + 1) * self.mean_request_s / stats.rows
+    def admit(
+        self, client: str, stats: EngineStats, max_waiting: int, *, requests: int = 1, place: bool = True
+    ) -> Ticket:
+        """Raises `Refused` or `Overloaded`, both 429, unless the client may ask now, and would hear something soon.
 
-    def check(self, client: str, stats: EngineStats, max_waiting: int, requests: int = 1) -> None:
-        """Raises `Refused` or `Overloaded`, both 429, unless the client may ask now, and would hear something soon."""
+        Without `place` it has one already, a session's.
+        """
         self.rate.take(client, time.monotonic(), requests)
-        if stats.waiting >= max_waiting:  # The engine looks again, since others may be on their way to it.
-            raise Overloaded(f"{stats.waiting} requests are waiting already; try again later")
-        wait_s = self.predicted_wait_s(stats)
-        if wait_s > self.options.max_first_audio_s:
-            message = f"the first sound would come in about {wait_s:.0f} s; the server is full, try again later"
-            raise Refused(429, "overloaded", message, retry_s=min(60.0, wait_s - self.options.max_first_audio_s + 1))
+        self._check_queue(stats, max_waiting)
+        self._check_first_sound(client, stats, place)
+        if place:
+            self._take_place(client, stats, max_waiting)
+        return Ticket(self, client if place else None, requests)
+
+    def enter(
+        self, place: ExitStack, client: str, kind: PlaceKind, requests: int, stats: EngineStats, max_waiting: int
+    ) -> Ticket | None:
+        """What one of these needs, given back with `place`; the ticket of what will come to the engine's queue."""
+        if kind in ("speech", "utterance"):
+            ticket = self.admit(client, stats, max_waiting, requests=requests, place=kind == "speech")
+            place.callback(ticket.close)
+            return ticket
+        if kind == "session":
+            place.enter_context(self.session(client, stats, max_waiting))
+        elif kind == "upload":
+            self.rate.take(client, time.monotonic())
+        else:
+            self._look(client, kind, stats, max_waiting)
+        return None
+
+    def _look(self, client: str, kind: PlaceKind, stats: EngineStats, max_waiting: int) -> None:
+        """Raises what one who asks now would be refused with, and takes nothing."""
+        self.rate.look(client, time.monotonic())
+        if kind == "look_speech":
+            self._check_queue(stats, max_waiting)
+            self._check_first_sound(client, stats, place=True)
+            self._check_place(client, stats, max_waiting)
+
+    def most_streams(self, stats: EngineStats, max_waiting: int) -> int:
+        """Of one client at once."""
+        given = self.options.max_streams_per_client
+        return stats.rows + (max_waiting + 1) // 2 if given is None else given
 
     @contextmanager
-    def place(self, client: str) -> Iterator[None]:
-        """One of the client's places, taken while a request runs or a session is open."""
-        if self.active[client] >= self.options.max_streams_per_client:
-            message = f"{self.active[client]} requests of yours are running, the most allowed; wait for one to end"
-            raise Refused(429, "too_many_requests", message, retry_s=max(1.0, self.mean_request_s))
-        self.active[client] += 1
+    def session(self, client: str, stats: EngineStats, max_waiting: int) -> Iterator[None]:
+        """One of the client's places, taken while a session is open."""
+        if self.sessions >= self.options.ws_max_sessions:
+            raise Refused(429, "too_many_sessions", f"{self.sessions} sessions are open, the most allowed; try later")
+        self._take_place(client, stats, max_waiting)
+        self.sessions += 1
         try:
             yield
         finally:
-            self.active[client] -= 1
-            if self.active[client] == 0:  # Clients come and go; only those that are here are kept.
-                del self.active[client]
+            self.sessions -= 1
+            self.give_place_back(client)
 
-    @contextmanager
-    def session(self, client: str) -> Iterator[None]:
-        if self.sessions >= self.options.ws_max_sessions:
-            raise Refused(429, "too_many_sessions", f"{self.sessions} sessions are open, the most allowed; try later")
-        with self.place(client):
-            self.sessions += 1
-            try:
-                yield
-            finally:
-                self.sessions -= 1
+    def give_place_back(self, client: str) -> None:
+        self.active[client] -= 1
+        if self.active[client] == 0:  # Clients come and go; only those that are here are kept.
+            del self.active[client]
 
-    def ended(self, seconds: float) -> None:
-        known = self.mean_request_s
-        self.mean_request_s = seconds if known == 0 else _MEMORY * known + (1 - _MEMORY) * seconds
+    def _check_queue(self, stats: EngineStats, max_waiting: int) -> None:
+        # Of those on their way as many as there are rows will not wait. The engine looks again when they are there.
+        waiting = max(stats.waiting, stats.waiting + self.on_the_way - stats.free_rows - stats.lendable_rows)
+        if waiting >= max_waiting:
+            raise Overloaded(f"{waiting} requests are waiting already; try again later", self._retry_s(stats))
+
+    def _check_first_sound(self, client: str, stats: EngineStats, place: bool) -> None:
+        first_s = stats.first_sound_s(self.on_the_way)
+        speaks = self.active[client] > (0 if place else 1)
+        most_s = self.options.max_first_audio_s * (OWN_SHARE if speaks else 1)
+        if first_s > most_s:
+            message = f"the first sound would come in about {first_s:.0f} s; the server is full, try again later"
+            raise Refused(429, "overloaded", message, retry_s=_within(first_s - most_s))
+
+    def _retry_s(self, stats: EngineStats) -> float:
+        """Until one more would be heard in time."""
+        return _within(stats.first_sound_s(self.on_the_way) - self.options.max_first_audio_s)
+
+    def _take_place(self, client: str, stats: EngineStats, max_waiting: int) -> None:
+        self._check_place(client, stats, max_waiting)
+        self.active[client] += 1
+
+    def _check_place(self, client: str, stats: EngineStats, max_waiting: int) -> None:
+        running = self.active.get(client, 0)
+        if running >= self.most_streams(stats, max_waiting):
+            message = f"{running} requests of yours are running, the most allowed; wait for one to end"
+            raise Refused(429, "too_many_requests", message, retry_s=_within(stats.whole_s))
+
+
+def _within(retry_s: float) -> float:
+    return min(_LONGEST_RETRY_S, max(1.0, retry_s))

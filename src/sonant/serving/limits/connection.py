@@ -33,6 +33,7 @@ class Connection(HttpToolsProtocol):
     _clock: asyncio.TimerHandle | None = None  # runs while a request is expected or is coming
     _expected_s = 0.0  # since when
     _received = 0  # bytes since then
+    _last_s = 0.0  # when the last of them came
     _idle_bytes = 0  # bytes since a head or a part of a body was complete
     _head_bytes = 0  # of the request that is coming
 
@@ -49,6 +50,7 @@ class Connection(HttpToolsProtocol):
         if self._clock is None:
             self._expect()
         self._received += len(data)
+        self._last_s = self.loop.time()
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -109,6 +111,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_pace(self) -> None:
         due_s = self._expected_s + self.options.receive_s + self._received / MIN_BYTES_PER_S
+        due_s = min(due_s, max(self._last_s, self._expected_s) + self.options.receive_s)  # What has stopped is over.
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete and not cycle.more_body
         if answering or self.flow.read_paused:  # It is we who keep the client waiting.

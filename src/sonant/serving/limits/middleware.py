@@ -1,26 +1,36 @@
-"""What every request passes first: its id, its key, and the size of its body, before anything is parsed.
+"""What every request passes first: its id, its key, whose page sent it, and the size of its body, before anything is
+parsed.
 
 Plain ASGI, so that streamed sound goes through untouched.
 """
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sonant.serving.api.error_responses import Refused, response_for
+from sonant.errors import SonantError
+from sonant.serving.api.error_responses import response_for
+from sonant.serving.limits.bodies import BodyBudget, BodyReader
+from sonant.serving.limits.keys import ApiKeys, mark, role_for
+from sonant.serving.limits.origins import Origins
+from sonant.serving.observability.request_log import RequestRecord, is_probe, route_name
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
+from sonant.serving.refused import Refused
 
 # The page asks for the key itself, so it must load without one. Its files are the same for everybody and say nothing of
-# this server; every figure on it comes from /v1.
-_OPEN_PATHS = frozenset({"/health", "/"})
+# this server; every figure on it comes from /v1. Probes have no key, and learn nothing but whether to send requests.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+Admit = Callable[[str, str], Awaitable[None]]  # by client and path
 
 
 def new_request_id() -> str:
@@ -39,30 +49,44 @@ def _utf8(header: str) -> str:
         return header
 
 
-class BodyTooLarge(Refused):
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, "body_too_large", f"the body is larger than the {limit:,} bytes that are allowed")
-
-
 class SendWithId:
     """Puts the request's id on its answer. No closure: one that names itself lives until the garbage is collected."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        self.scope, self.receive, self.send, self.request_id = scope, receive, send, request_id
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, body: BodyReader) -> None:
+        self.scope, self.receive, self.send, self.request_id, self.body = scope, receive, send, request_id, body
         self.accepted = False
+        self.status: int | None = None  # of the answer, once there is one
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.accepted:  # The router knows no such socket.
             return await response_for(Refused(404, "not_found", "Not Found"))(self.scope, self.receive, self)
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.body.release()
+            self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
-        self.accepted = self.accepted or message["type"] == "websocket.accept"
+        if message["type"] == "websocket.accept":
+            self.accepted, self.status = True, 101
         return await self.send(message)
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
-        self.app, self.options = app, options
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        keys: ApiKeys,
+        bodies: BodyBudget,
+        admit: Admit,
+        finished: Callable[[RequestRecord], None],
+    ) -> None:
+        """`admit` raises what a speech request of that client would be refused with now, and takes nothing.
+
+        `finished` hears of every request when it is over.
+        """
+        self.app, self.options, self.keys, self.bodies = app, options, keys, bodies
+        self.admit, self.finished = admit, finished
+        self.origins = Origins(options)
+        self.guarded = bool(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -71,39 +95,57 @@ class RequestMiddleware:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
         key = self._key(scope, headers)
-        scope.setdefault("state", {}).update(request_id=request_id, client=self._client(scope, key))
-        named_send = SendWithId(scope, receive, send, request_id)
-        refusal = self._refusal(scope, headers, key)
-        if refusal is None:
-            return await self.app(scope, self._counted(receive), named_send)
-        return await response_for(refusal)(scope, receive, named_send)
+        client = self._client(scope, key)
+        record = self._record(scope, headers, request_id, client)
+        scope.setdefault("state", {}).update(request_id=request_id, client=client, record=record)
+        admit = partial(self.admit, client, scope["path"])
+        body = BodyReader(receive, self.bodies, client, self.options.max_body_bytes, admit)
+        named_send = SendWithId(scope, receive, send, request_id, body)
+        try:
+            await self._answer(scope, headers, key, body, named_send)
+        finally:
+            body.release()
+            record.status, record.route = named_send.status, route_name(scope)
+            if body.gone and record.outcome is None:
+                record.outcome = "client_gone"
+            self.finished(record)
 
-    def _refusal(self, scope: Scope, headers: Headers, key: str) -> Refused | None:
-        if self.options.api_keys and not _open(scope["path"]):
-            # Every key is compared, so that time tells nothing of which one came near.
-            known = [hmac.compare_digest(key.encode(), k.encode()) for k in self.options.api_keys]
-            if not any(known):
-                return Refused(
-                    401, "invalid_api_key", "the API key is missing or wrong; send Authorization: Bearer KEY"
-                )
+    async def _answer(self, scope: Scope, headers: Headers, key: str, body: BodyReader, send: SendWithId) -> None:
+        try:
+            await self._check(scope, headers, key, body)
+        except SonantError as e:
+            return await self._refuse(e.with_traceback(None), scope, headers, send)
+        return await self.app(scope, body, send)
+
+    async def _check(self, scope: Scope, headers: Headers, key: str, body: BodyReader) -> None:
+        """Raises `Refused`, or what the engine is in trouble with."""
+        if "origin" in headers or "sec-fetch-site" in headers:  # a browser
+            self.origins.check(scope, headers)
+        path = scope["path"]
+        if self.guarded and not _open(path):
+            roles = self.keys.roles_of(key)
+            if roles is None:
+                message = "the API key is missing or wrong; send Authorization: Bearer KEY"
+                raise Refused(401, "invalid_api_key", message)
+            role = role_for(scope.get("method", "GET"), path)
+            if role is not None and role not in roles:
+                raise Refused(403, "key_not_allowed", f"this API key is not for that; it lacks the role {role}")
         length = headers.get("content-length", "0")
         if not length.isdecimal():
-            return Refused(400, "invalid_header", "content-length is not a number")
-        return BodyTooLarge(self.options.max_body_bytes) if int(length) > self.options.max_body_bytes else None
+            raise Refused(400, "invalid_header", "content-length is not a number")
+        await body.expect(int(length))
 
-    def _counted(self, receive: Receive) -> Receive:
-        """A body that comes without a length is measured as it comes."""
-        seen = 0
+    async def _refuse(self, refusal: SonantError, scope: Scope, headers: Headers, send: SendWithId) -> None:
+        response = response_for(refusal)
+        if response.status_code == 401:
+            response.headers["www-authenticate"] = "Bearer"
+        if "expect" in headers:  # Its body is not sent now, and the next request would be taken for it.
+            response.headers["connection"] = "close"
+        await response(scope, send.receive, send)
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if seen > self.options.max_body_bytes:
-                raise BodyTooLarge(self.options.max_body_bytes)
-            return message
-
-        return counted
+    def _record(self, scope: Scope, headers: Headers, request_id: str, client: str) -> RequestRecord:
+        parent, state = headers.get("traceparent"), headers.get("tracestate")
+        return RequestRecord(request_id, client, route_name(scope), is_probe(scope["path"]), parent, state)
 
     def _key(self, scope: Scope, headers: Headers) -> str:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -113,7 +155,7 @@ class RequestMiddleware:
         return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("api_key", [""])[0]
 
     def _client(self, scope: Scope, key: str) -> str:
-        if self.options.api_keys:
-            return f"key:{key}"
+        if self.guarded:
+            return f"key:{mark(key)}"
         address = scope.get("client")
         return f"address:{address[0] if address else 'unknown'}"

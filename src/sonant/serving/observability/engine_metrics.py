@@ -6,68 +6,79 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from sonant.engine.engine import EngineStats
-from sonant.engine.telemetry import Tally, Telemetry
-from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.channel.engine_link import EngineLink
+from sonant.serving.observability.engine_report import Counts, EngineReport
 from sonant.voice_cache import VoiceCache
 
-
-class EngineCollector(Collector):
-    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None) -> None:
-        self.supervisor, self.voices = supervisor, voices
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(self.supervisor.ready))
-        yield CounterMetricFamily(
-            "sonant_engine_restarts", "times a failed engine was loaded again", self.supervisor.restarts
-        )
-        if self.voices is not None:
-            yield from _voices(self.voices)
-        engine = self.supervisor.loaded
-        if engine is not None:
-            yield from _state(engine.stats())
-            yield from _steps(engine.telemetry)
+_GPU = {
+    "memory_used_bytes": "GPU memory in use, by all processes",
+    "memory_total_bytes": "GPU memory there is",
+    "utilisation_ratio": "share of the last sample period in which a kernel ran",
+    "power_watts": "what the GPU draws",
+    "temperature_celsius": "of the GPU's core",
+}
 
 
-def _state(stats: EngineStats) -> Iterator[Metric]:
+def engine_families(link: EngineLink, report: EngineReport | None, voices: VoiceCache | None) -> Iterator[Metric]:
+    """`report` is None while there is no engine."""
+    yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(link.ready))
+    yield CounterMetricFamily("sonant_engine_restarts", "times a failed engine was loaded again", link.restarts)
+    if voices is not None:
+        yield from _voices(voices)
+    if report is not None:
+        yield from _state(report)
+        yield from _steps(report)
+        yield from _gpu(report.gpu or {})
+
+
+def _state(report: EngineReport) -> Iterator[Metric]:
+    stats = report.stats
     for name, text, value in (
-        ("sonant_requests_running", "requests that hold a row", stats.running),
-        ("sonant_requests_waiting", "requests that wait for a row", stats.waiting),
-        ("sonant_rows", "requests that can run at once", stats.rows),
-        ("sonant_rows_free", "rows that nobody holds", stats.free_rows),
-        ("sonant_kv_blocks", "blocks of the KV cache", stats.blocks),
-        ("sonant_kv_blocks_free", "blocks that nobody holds", stats.free_blocks),
+        ("sonant_requests_running", "requests that hold a row", stats["running"]),
+        ("sonant_requests_waiting", "requests that wait for a row", stats["waiting"]),
+        ("sonant_requests_parked", "requests whose row was lent to others, being ahead", stats["parked"]),
+        ("sonant_rows", "requests that can run at once", stats["rows"]),
+        ("sonant_rows_free", "rows that nobody holds", stats["free_rows"]),
+        ("sonant_kv_blocks", "blocks of the KV cache", stats["blocks"]),
+        ("sonant_kv_blocks_free", "blocks that nobody holds", stats["free_blocks"]),
     ):
         yield GaugeMetricFamily(name, text, float(value))
-    yield CounterMetricFamily("sonant_engine_steps", "steps launched since the engine was loaded", stats.steps)
+    yield CounterMetricFamily("sonant_engine_steps", "steps launched since the engine was loaded", stats["steps"])
+    yield GaugeMetricFamily("sonant_front_ends", "processes that answer HTTP", float(report.front_ends))
+    yield CounterMetricFamily(
+        "sonant_broken_channels", "front ends that were cut off for what they sent", report.broken_channels
+    )
 
 
-def _steps(telemetry: Telemetry) -> Iterator[Metric]:
+def _steps(report: EngineReport) -> Iterator[Metric]:
     phases = HistogramMetricFamily(
         "sonant_step_phase_seconds",
         "host time of a step by phase: on a GPU prefill, frame and codec are launches, and wait is for the device",
         labels=["phase"],
     )
-    for phase, tally in telemetry.phase_s.items():
+    for phase, tally in report.phase_s.items():
         phases.add_metric([phase], _buckets(tally), tally.total)
     yield phases
-    yield _histogram("sonant_step_rows", "rows that decoded a frame in a step: how full batches are", telemetry.rows)
+    rows = "rows that decoded a frame in a step: how full batches are"
+    yield _histogram("sonant_step_rows", rows, report.tallies["rows"])
+    yield CounterMetricFamily("sonant_parkings", "times that a row was lent to one in need", report.parkings)
+    queue = "from a request's arrival in the engine to a row"
+    yield _histogram("sonant_queue_wait_seconds", queue, report.tallies["queue_s"])
     yield _histogram(
         "sonant_first_step_seconds",
         "from a request's arrival in the engine to its first decode step come back: the time to its first token",
-        telemetry.first_step_s,
+        report.tallies["first_step_s"],
     )
     yield _histogram(
         "sonant_time_per_step_seconds",
         "a request's mean time from one decode step to the next, at its end: its time a token",
-        telemetry.time_per_step_s,
+        report.tallies["time_per_step_s"],
     )
     yield _histogram(
         "sonant_frames_ahead",
         "frames that a listener had buffered when the next chunk left the engine; 0 is a gap",
-        telemetry.frames_ahead,
+        report.tallies["frames_ahead"],
     )
 
 
@@ -77,10 +88,15 @@ def _voices(cache: VoiceCache) -> Iterator[Metric]:
     yield CounterMetricFamily("sonant_voice_cache_misses", "uploaded voices that came from disk", cache.misses)
 
 
-def _histogram(name: str, text: str, tally: Tally) -> HistogramMetricFamily:
+def _gpu(figures: dict[str, float]) -> Iterator[Metric]:
+    for name, value in figures.items():
+        yield GaugeMetricFamily(f"sonant_gpu_{name}", _GPU[name], value)
+
+
+def _histogram(name: str, text: str, tally: Counts) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, text, buckets=_buckets(tally), sum_value=tally.total)
 
 
-def _buckets(tally: Tally) -> list[tuple[str, float]]:
+def _buckets(tally: Counts) -> list[tuple[str, float]]:
     bounds = [*(repr(b) for b in tally.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(tally.counts)), strict=True))

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any
 
 import torch
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from sonant.serving.engine_supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
 
@@ -33,48 +28,35 @@ class GpuFigures:
     temperature_celsius: float
 
 
-_HELP = {
-    "memory_used_bytes": "GPU memory in use, by all processes",
-    "memory_total_bytes": "GPU memory there is",
-    "utilisation_ratio": "share of the last sample period in which a kernel ran",
-    "power_watts": "what the GPU draws",
-    "temperature_celsius": "of the GPU's core",
-}
+class GpuReader:
+    """In the engine's process, which alone knows its device."""
 
-
-class GpuCollector(Collector):
-    def __init__(self, supervisor: EngineSupervisor) -> None:
-        self.supervisor = supervisor
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._lock = Lock()
         self._kept: tuple[float, GpuFigures | None] = (-_KEPT_S, None)
         self._nvml: Any = None
-        self._absent = False
+        self._absent = device.type != "cuda"
 
-    def collect(self) -> Iterator[Metric]:
-        figures = self._figures()
-        if figures is not None:
-            for name, text in _HELP.items():
-                yield GaugeMetricFamily(f"sonant_gpu_{name}", text, getattr(figures, name))
-
-    def _figures(self) -> GpuFigures | None:
-        engine = self.supervisor.loaded
-        if engine is None or engine.device.type != "cuda" or self._absent:
+    def read(self) -> dict[str, float] | None:
+        """By name, or None where there are none."""
+        if self._absent:
             return None
         with self._lock:
             when_s, figures = self._kept
             if time.monotonic() - when_s >= _KEPT_S:
-                figures = self._read(engine.device)
+                figures = self._ask()
                 self._kept = time.monotonic(), figures
-            return figures
+            return None if figures is None else asdict(figures)
 
-    def _read(self, device: torch.device) -> GpuFigures | None:
+    def _ask(self) -> GpuFigures | None:
         try:
             if self._nvml is None:
                 import pynvml
 
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-            return _read(self._nvml, device)
+            return _read(self._nvml, self.device)
         except Exception as e:  # Speech goes on without a driver that has NVML, or in a container without the device.
             self._absent = True
             logger.warning("no GPU figures in /metrics: %s: %s", type(e).__name__, e)

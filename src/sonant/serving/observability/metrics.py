@@ -1,17 +1,19 @@
-"""What the server counts, with Prometheus' conventions, in a registry of its own."""
+"""What front ends count, with Prometheus' conventions, in a registry of their own."""
 
 from __future__ import annotations
 
+import platform
 import time
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from sonant.engine.stream import SpeechStream
 from sonant.serving.audio_pipeline import AudioPipeline
-from sonant.serving.engine_supervisor import EngineSupervisor
-from sonant.serving.observability.engine_metrics import EngineCollector
-from sonant.serving.observability.gpu import GpuCollector
-from sonant.voice_cache import VoiceCache
+from sonant.serving.observability.shared_counters import shared_folder
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -20,17 +22,20 @@ _RTF = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5,
 _GAP_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 ROUTES = ("speech", "batch", "stream")
-OUTCOMES = ("stop", "length", "error")
+OUTCOMES = ("stop", "length", "bad_request", "refused", "error")
+REJECTIONS = (
+    "rate_limited", "overloaded", "too_many_requests", "too_many_sessions", "queue_full", "bodies_full",
+    "too_many_clips", "too_late",
+)  # fmt: skip
 ABORTS = ("client_gone", "failed", "shutdown", "idle")
 
 
 class Metrics:
     """Labels take few, fixed values: nothing that a client sends ever becomes one."""
 
-    def __init__(self, supervisor: EngineSupervisor, voices: VoiceCache | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(EngineCollector(supervisor, voices))
-        r.register(GpuCollector(supervisor))
+        self.process = ProcessCollector(registry=None)
         self.requests = Counter(
             "sonant_requests",
             "requests by route and by how they ended; every item of a batch and every utterance of a session is one",
@@ -41,7 +46,9 @@ class Metrics:
         self.aborted = Counter(
             "sonant_aborted", "streams and sessions cut off after they began, by reason", ["reason"], registry=r
         )
-        self.sessions = Gauge("sonant_sessions", "WebSockets that are open", registry=r)
+        self.sessions = Gauge(
+            "sonant_sessions", "WebSockets that are open", multiprocess_mode="livesum", registry=r
+        )
         self.audio = Counter("sonant_audio_seconds", "seconds of sound made for clients", registry=r)
         self.ttfp = Histogram(
             "sonant_ttfp_seconds", "from a request, or a clause of a session, to the first sound on the wire",
@@ -56,6 +63,8 @@ class Metrics:
         for route in ROUTES:
             for outcome in OUTCOMES:
                 self.requests.labels(route, outcome)
+        for reason in REJECTIONS:
+            self.rejected.labels(reason)
         for reason in ABORTS:
             self.aborted.labels(reason)
 
@@ -72,6 +81,22 @@ class Metrics:
         if pipeline.audio_s:
             self.rtf.observe((time.monotonic() - started_s) / pipeline.audio_s)
 
-    def text(self) -> bytes:
-        """The whole page. Asks the GPU's driver: not for the event loop."""
-        return generate_latest(self.registry)
+    def families(self) -> Iterable[Metric]:
+        """Of all front ends: their counters lie in files that all of them read."""
+        folder = shared_folder()
+        return self.registry.collect() if folder is None else MultiProcessCollector(None, folder).collect()
+
+    def text(self, more: Iterable[Metric]) -> bytes:
+        """The whole page, with what is not counted here. Figures of a process are those of the one that is asked."""
+        facts = {"version": version("sonant"), "python": platform.python_version(), "torch": version("torch")}
+        build = InfoMetricFamily("sonant_build", "which build this is", facts)
+        return generate_latest(_Page([*self.families(), build, *self.process.collect(), *more]))
+
+
+class _Page(CollectorRegistry):
+    def __init__(self, families: list[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families

@@ -12,11 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
 
 from sonant.engine.telemetry import STEP_PHASES
 from sonant.histogram import Buckets, quantile
-from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.observability.engine_report import EngineReport
 from sonant.serving.observability.metrics import Metrics
 
 WINDOW_S = 60.0
@@ -63,12 +63,13 @@ class RecentStats:
 class RecentStatsReader:
     """Call from one thread. The first answer reaches back to the start; later ones to the oldest fresh reading."""
 
-    def __init__(self, metrics: Metrics, supervisor: EngineSupervisor, now_s: float) -> None:
-        self.metrics, self.supervisor = metrics, supervisor
-        self._readings = deque([self._read(now_s)])
+    def __init__(self, metrics: Metrics, now_s: float) -> None:
+        self.metrics = metrics
+        self._readings = deque([self._read(now_s, None)])
 
-    def at(self, now_s: float) -> RecentStats:
-        new, readings = self._read(now_s), self._readings
+    def at(self, now_s: float, report: EngineReport | None) -> RecentStats:
+        """`report` is the engine's own; None: there is none now."""
+        new, readings = self._read(now_s, report), self._readings
         while len(readings) > 1 and readings[0].at_s < now_s - WINDOW_S:
             readings.popleft()
         old = readings[0]
@@ -77,22 +78,23 @@ class RecentStatsReader:
             readings.append(new)
         return RecentStats(**_requests(old, new), **_steps(near, new))
 
-    def _read(self, now_s: float) -> Reading:
-        m = self.metrics
-        return Reading(now_s, _buckets(m.ttfp), _buckets(m.rtf), _total(m.rejected), self._read_steps())
+    def _read(self, now_s: float, report: EngineReport | None) -> Reading:
+        known = {family.name: family for family in self.metrics.families()}
+        ttfp, rtf = (_buckets(known.get(name)) for name in ("sonant_ttfp_seconds", "sonant_rtf_ratio"))
+        return Reading(now_s, ttfp, rtf, _total(known.get("sonant_rejected")), _step_totals(report))
 
-    def _read_steps(self) -> StepTotals:
-        engine = self.supervisor.loaded
-        if engine is None:
-            return StepTotals()
-        telemetry = engine.telemetry
-        return StepTotals(
-            count=engine.stats().steps,
-            phase_s=tuple(telemetry.phase_s[phase].total for phase in STEP_PHASES),
-            frame_steps=sum(telemetry.rows.counts),
-            frames=telemetry.rows.total,
-            audio_s=telemetry.rows.total * engine.model.spec.frame_s,
-        )
+
+def _step_totals(report: EngineReport | None) -> StepTotals:
+    if report is None:
+        return StepTotals()
+    rows = report.tallies["rows"]
+    return StepTotals(
+        count=int(report.stats["steps"]),
+        phase_s=tuple(report.phase_s[phase].total for phase in STEP_PHASES),
+        frame_steps=sum(rows.counts),
+        frames=rows.total,
+        audio_s=rows.total * report.frame_s,
+    )
 
 
 def _requests(old: Reading, new: Reading) -> dict[str, Any]:
@@ -122,18 +124,17 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     }
 
 
-def _buckets(histogram: Histogram) -> dict[float, float]:
+def _buckets(histogram: Metric | None) -> dict[float, float]:
     counts: dict[float, float] = {}
-    for metric in histogram.collect():
-        for sample in metric.samples:
-            if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                counts[bound] = counts.get(bound, 0.0) + sample.value
+    for sample in () if histogram is None else histogram.samples:
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + sample.value
     return counts
 
 
-def _total(counter: Counter) -> float:
-    return sum(s.value for metric in counter.collect() for s in metric.samples if s.name.endswith("_total"))
+def _total(counter: Metric | None) -> float:
+    return sum(s.value for s in counter.samples if s.name.endswith("_total")) if counter is not None else 0.0
 
 
 def _difference(new: Buckets, old: Buckets) -> dict[float, float]:

@@ -7,31 +7,17 @@ own voices, then aliases, then uploads; no upload can change what an older name 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sonant.engine.engine import Engine
+from sonant.engine.intake import Intake
 from sonant.errors import BadRequest, UnknownVoice, Unsupported
+from sonant.serving.voices.aliases import OPENAI_VOICES, aliases
 from sonant.serving.voices.labels import label_key
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
 from sonant.voice import Voice
 
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "coral",
-    "echo",
-    "fable",
-    "onyx",
-    "nova",
-    "sage",
-    "shimmer",
-    "verse",
-    "marin",
-    "cedar",
-)
 _MAX_CHARS = 256  # of any name worth looking up
 _SHOWN_CHOICES = 30  # in an error message
 _SHOWN_CHARS = 64
@@ -51,20 +37,25 @@ class VoiceChoice:
 class VoiceNames:
     """Takes the engine anew with each question, since a server may have to restart its engine."""
 
-    def __init__(self, store: VoiceStore | None = None, *, model: str | None = None) -> None:
-        """`model` is the mark that uploads must bear; None: any."""
-        self.store, self.model = store, model
+    def __init__(
+        self, store: VoiceStore | None = None, *, model: str | None = None, given: Mapping[str, str] | None = None
+    ) -> None:
+        """`model` is the mark that uploads must bear; None: any. `given` are aliases that the operator set."""
+        self.store, self.model, self.given = store, model, given
+        self._known: tuple[tuple[str, ...] | None, dict[str, str], dict[str, str]] = (None, {}, {})  # see `_names`
 
-    def resolve(self, voice: str | Mapping[str, object] | None, engine: Engine) -> str | Voice | None:
+    def resolve(self, voice: str | Mapping[str, object] | None, engine: Intake) -> str | Voice | None:
         """What to put into `SpeechRequest.voice`. Uploads come from disk or cache: call from a worker thread."""
         if voice is None:
             return None  # the engine's default, or its own error
         name = _name(voice)
         key = label_key(name) if len(name) <= _MAX_CHARS else ""
-        own, spec = _by_key(engine.voices), engine.model.spec
-        alias = aliases(engine.voices).get(key)
-        if key in own or alias is not None:
+        (own, others), spec = self._names(engine), engine.spec
+        alias = others.get(key)
+        if key in own or (alias is not None and label_key(alias) in own):
             return own.get(key, alias)
+        if alias is not None:
+            return self._aliased(name, alias, engine)
         # OpenAI's clients cannot leave `voice` out, so where nobody has to be named its names stand for nobody.
         nobody = spec.speaks_without_voice and key in OPENAI_VOICES
         if nobody and not spec.clones:
@@ -76,21 +67,32 @@ class VoiceNames:
                 return None
             raise (UnknownVoice(self._unknown(name, engine)) if isinstance(e, _Absent) else e) from None
 
-    def choices(self, engine: Engine) -> tuple[VoiceChoice, ...]:
+    def is_own(self, voice: str | None, engine: Intake) -> bool:
+        """Whether `resolve` can tell at once: the checkpoint's own, an alias of one, or nobody."""
+        if voice is None:
+            return True
+        key = label_key(voice) if len(voice) <= _MAX_CHARS else ""
+        own, others = self._names(engine)
+        alias = others.get(key)
+        return key in own or (alias is not None and label_key(alias) in own)
+
+    def choices(self, engine: Intake) -> tuple[VoiceChoice, ...]:
         """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
-        own = _by_key(engine.voices)
-        uploads = self.store.list() if self.store is not None and engine.model.spec.clones else ()
+        own, others = self._names(engine)
+        uploads = self.store.list() if self.store is not None and engine.spec.clones else ()
+        uploads = tuple(r for r in uploads if self.model in (None, r.model))
+        there = {*own, *(label_key(r.name) for r in uploads), *(r.id for r in uploads)}
         return (
             *(VoiceChoice(name, name, "own") for name in own.values()),
-            *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads if self.model in (None, r.model)),
+            *(VoiceChoice(r.id, r.name, "clone", record=r) for r in uploads),
             *(
                 VoiceChoice(name, name, "alias", target=target)
-                for name, target in aliases(engine.voices).items()
-                if name not in own
+                for name, target in others.items()
+                if name not in own and label_key(target) in there
             ),
         )
 
-    def listing(self, engine: Engine) -> list[dict[str, object]]:
+    def listing(self, engine: Intake) -> list[dict[str, object]]:
         """The choices as JSON objects: `id` and `name` as clients with a voice picker want them, then what we know."""
         lines: list[dict[str, object]] = []
         for choice in self.choices(engine):
@@ -103,14 +105,29 @@ class VoiceNames:
             lines.append(line)
         return lines
 
-    def _upload(self, name: str, engine: Engine) -> Voice:
+    def _names(self, engine: Intake) -> tuple[dict[str, str], dict[str, str]]:
+        """The checkpoint's voices by key, and what aliases stand for: found once, and asked for by each request."""
+        voices, own, others = self._known
+        if voices != engine.voices:
+            own, others = _by_key(engine.voices), aliases(engine.voices, self.given)
+            self._known = tuple(engine.voices), own, others
+        return own, others
+
+    def _aliased(self, name: str, target: str, engine: Intake) -> Voice:
+        try:
+            return self._upload(target, engine)
+        except _Absent:
+            shown = name[:_SHOWN_CHARS]
+            raise UnknownVoice(f"{shown!r} stands for {target!r} on this server, and no such voice is there") from None
+
+    def _upload(self, name: str, engine: Intake) -> Voice:
         if self.store is None:
             raise _Absent
         try:
             record = self.store.get(name)
         except UnknownVoice as e:
             raise _Absent from e
-        if not engine.model.spec.clones:
+        if not engine.spec.clones:
             raise Unsupported(
                 f"the voice {record.name!r} is a clone, and this checkpoint cannot clone; load one that can"
             )
@@ -121,13 +138,13 @@ class VoiceNames:
             )
         return self.store.load(record)
 
-    def _unknown(self, name: str, engine: Engine) -> str:
+    def _unknown(self, name: str, engine: Intake) -> str:
         shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
         names = [choice.name for choice in self.choices(engine)]
-        if not names and engine.model.spec.speaks_without_voice:
+        if not names and engine.spec.speaks_without_voice:
             hint = "this checkpoint has no voices, and speaks if none is named"
-            hint += "; an upload (POST /v1/audio/voices) or a clip gives it one" * engine.model.spec.clones
-        elif not names and engine.model.spec.clones:
+            hint += "; an upload (POST /v1/audio/voices) or a clip gives it one" * engine.spec.clones
+        elif not names and engine.spec.clones:
             hint = "this checkpoint clones: upload a voice (POST /v1/audio/voices), or send a clip with the request"
         else:
             hint = f"there is {_few(names)}"
@@ -136,19 +153,6 @@ class VoiceNames:
 
 class _Absent(Exception):
     """No upload has that name; who asked knows what to say of it."""
-
-
-def aliases(own: Sequence[str]) -> dict[str, str]:
-    """OpenAI's names spread evenly over the checkpoint's voices, the first on the first; none if it has no voices.
-
-    Who sounds like whom is not known, nor even who is a man or a woman.
-    """
-    return {name: own[i * len(own) // len(OPENAI_VOICES)] for i, name in enumerate(OPENAI_VOICES) if own}
-
-
-def reserved_names(own: Sequence[str]) -> frozenset[str]:
-    """Names that an upload must not take, since they already mean something on this server."""
-    return frozenset((*own, *aliases(own)))
 
 
 def _by_key(names: Iterable[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ export async function call(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached. Is it running?", 0);
   }
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, headers.has("authorization"));
   return response;
 }
 
@@ -35,11 +35,13 @@ export async function json(path, options) {
   return (await call(path, options)).json();
 }
 
-async function refusal(response) {
+async function refusal(response, keyed) {
   const { status } = response;
   const body = await response.json().catch(() => null);
   const said = sentence(body?.error?.message ?? `the server answered ${status} without saying why`);
-  if (status === 401) return new ServerError("The server wants an API key, or another one.", status);
+  if (status === 401) {
+    return new ServerError(keyed ? "The server does not know this API key." : "The server wants an API key.", status);
+  }
   if (status === 429) return new ServerError(`The server is busy: ${said} ${retry(response)}`, status);
   if (status === 503) return new ServerError(`The server cannot speak just now: ${said} ${retry(response)}`, status);
   if (status >= 500) return new ServerError(`The server failed: ${said}`, status);

@@ -2,20 +2,25 @@
 
 import { apiKey, apiRoot, json } from "./api.js";
 import { EnginePanel } from "./engine_panel.js";
+import { History, whileBusy } from "./history.js";
 import { KeyDialog } from "./key_dialog.js";
-import { SAMPLE_RATE } from "./playback.js";
 import { Player } from "./player.js";
 import { RequestForm } from "./request_form.js";
-import { object, snippets } from "./snippets.js";
+import { saveMp3, saveWav } from "./saving.js";
+import { snippets } from "./snippets.js";
+import { Utterance } from "./utterance.js";
 import { VoiceDialog } from "./voice_dialog.js";
 import { VoicePicker } from "./voice_picker.js";
-import { save, wavFile } from "./wav.js";
+import { VoicePreview } from "./voice_preview.js";
 
 const element = (id) => document.getElementById(id);
 const form = element("speech");
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 const request = new RequestForm(form);
 const player = new Player(showState);
+const previews = new VoicePreview();
+const history = new History({ onPlay: (utterance) => player.replay(utterance), onProblem: refused });
 const keys = new KeyDialog(connect);
 const voices = new VoicePicker((problem) => {
   complain(problem);
@@ -23,6 +28,7 @@ const voices = new VoicePicker((problem) => {
 });
 const panel = new EnginePanel({
   list: element("tiles"),
+  meanings: element("meanings"),
   window: element("window"),
   trouble: element("engine-trouble"),
   onReady: showReady,
@@ -46,23 +52,48 @@ async function connect() {
   } finally {
     connecting = false;
   }
+  showSpeak();
   element("change-key").hidden = !apiKey.get();
   panel.start();
 }
 
-async function speak() {
+function speak() {
   complain(voices.lack);
   if (voices.lack || !form.reportValidity()) return;
+  if (request.excess) {
+    element("text").focus();
+    return;
+  }
+  say(new Utterance(request.fields(), voices.name));
+  showPlayer();
+}
+
+async function say(utterance) {
   try {
-    await player.speak(object(request.fields()));
+    await player.speak(utterance);
   } catch (error) {
     refused(error);
   }
 }
 
+function preview() {
+  const utterance = previews.utterance(request.fields(), engine.languages, `${voices.name}, a preview`);
+  complain("");
+  if (utterance.whole) player.replay(utterance);
+  else say(utterance);
+}
+
+/** On a small screen it lies below what was just pressed. */
+function showPlayer() {
+  const { top } = element("player").getBoundingClientRect();
+  const { bottom } = element("transport").getBoundingClientRect();
+  if (top >= 0 && bottom <= innerHeight) return;
+  element("player").scrollIntoView({ block: "start", behavior: calm.matches ? "auto" : "smooth" });
+}
+
 function refused(error) {
   complain(error.message);
-  if (error.status === 401) keys.open();
+  if (error.status === 401) keys.open(apiKey.get() && error.message);
 }
 
 function complain(message) {
@@ -75,11 +106,31 @@ function showReady(ready) {
 }
 
 function showState(state) {
-  const busy = state === "waiting" || state === "speaking";
-  element("stop").disabled = !busy;
+  const over = ["done", "stopped", "failed"].includes(state);
+  if (over && !previews.made(player.utterance)) history.add(player.utterance);
+  showFiles();
+  showSpeak();
+}
+
+function showFiles() {
   const { utterance } = player;
-  element("again").disabled = element("download").disabled = busy || !utterance?.samples;
-  element("keep-seed").hidden = busy || !utterance?.seed;
+  const here = utterance.sound.length > 0 && !player.busy;
+  element("wav").disabled = !here;
+  element("mp3").disabled = !here || !utterance.whole || !utterance.seed;
+  element("keep-seed").hidden = player.busy || !utterance.seed;
+}
+
+function makeMp3() {
+  const { utterance } = player;
+  whileBusy(element("mp3"), () => saveMp3(utterance)).catch(refused).finally(showFiles);
+}
+
+/** What the button would do now. */
+function showSpeak() {
+  const button = element("speak");
+  button.textContent = player.busy ? "Stop speaking" : "Speak";
+  button.setAttribute("aria-busy", String(player.busy));
+  button.disabled = !player.busy && request.excess > 0;
 }
 
 function showSnippet() {
@@ -102,11 +153,19 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   speak();
 });
-form.addEventListener("input", showSnippet);
+element("speak").addEventListener("click", (event) => {
+  if (!player.busy) return;
+  event.preventDefault(); // it is no submission, and what is filled in need not be right
+  if (event.detail < 2) player.stop(); // who clicks twice means once
+});
+form.addEventListener("input", () => {
+  showSnippet();
+  showSpeak();
+});
 element("code").addEventListener("change", showSnippet);
-element("stop").addEventListener("click", () => player.stop());
-element("again").addEventListener("click", () => player.again());
-element("download").addEventListener("click", () => save(wavFile(player.utterance.pieces, SAMPLE_RATE), "speech.wav"));
+element("preview-voice").addEventListener("click", preview);
+element("wav").addEventListener("click", () => saveWav(player.utterance));
+element("mp3").addEventListener("click", makeMp3);
 element("keep-seed").addEventListener("click", () => request.keepSeed(player.utterance.seed));
 element("copy").addEventListener("click", copySnippet);
 element("change-key").addEventListener("click", () => keys.open());

@@ -18,6 +18,7 @@ export class BufferStrip {
   }
 
   add(playedS, aheadS) {
+    while (this.#points.length && this.#points.at(-1)[0] > playedS) this.#points.pop(); // the play head was set back
     const last = this.#points.at(-1);
     if (!last || playedS - last[0] >= LEAST_STEP_S || aheadS === 0) this.#points.push([playedS, aheadS]);
   }

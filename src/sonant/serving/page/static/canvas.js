@@ -16,5 +16,6 @@ export function begin(canvas) {
 export function colours(canvas) {
   const style = getComputedStyle(canvas);
   const named = (name) => style.getPropertyValue(name).trim();
-  return { accent: named("--accent"), faint: named("--faint"), line: named("--line"), alarm: named("--alarm") };
+  const [accent, faint, line, alarm, soft] = ["accent", "faint", "line", "alarm", "soft"].map((c) => named(`--${c}`));
+  return { accent, faint, line, alarm, soft, font: `12px ${style.fontFamily}` };
 }

@@ -1,8 +1,8 @@
 // A clip of sound from a file or the microphone, sent as WAV: browsers read formats that the server does not.
 
-import { SAMPLE_RATE } from "./playback.js";
+import { SAMPLE_RATE, toInt16 } from "./sound.js";
+import { wavFile } from "./wav.js";
 import { seconds } from "./words.js";
-import { toInt16, wavFile } from "./wav.js";
 
 const MAX_FILE_BYTES = 100 << 20;
 
@@ -74,7 +74,7 @@ export class ClipInput {
     try {
       const decoder = new OfflineAudioContext(1, 1, SAMPLE_RATE);
       const sound = await decoder.decodeAudioData(await blob.arrayBuffer());
-      this.blob = wavFile([toInt16(mixed(sound))], SAMPLE_RATE);
+      this.blob = wavFile(toInt16(mixed(sound)), SAMPLE_RATE);
       this.lengthS = sound.duration;
       this.#state.textContent = `${blob.name ?? "Recording"}: ${seconds(sound.duration)} of sound.`;
     } catch {

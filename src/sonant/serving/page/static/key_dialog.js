@@ -5,6 +5,7 @@ import { apiKey } from "./api.js";
 export class KeyDialog {
   #dialog = document.getElementById("key-dialog");
   #input = document.getElementById("key");
+  #wrong = document.getElementById("key-wrong");
 
   /** `onKey()` is called when a key was given. */
   constructor(onKey) {
@@ -17,9 +18,12 @@ export class KeyDialog {
     });
   }
 
-  open() {
+  /** `wrong`: why the last key was not good enough; empty if there was none. */
+  open(wrong = "") {
     if (this.#dialog.open) return;
     this.#dialog.returnValue = "";
     this.#dialog.showModal();
+    this.#wrong.textContent = wrong; // now that it can be seen, or nobody would say it aloud
+    this.#input.setAttribute("aria-invalid", String(Boolean(wrong)));
   }
 }

@@ -1,85 +1,199 @@
-// The loudspeaker: one audio context for the page, one worklet node for each utterance.
+// The loudspeaker: one audio context and one volume for the page, one playback for each utterance that is heard.
 
-export const SAMPLE_RATE = 24000; // of response_format=pcm
-const REFILL_S = 0.2;
-const FADE_S = 0.01; // a sound that is cut off clicks
+import { ScheduledOutput } from "./scheduled_output.js";
+import { SAMPLE_RATE, toFloat } from "./sound.js";
+import { WorkletOutput } from "./worklet_output.js";
+
+const FEED_S = 30; // handed to the output ahead of the play head: enough for a page that nobody looks at
+const REFEED_S = 15; // and once there is less than that
+const TAKE_UP_S = 0.2;
+const HELD_MS = 50; // until an output has fallen silent
+const VOLUME_S = 0.01; // to another one, smoothly
 
 export class Loudspeaker {
   #context = null;
-  #module = null;
+  #ready = null;
+  #volume = null;
+  #meter = null;
+  #level = 1;
 
   /** Call it from a key press or a click: browsers keep pages silent that nobody has touched. */
-  async open() {
-    this.#context ??= new AudioContext({ sampleRate: SAMPLE_RATE, latencyHint: "interactive" });
-    this.#module ??= this.#context.audioWorklet.addModule(new URL("playback_worklet.js", import.meta.url));
-    await Promise.all([this.#module, this.#context.resume()]);
-    return new Playback(this.#context);
+  async open(utterance, plan) {
+    this.#ready ??= this.#make();
+    await Promise.all([this.#ready, this.#context.resume()]);
+    return new Playback(this.#context, this.#volume, this.#meter, utterance, plan);
+  }
+
+  /** 0 … 1. */
+  set volume(level) {
+    this.#level = level;
+    this.#volume?.gain.setTargetAtTime(level, this.#context.currentTime, VOLUME_S);
+  }
+
+  async #make() {
+    const context = (this.#context = new AudioContext({ sampleRate: SAMPLE_RATE, latencyHint: "interactive" }));
+    this.#volume = new GainNode(context, { gain: this.#level });
+    this.#meter = new AnalyserNode(context);
+    this.#volume.connect(this.#meter).connect(context.destination);
+    if (WorkletOutput.supports(context)) await WorkletOutput.prepare(context);
   }
 }
 
-/** One utterance being heard. `report` is the worklet's last word, and `onreport` is called with each. */
+/** One utterance being heard. `onreport` is called whenever something has changed, and some 25 times a second. */
 class Playback {
-  report = { state: "waiting", played: 0, peak: 0, gaps: [], startedAt: null };
-  onreport = () => {};
+  state = "waiting"; // for the first sound → playing ⇄ buffering or paused → done
+  gaps = []; // sample positions where the sound ran out
+  peak = 0; // the loudest that was heard
+  waitS = Infinity; // while it gathers sound: how long it will, as far as one can tell
   firstSoundMs = null; // on the clock of performance.now()
+  onreport = () => {};
   #context;
-  #node;
-  #gain;
-  #pushedMs = null; // when the first piece came
-  #reportedMs = 0;
+  #volume;
+  #meter;
+  #utterance;
+  #plan;
+  #output;
+  #base = 0; // where the output began
+  #fed = 0; // up to where it has been given
+  #toldEnd = false;
+  #gatheringMs = null; // since when
+  #wave;
+  #arrivedMs = null; // when the first piece was here
 
-  constructor(context) {
+  constructor(context, volume, meter, utterance, plan) {
     this.#context = context;
-    const processorOptions = { refillSamples: REFILL_S * SAMPLE_RATE };
-    this.#node = new AudioWorkletNode(context, "playback", {
-      numberOfInputs: 0,
-      outputChannelCount: [1],
-      processorOptions,
-    });
-    this.#gain = new GainNode(context);
-    this.#node.connect(this.#gain).connect(context.destination);
-    this.#node.port.onmessage = ({ data }) => this.#take(data);
+    this.#volume = volume;
+    this.#meter = meter;
+    this.#utterance = utterance;
+    this.#plan = plan;
+    this.#wave = new Float32Array(meter.fftSize);
+    this.#connect(0);
   }
 
-  /** Samples of −1 … 1; they are handed over and must not be used again. */
-  push(samples) {
-    this.#pushedMs ??= performance.now();
-    this.#node.port.postMessage(samples, [samples.buffer]);
+  /** The sample that is heard now. */
+  get position() {
+    return Math.min(this.#base + Math.max(0, Math.round(this.#output.playedNow())), this.#utterance.sound.length);
   }
 
-  end() {
-    this.#node.port.postMessage("end");
+  get aheadS() {
+    return (this.#utterance.sound.length - this.position) / SAMPLE_RATE;
   }
 
+  /** More is here, or all is. */
+  arrived() {
+    this.#arrivedMs ??= performance.now();
+    this.#turn();
+  }
+
+  pause() {
+    if (this.state === "done") return;
+    this.#output.hold();
+    this.state = "paused";
+    this.onreport();
+  }
+
+  resume() {
+    if (this.state !== "paused") return;
+    this.#context.resume(); // a phone may have taken it away in between
+    this.#takeUp();
+  }
+
+  /** To a sample among those that are here. Who was playing plays on there. */
+  seek(position) {
+    const resting = this.state === "paused" || this.state === "done";
+    this.#disconnect();
+    this.#connect(Math.max(0, Math.min(Math.round(position), this.#utterance.sound.length)));
+    if (!resting) return this.#takeUp();
+    this.state = "paused";
+    this.#turn();
+  }
+
+  /** It can be taken up again with `seek`. */
   stop() {
-    this.#node.port.onmessage = null;
-    this.#gain.gain.setTargetAtTime(0, this.#context.currentTime, FADE_S / 3);
-    setTimeout(() => this.#release(), 3000 * FADE_S);
+    if (this.state === "done") return;
+    this.state = "done";
+    this.#disconnect();
   }
 
-  /** Samples heard by now: reports come every 40 ms, a screen is drawn more often. */
-  playedNow() {
-    const { state, played } = this.report;
-    if (state !== "playing") return played;
-    return played + ((performance.now() - this.#reportedMs) / 1000) * SAMPLE_RATE;
+  #disconnect() {
+    const output = this.#output;
+    output.onreport = () => {};
+    output.hold();
+    setTimeout(() => output.close(), HELD_MS);
   }
 
-  #take(report) {
-    this.report = report;
-    this.#reportedMs = performance.now();
-    if (report.startedAt !== null) this.firstSoundMs ??= this.#whenHeard(report.startedAt);
-    this.onreport(report);
-    if (report.state === "done") this.#release();
+  #connect(position) {
+    const Output = WorkletOutput.supports(this.#context) ? WorkletOutput : ScheduledOutput;
+    this.#output = new Output(this.#context, this.#volume);
+    this.#output.onreport = () => this.#turn();
+    this.#base = this.#fed = position;
+    this.#toldEnd = false;
+  }
+
+  #turn() {
+    const { state } = this.#output;
+    this.#feed();
+    if (state === "done") {
+      if (this.gaps.at(-1) === this.#utterance.sound.length) this.gaps.pop(); // it was the end: nothing was missing
+      this.stop();
+    } else if (state === "dry" && this.state === "playing") {
+      this.gaps.push(this.position);
+      this.#gather();
+    }
+    if (this.state === "waiting" || this.state === "buffering") this.#consider();
+    if (this.state === "playing") this.#listen();
+    this.onreport();
+  }
+
+  /** Who asks for it hears what is here at once; the plan is for when that has run out. */
+  #takeUp() {
+    this.#feed();
+    if (this.aheadS >= TAKE_UP_S) this.#go();
+    else this.#gather();
+    this.#turn();
+  }
+
+  #go() {
+    this.#output.go();
+    this.state = "playing";
+  }
+
+  #gather() {
+    this.state = "buffering";
+    this.#gatheringMs = performance.now();
+  }
+
+  #consider() {
+    const first = this.state === "waiting";
+    if (first && !this.#utterance.sound.length && this.#utterance.open) return;
+    this.#gatheringMs ??= performance.now();
+    const waitedS = (performance.now() - this.#gatheringMs) / 1000;
+    this.waitS = this.#plan.waitS(this.#utterance, this.aheadS, { waitedS, first });
+    if (this.waitS === 0) this.#go();
+  }
+
+  #feed() {
+    const { sound, open } = this.#utterance;
+    const { position } = this;
+    if (this.#fed < sound.length && this.#fed - position < REFEED_S * SAMPLE_RATE) {
+      const part = sound.part(this.#fed, position + FEED_S * SAMPLE_RATE);
+      this.#fed += part.length;
+      this.#output.push(toFloat(part));
+    }
+    if (open || this.#toldEnd || this.#fed < sound.length) return;
+    this.#toldEnd = true;
+    this.#output.end();
+  }
+
+  #listen() {
+    this.#meter.getFloatTimeDomainData(this.#wave);
+    this.peak = this.#wave.reduce((most, sample) => Math.max(most, Math.abs(sample)), this.peak);
+    if (this.#output.startedAt !== null) this.firstSoundMs ??= this.#whenHeard(this.#output.startedAt);
   }
 
   /** The two clocks agree to some milliseconds only, but nothing is heard before it is here. */
   #whenHeard(contextS) {
     const { contextTime, performanceTime } = this.#context.getOutputTimestamp();
-    return Math.max(this.#pushedMs, performanceTime + 1000 * (contextS - contextTime));
-  }
-
-  #release() {
-    this.#node.disconnect();
-    this.#gain.disconnect();
+    return Math.max(this.#arrivedMs ?? 0, performanceTime + 1000 * (contextS - contextTime));
   }
 }

@@ -1,4 +1,5 @@
-// Plays samples as they arrive, and counts what the listener hears. It lives on the audio thread.
+// Plays samples as they arrive, on the audio thread. It starts held, and is held again when it runs dry: when to go
+// on is decided elsewhere.
 
 const QUANTA_A_REPORT = 8; // about 40 ms at 24 kHz
 
@@ -7,46 +8,43 @@ class Playback extends AudioWorkletProcessor {
   #offset = 0; // into the first piece
   #queued = 0;
   #played = 0;
-  #peak = 0;
-  #gaps = []; // sample positions where the sound ran out
-  #state = "waiting"; // → playing ⇄ starved → done
+  #state = "held"; // held ⇄ playing → dry (held, since nothing was left), done or closed
   #startedAt = null; // of the context's clock
   #ended = false;
+  #holding = false; // held from the next quantum on
+  #turn = 0; // how often it was told to go or to hold: reports from before the last time are out of date
   #quanta = 0;
-  #refillSamples;
 
-  constructor({ processorOptions }) {
+  constructor() {
     super();
-    this.#refillSamples = processorOptions.refillSamples;
-    this.port.onmessage = ({ data }) => {
-      if (data === "end") {
-        this.#ended = true;
-        return;
-      }
-      this.#pieces.push(data);
-      this.#queued += data.length;
-    };
+    this.port.onmessage = ({ data }) => this.#hear(data);
+  }
+
+  #hear(message) {
+    if (message instanceof Float32Array) {
+      this.#pieces.push(message);
+      this.#queued += message.length;
+    } else if (message === "end") this.#ended = true;
+    else if (message === "close") this.#state = "closed";
+    else this.#turnTo(message);
+  }
+
+  #turnTo(message) {
+    this.#turn += 1;
+    this.#holding = message === "hold" && this.#state === "playing";
+    if (message === "go" && this.#state !== "closed") this.#state = "playing";
   }
 
   process(_, [[output]]) {
-    this.#move();
-    if (this.#state === "playing") this.#fill(output);
-    if (this.#state === "done" || ++this.#quanta % QUANTA_A_REPORT === 0) this.#report();
+    if (this.#state === "closed") return false;
+    const before = this.#state;
+    if (before === "playing") this.#fill(output);
+    if (this.#state !== before || ++this.#quanta % QUANTA_A_REPORT === 0) this.#report();
     return this.#state !== "done";
   }
 
-  /** The first piece is played at once; after a gap a little is gathered first, or one gap would become many. */
-  #move() {
-    if (this.#queued === 0) {
-      if (this.#ended) this.#state = "done";
-      return;
-    }
-    const enough = this.#ended || this.#queued >= this.#refillSamples;
-    if (this.#state === "waiting") this.#startedAt = currentTime;
-    if (this.#state === "waiting" || (this.#state === "starved" && enough)) this.#state = "playing";
-  }
-
   #fill(output) {
+    if (this.#queued) this.#startedAt ??= currentTime;
     let filled = 0;
     while (filled < output.length && this.#pieces.length) {
       const piece = this.#pieces[0];
@@ -59,23 +57,23 @@ class Playback extends AudioWorkletProcessor {
         this.#offset = 0;
       }
     }
-    for (const sample of output) this.#peak = Math.max(this.#peak, Math.abs(sample));
     this.#played += filled;
     this.#queued -= filled;
-    if (filled < output.length && !this.#ended) {
-      this.#state = "starved";
-      this.#gaps.push(this.#played);
-    }
+    if (this.#ended && !this.#queued) this.#state = "done";
+    else if (filled < output.length) this.#state = "dry";
+    else if (this.#holding) this.#hold(output);
+  }
+
+  /** A sound that is cut off clicks. */
+  #hold(output) {
+    output.forEach((sample, i) => (output[i] = sample * (1 - i / output.length)));
+    this.#holding = false;
+    this.#state = "held";
   }
 
   #report() {
-    this.port.postMessage({
-      state: this.#state,
-      played: this.#played,
-      peak: this.#peak,
-      gaps: this.#gaps,
-      startedAt: this.#startedAt,
-    });
+    const { port } = this;
+    port.postMessage({ turn: this.#turn, state: this.#state, played: this.#played, startedAt: this.#startedAt });
   }
 }
 

@@ -1,13 +1,19 @@
 // One utterance at a time: asked for, heard, drawn and measured while it comes.
 
+import { BufferPlan } from "./buffer_plan.js";
 import { BufferStrip } from "./buffer_strip.js";
-import { Loudspeaker, SAMPLE_RATE } from "./playback.js";
-import { Utterance, toFloat } from "./utterance.js";
+import { Loudspeaker } from "./playback.js";
+import { SAMPLE_RATE } from "./sound.js";
+import { TimeAxis } from "./time_axis.js";
+import { Transport } from "./transport.js";
 import { Waveform } from "./waveform.js";
-import { milliseconds, ratio, seconds, several } from "./words.js";
+import { clock, milliseconds, ratio, roughly, seconds, several } from "./words.js";
 
 const LEAST_AXIS_S = 4; // so that the first moments do not rush over the screen
 const CALM_DRAW_MS = 250; // for who asked for less motion
+const HICCUP_S = 0.5; // a wait that is over before its reason is read
+const SETTLED_MS = 800; // between two words on the same state: they are read aloud too
+const SHOWN = { playing: "speaking", paused: "paused", buffering: "buffering", waiting: "waiting" };
 
 const element = (id) => document.getElementById(id);
 
@@ -15,150 +21,198 @@ export class Player {
   utterance = null;
   #box = element("player");
   #waveform = new Waveform(element("waveform"));
+  #axis = new TimeAxis(element("axis"));
   #strip = new BufferStrip(element("buffer"));
+  #transport = new Transport(this);
   #loudspeaker = new Loudspeaker();
+  #plan = new BufferPlan();
   #playback = null;
   #abort = null;
   #run = 0; // what belongs to an earlier one is late and must not show
+  #verb = "Speaking"; // what is done, for the status
+  #saidMs = 0; // when the status was last another one
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
   #onState;
 
-  /** `onState(state)`: waiting, speaking, done, stopped or failed. */
+  /** `onState(state)`: waiting, speaking, buffering, paused, done, stopped or failed. */
   constructor(onState) {
     this.#onState = onState;
     new ResizeObserver(() => this.#paint()).observe(element("waveform"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
   }
 
+  /** Something is heard or on its way, and can be stopped. */
+  get live() {
+    return Object.values(SHOWN).includes(this.#box.dataset.state);
+  }
+
+  /** There is something to stop but silence. */
   get busy() {
-    return this.#box.dataset.state === "waiting" || this.#box.dataset.state === "speaking";
+    return this.live && (this.#box.dataset.state !== "paused" || this.utterance.open);
+  }
+
+  get playedS() {
+    return (this.#playback?.position ?? 0) / SAMPLE_RATE;
+  }
+
+  /** How many seconds the width of the waveform stands for. */
+  get axisS() {
+    const lengthS = this.utterance?.sound.seconds ?? 0;
+    return (this.utterance?.open ? Math.max(lengthS, LEAST_AXIS_S) : lengthS) || LEAST_AXIS_S;
+  }
+
+  set volume(level) {
+    this.#loudspeaker.volume = level;
   }
 
   /** Resolves when all has arrived, or it was stopped; rejects with what the visitor should read. */
-  async speak(body) {
-    const run = this.#begin(new Utterance(), "Waiting for the first sound …");
+  async speak(utterance) {
+    const run = this.#begin(utterance, "Speaking", "Waiting for the first sound …");
     const abort = (this.#abort = new AbortController());
-    const { utterance } = this;
     try {
-      const early = [];
-      const hear = (piece) => (this.#playback ? this.#playback.push(toFloat(piece)) : early.push(piece));
-      const arriving = utterance.stream(body, abort.signal, (piece) => {
+      const arriving = utterance.stream(abort.signal, (piece) => {
+        if (run !== this.#run) return;
         this.#waveform.add(piece);
-        hear(piece);
+        this.#playback?.arrived();
       });
       arriving.catch(() => {}); // it is awaited below, but may fail before the loudspeaker is open
-      const playback = await this.#loudspeaker.open(); // after the request, which need not wait for it
-      if (run !== this.#run) return;
-      this.#listen(playback, run);
-      early.forEach(hear);
+      await this.#listen(utterance, run); // after the request, which need not wait for it
       await arriving;
-      playback.end();
+      this.#plan.learn(utterance);
+      if (run === this.#run) this.#playback.arrived();
     } catch (error) {
       if (run !== this.#run || error.name === "AbortError") return;
       abort.abort();
-      this.#end("failed", utterance.samples ? `Broke off after ${seconds(this.#playedS())}.` : "Nothing was said.");
+      this.#end("failed", utterance.sound.length ? `Broke off after ${seconds(this.playedS)}.` : "Nothing was said.");
       throw error;
     }
   }
 
-  async again() {
-    const run = this.#begin(this.utterance, "Playing again …");
-    const playback = await this.#loudspeaker.open();
-    if (run !== this.#run) return;
-    for (const piece of this.utterance.pieces) this.#waveform.add(piece);
-    this.#listen(playback, run);
-    for (const piece of this.utterance.pieces) playback.push(toFloat(piece));
-    playback.end();
+  /** What is here already is heard once more; the server is not asked. */
+  async replay(utterance) {
+    await this.#listen(utterance, this.#begin(utterance, "Playing again", "Playing again …"));
+  }
+
+  /** Play or pause, whatever the button says. */
+  toggle() {
+    if (this.#box.dataset.state === "paused") this.#playback.resume();
+    else if (this.live) this.#playback?.pause();
+    else if (this.utterance) this.replay(this.utterance);
+  }
+
+  /** To a sample among those that are here. */
+  seek(position) {
+    if (!this.#playback) return;
+    if (!this.live) this.#attend(this.#playback, this.utterance, ++this.#run); // it was over, and is taken up again
+    this.#playback.seek(position);
+    this.#paint();
   }
 
   stop() {
-    if (!this.busy) return;
+    if (!this.live) return;
     this.#abort?.abort();
-    this.#end("stopped", `Stopped after ${seconds(this.#playedS())}.`);
+    this.#end("stopped", `Stopped after ${seconds(this.playedS)}.`);
   }
 
-  #begin(utterance, status) {
+  #begin(utterance, verb, status) {
     this.stop();
-    this.utterance = utterance;
     this.#playback = null;
-    this.#waveform.reset();
+    this.utterance = utterance;
+    this.#verb = verb;
+    this.#waveform.reset(utterance.sound.part());
     this.#strip.reset();
     Object.assign(this.#box.dataset, { played: "0", gaps: "0", peak: "0" });
-    this.#enter("waiting", status);
     this.#run += 1;
-    this.#draw(this.#run);
+    this.#enter("waiting", status);
     return this.#run;
   }
 
-  #listen(playback, run) {
-    const { utterance } = this;
+  async #listen(utterance, run) {
+    const playback = await this.#loudspeaker.open(utterance, this.#plan);
+    if (run !== this.#run) return playback.stop();
     this.#playback = playback;
-    playback.onreport = (report) => {
+    this.#attend(playback, utterance, run);
+    if (utterance.sound.length || !utterance.open) playback.arrived();
+  }
+
+  #attend(playback, utterance, run) {
+    playback.onreport = () => {
       if (run !== this.#run) return;
       if (playback.firstSoundMs !== null) utterance.firstSoundMs ??= playback.firstSoundMs - utterance.startedMs;
-      Object.assign(this.#box.dataset, {
-        played: `${report.played}`,
-        gaps: `${report.gaps.length}`,
-        peak: report.peak.toFixed(4),
-      });
-      if (report.startedAt !== null && this.#box.dataset.state === "waiting") this.#enter("speaking", "Speaking …");
-      this.#strip.add(report.played / SAMPLE_RATE, this.#aheadS());
-      if (report.state === "done") this.#end("done", this.#summary());
+      const { position, gaps, peak } = playback;
+      Object.assign(this.#box.dataset, { played: `${position}`, gaps: `${gaps.length}`, peak: peak.toFixed(4) });
+      this.#strip.add(position / SAMPLE_RATE, playback.aheadS);
+      if (playback.state === "done") this.#end("done", this.#summary());
+      else this.#follow(playback);
     };
   }
 
+  #follow(playback) {
+    const held = playback.state === "waiting" && this.utterance.sound.length > 0; // until enough is there
+    const state = held ? "buffering" : SHOWN[playback.state];
+    const status = {
+      waiting: "Waiting for the first sound …",
+      speaking: `${this.#verb} …`,
+      paused: `Paused at ${clock(this.playedS)}.`,
+      buffering: buffering(playback.waitS),
+    }[state];
+    const entered = state !== this.#box.dataset.state;
+    const settled = performance.now() - this.#saidMs > SETTLED_MS;
+    if (entered || (settled && status !== element("status").textContent)) this.#enter(state, status);
+  }
+
   #enter(state, status) {
+    const woken = !this.live;
     this.#box.dataset.state = state;
     element("status").textContent = status;
+    this.#saidMs = performance.now();
+    this.#transport.showState(state);
     this.#onState(state);
+    if (woken && this.live) this.#draw(this.#run);
   }
 
   #end(state, status) {
-    if (state !== "done") this.#playback?.stop();
+    this.#playback?.stop();
     this.#abort = null;
-    this.#enter(state, status);
     this.#run += 1;
+    this.#enter(state, status);
     this.#paint();
     element("waveform").setAttribute("aria-label", `Waveform: ${this.#summary()}`);
   }
 
   #summary() {
-    const gaps = this.#playback?.report.gaps.length ?? 0;
-    const length = seconds(this.utterance.seconds);
-    return `${length} of sound, the first after ${milliseconds(this.utterance.firstSoundMs)}, ${gaps ? several(gaps, "gap") : "no gaps"}.`;
+    const { sound, firstSoundMs } = this.utterance;
+    const gaps = this.#playback?.gaps.length ?? 0;
+    const first = `the first after ${milliseconds(firstSoundMs)}`;
+    return `${seconds(sound.seconds)} of sound, ${first}, ${gaps ? several(gaps, "gap") : "no gaps"}.`;
   }
-
-  #playedS() {
-    const played = this.#playback?.playedNow() ?? 0;
-    return Math.min(played, this.utterance?.samples ?? 0) / SAMPLE_RATE;
-  }
-
-  #aheadS() {
-    return Math.max(0, this.utterance.seconds - this.#playedS());
-  }
-
 
   #draw(run) {
-    if (run !== this.#run) return;
+    if (run !== this.#run || !this.live) return;
     this.#paint();
     if (this.#calm.matches) setTimeout(() => this.#draw(run), CALM_DRAW_MS);
     else requestAnimationFrame(() => this.#draw(run));
   }
 
   #paint() {
-    const utterance = this.utterance;
-    const gaps = this.#playback?.report.gaps ?? [];
-    const lengthS = utterance?.seconds ?? 0;
-    const axisS = utterance?.ended || this.#box.dataset.state === "stopped" ? lengthS : Math.max(lengthS, LEAST_AXIS_S);
-    this.#waveform.draw(this.#playedS(), axisS || LEAST_AXIS_S, gaps.map((at) => at / SAMPLE_RATE));
-    this.#strip.draw(axisS || LEAST_AXIS_S);
+    const { utterance, axisS } = this;
+    const gaps = this.#playback?.gaps ?? [];
+    this.#waveform.draw(this.playedS, axisS, gaps.map((at) => at / SAMPLE_RATE));
+    this.#axis.draw(axisS);
+    this.#strip.draw(axisS);
+    this.#transport.show();
     if (!utterance) return;
-    element("ahead").textContent = this.busy ? milliseconds(1000 * this.#aheadS()) : "–";
+    element("ahead").textContent = this.live && this.#playback ? milliseconds(1000 * this.#playback.aheadS) : "–";
     element("first-byte").textContent = milliseconds(utterance.firstByteMs);
     element("first-sound").textContent = milliseconds(utterance.firstSoundMs);
     element("rtf").textContent = ratio(utterance.rtf);
-    element("length").textContent = seconds(lengthS || null);
-    element("pieces").textContent = utterance.pieces.length || "–";
+    element("length").textContent = seconds(utterance.sound.seconds || null);
+    element("pieces").textContent = utterance.pieces || "–";
     element("gaps").textContent = this.#playback ? gaps.length : "–";
   }
+}
+
+function buffering(waitS) {
+  if (waitS <= HICCUP_S || !Number.isFinite(waitS)) return "Buffering …";
+  return `Buffering, about ${roughly(waitS)}: the server makes sound more slowly than it is heard.`;
 }

@@ -1,10 +1,14 @@
 // What the visitor filled in, as the fields of a request.
 
-import { SAMPLE_RATE } from "./playback.js";
+import { SAMPLE_RATE } from "./sound.js";
+import { counted, several } from "./words.js";
+
+const PAIRS = /[\ud800-\udbff][\udc00-\udfff]/g; // what JavaScript counts twice and the server once
 
 export class RequestForm {
   #form;
   #modelRate = SAMPLE_RATE;
+  #mostChars = Infinity;
 
   constructor(form) {
     this.#form = form;
@@ -22,8 +26,13 @@ export class RequestForm {
     language.value = [...language.options].some((option) => option.value === kept) ? kept : "auto";
     document.getElementById("instructions-field").hidden = !engine.instructs;
     this.#modelRate = engine.sample_rate;
-    this.#field("text").maxLength = engine.max_text_chars;
+    this.#mostChars = engine.max_text_chars;
     this.#count();
+  }
+
+  /** Characters that the server would refuse. */
+  get excess() {
+    return Math.max(0, characters(this.#field("text").value) - this.#mostChars);
   }
 
   /** Name → JSON text of its value; what was left alone is left out. */
@@ -62,8 +71,18 @@ export class RequestForm {
     document.getElementById("speed-shown").textContent = `${Number(this.#field("speed").value).toFixed(2)} ×`;
   }
 
+  /** Nothing is cut off: what to leave out is the visitor's to say. */
   #count() {
     const text = this.#field("text");
-    document.getElementById("count").textContent = `${text.value.length.toLocaleString("en")} characters`;
+    const { excess } = this;
+    const most = Number.isFinite(this.#mostChars) ? ` of ${counted(this.#mostChars)}` : "";
+    document.getElementById("count").textContent = `${counted(characters(text.value))}${most} characters`;
+    const over = `${several(excess, "character")} too many: the server takes ${counted(this.#mostChars)} at once.`;
+    document.getElementById("too-long").textContent = excess ? `${over} Shorten the text, or speak it in parts.` : "";
+    text.setAttribute("aria-invalid", String(excess > 0));
   }
+}
+
+function characters(text) {
+  return text.length - (text.match(PAIRS)?.length ?? 0);
 }

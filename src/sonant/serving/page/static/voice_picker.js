@@ -1,12 +1,17 @@
 // The voices of this server: its own first, then uploaded ones; OpenAI's names only for who asks.
 
 import { call, json } from "./api.js";
+import { seconds } from "./words.js";
+
+const DAY = { day: "numeric", month: "long", year: "numeric" };
 
 export class VoicePicker {
   #select = document.getElementById("voice");
   #aliases = document.getElementById("aliases");
   #delete = document.getElementById("delete-voice");
   #note = document.getElementById("no-voice");
+  #about = document.getElementById("about-voice");
+  #preview = document.getElementById("preview-voice");
   #voices = [];
   #engine = null;
   #onChange;
@@ -23,6 +28,11 @@ export class VoicePicker {
   get lack() {
     const needed = this.#engine?.clones && !this.#engine.speaks_without_voice;
     return needed && !this.#select.options.length ? this.#note.textContent : "";
+  }
+
+  /** As the visitor calls the chosen one; empty if the model makes it up. */
+  get name() {
+    return this.#chosen()?.name ?? "";
   }
 
   async load(engine, chosen = this.#select.value) {
@@ -54,7 +64,10 @@ export class VoicePicker {
   }
 
   #showTools() {
-    this.#delete.hidden = this.#chosen()?.kind !== "clone";
+    const voice = this.#chosen();
+    this.#delete.hidden = voice?.kind !== "clone";
+    this.#preview.hidden = !voice || Boolean(voice.broken);
+    this.#about.textContent = voice ? description(voice, this.#engine) : "";
   }
 
   #chosen() {
@@ -83,6 +96,35 @@ function group(label, voices) {
     element.append(option);
   }
   return element;
+}
+
+/** In a sentence or two, of what the server tells. */
+function description(voice, engine) {
+  const own = voice.description ? [voice.description] : [];
+  if (voice.broken) return "Its file is damaged or gone: delete it, and add it again.";
+  if (voice.kind === "alias") return [...own, `OpenAI’s name for ${voice.alias_of} on this server.`].join(" ");
+  if (voice.kind === "own") {
+    const languages = engine.languages.filter((name) => name !== "auto");
+    return [...own, `Comes with the model${languages.length ? `; speaks ${listed(languages)}` : ""}.`].join(" ");
+  }
+  const clip = Number.isFinite(voice.clip_s) ? ` of ${seconds(voice.clip_s)}` : "";
+  const tongue = voice.language && voice.language !== "auto" ? ` in ${tongueOf(voice.language)}` : "";
+  const day = voice.created_at ? `, added on ${new Date(1000 * voice.created_at).toLocaleDateString("en", DAY)}` : "";
+  return [...own, `Made from a clip${clip}${tongue}${day}.`].join(" ");
+}
+
+/** A name, of a tag such as `en-GB` too. */
+function tongueOf(language) {
+  try {
+    return new Intl.DisplayNames("en", { type: "language" }).of(language.replaceAll("_", "-"));
+  } catch {
+    return language;
+  }
+}
+
+function listed(names) {
+  const capital = names.map((name) => name[0].toUpperCase() + name.slice(1));
+  return capital.length > 1 ? `${capital.slice(0, -1).join(", ")} and ${capital.at(-1)}` : capital[0];
 }
 
 function absence(engine) {

@@ -2,21 +2,8 @@
 
 const HEAD_BYTES = 44;
 
-export function wavFile(pieces, sampleRate) {
-  const dataBytes = 2 * pieces.reduce((sum, piece) => sum + piece.length, 0);
-  return new Blob([head(dataBytes, sampleRate), ...pieces], { type: "audio/wav" });
-}
-
-export function toInt16(samples) {
-  return Int16Array.from(samples, (s) => Math.max(-32768, Math.min(32767, Math.round(s * 32767))));
-}
-
-export function save(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+export function wavFile(samples, sampleRate) {
+  return new Blob([head(2 * samples.length, sampleRate), samples], { type: "audio/wav" });
 }
 
 function head(dataBytes, sampleRate) {

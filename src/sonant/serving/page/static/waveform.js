@@ -1,7 +1,7 @@
 // The sound as bars: what was heard, what is here but not yet heard, the play head, and the gaps.
 
 import { begin, colours } from "./canvas.js";
-import { SAMPLE_RATE } from "./playback.js";
+import { SAMPLE_RATE } from "./sound.js";
 
 const PEAK_SAMPLES = SAMPLE_RATE / 100;
 const BAR_PX = 3;
@@ -17,9 +17,11 @@ export class Waveform {
     this.#canvas = canvas;
   }
 
-  reset() {
+  /** Begin with the sound that there is. */
+  reset(samples) {
     this.#peaks = [];
     this.#open = this.#count = 0;
+    this.add(samples);
   }
 
   add(piece) {

@@ -10,10 +10,21 @@ export function seconds(s) {
   return s === null ? "–" : `${s.toFixed(s < 10 ? 2 : 1)} s`;
 }
 
+/** A place in a sound, in whole seconds. */
+export function clock(s) {
+  const whole = Math.floor(s);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+}
+
 /** Roughly how long ago something was. */
 export function span(s) {
   if (s < 90) return `${Math.max(1, Math.round(s))} s`;
   return s < 5400 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
+}
+
+/** How long something will take that cannot be known well: in steps, so that it is not said anew all the time. */
+export function roughly(s) {
+  return `${s <= 5 ? Math.max(1, Math.ceil(s)) : 5 * Math.ceil(s / 5)} s`;
 }
 
 export function ratio(value) {
@@ -29,5 +40,9 @@ export function bytes(count) {
 }
 
 export function several(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+  return `${counted(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function counted(count) {
+  return count.toLocaleString("en");
 }

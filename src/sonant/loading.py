@@ -8,11 +8,17 @@ import torch
 
 from sonant.bundled import bundled_voice
 from sonant.config import EngineConfig
+from sonant.engine.beginning import Beginning
+from sonant.engine.compile_ahead import begin
 from sonant.engine.engine import Engine
+from sonant.engine.room import gpu_memory
+from sonant.engine.start_times import StartTimes
 from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
+from sonant.types import SoundFormat
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 def load(
@@ -22,19 +28,35 @@ def load(
     dtype: str = "auto",
     codec_dtype: str = "auto",
     config: EngineConfig | None = None,
+    sound: SoundFormat = "float32",
 ) -> Engine:
     """Load a published checkpoint folder and start an engine on it. Without one: the built-in voice.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
+    sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
     target = pick_device(device)
     config = config or EngineConfig()
-    model = load_model(folder, config, target, pick_dtype(dtype, target), pick_dtype(codec_dtype, target))
-    return Engine(model, config, target)
+    dtypes = pick_dtype(dtype, target), pick_dtype(codec_dtype, target)
+    times, memory, kernels = StartTimes(), None, None
+    if target.type == "cuda":
+        memory = gpu_memory(target, weight_file_bytes(folder, config))
+        kernels = begin(folder, config, dtypes, memory, sound)
+        times.took("device")
+    model = load_model(folder, config, target, *dtypes)
+    times.took("weights")
+    return Engine(model, config, target, sound, Beginning(times, memory, kernels))
+
+
+def weight_file_bytes(folder: Path, config: EngineConfig) -> int:
+    """About what the weights will take, known before any is read."""
+    roots = [folder, *([] if config.codec is None else [Path(config.codec).expanduser()])]
+    files = {path for root in roots for path in (root, *root.rglob("*")) if path.suffix in _WEIGHT_SUFFIXES}
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def pick_device(name: str) -> torch.device:

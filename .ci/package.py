@@ -1,0 +1,76 @@
+"""Builds wheel and sdist as for a release, and looks whether they hold what no import would miss: voice, page, tables.
+
+The wheel is then installed by itself, without dependencies, into a fresh environment, and asked for its version.
+Needs `build`, which `make package` installs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "sonant"
+# All that is in these folders and no Python, besides single files.
+DATA = ("voices", "serving/page/static", "kernels/tables", "bench/prompt_sets")
+FILES = ("py.typed", "profiling/page.html")
+FOR_SOURCES = ("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "tests/conftest.py")
+
+
+def wanted() -> set[str]:
+    """Paths in the package, of the files that git has: what somebody left there is not ours to ship."""
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "-C", str(PACKAGE), "ls-files", *DATA, *FILES],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    missing = [name for name in (*DATA, *FILES) if not any(f"{path}/".startswith(f"{name}/") for path in listed)]
+    if missing:
+        sys.exit(f"the package has no {', '.join(missing)} any more: mend DATA and FILES in {__file__}")
+    return set(listed)
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The wheel is built from the sdist, so that both are whole."""
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def check_contents(wheel: Path, sdist: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    lacking = [name for name in sorted(wanted()) if f"sonant/{name}" not in in_wheel]
+    lacking += [name for name in FOR_SOURCES if name not in in_sdist]
+    if lacking:
+        sys.exit(f"not packaged: {', '.join(lacking)}")
+
+
+def check_install(wheel: Path, folder: Path) -> str:
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    done = subprocess.run([folder / "bin" / "sonant", "--version"], capture_output=True, text=True)
+    return done.stdout.strip() or f"nothing, but: {done.stderr.strip()}"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        wheel, sdist = build(Path(folder) / "dist")
+        check_contents(wheel, sdist)
+        shown = check_install(wheel, Path(folder) / "venv")
+        version = wheel.name.split("-")[1]
+        if shown != f"sonant {version}":
+            sys.exit(f"asked for version {version}, the installed command says {shown}")
+        print(f"{wheel.name} and {sdist.name}: complete; `{shown}` from the wheel alone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A GPU's kernels are compiled before they are needed, on all cores, while the weights are still being read.
+
+The work is done by a process of its own (`compile_process.py`): it loads the model without memory, finds out which
+kernels its steps launch, and compiles them in as many processes as there are cores, into Triton's cache on disk.
+Threads would do for a few cores only: an eighth of a kernel's time is Python's, which one thread runs at a time (the
+rest lets others run). The engine follows: it captures a graph as soon as the kernels of that graph and of those before
+it are there, and then only has to load them.
+
+Nothing depends on it. What is missing is compiled where it is first met, as it would be without all this.
+A stamp beside the kernels says what was compiled for whom, so that an engine that finds all of it there starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sonant.config import EngineConfig
+from sonant.engine.room import GpuMemory
+from sonant.types import SoundFormat
+
+logger = logging.getLogger(__name__)
+
+_TELL_S = 2.0
+_SILENCE_S = 120.0  # no kernel takes so long: a compiler hangs, and a server must start all the same
+_MOST_WORKERS = 24
+_LAST_LINES = 20  # of what a process that failed has said
+_SOURCES = ("kernels", "layers", "models", "engine")
+Dtypes = tuple[torch.dtype, torch.dtype]  # of the model and of its codec
+_COMMAND = (sys.executable, "-m", "sonant.engine.compile_process")
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """All that the process must know to run the same steps as the engine."""
+
+    folder: str
+    config: Mapping[str, Any]
+    dtype: str
+    codec_dtype: str
+    memory: Mapping[str, Any]
+    workers: int
+    stamp: str  # a file, written when all is done
+    sound: SoundFormat = "float32"
+
+    @classmethod
+    def of(
+        cls, folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat
+    ) -> CompileJob:
+        """It asks Triton where its cache is, so there must be one."""
+        options = asdict(config)
+        dtype, codec_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        digest = sha256(json.dumps([str(folder.absolute()), options, dtype, codec_dtype, memory.name, sound]).encode())
+        for line in _facts(folder, config):
+            digest.update(line.encode())
+        stamp = _cache_folder() / f"sonant-{digest.hexdigest()[:32]}.json"
+        workers = workers_for(config.compile_workers)
+        return cls(str(folder), options, dtype, codec_dtype, asdict(memory), workers, str(stamp), sound)
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(**{**self.config, "chunk_s": tuple(self.config["chunk_s"])})
+
+    def gpu_memory(self) -> GpuMemory:
+        return GpuMemory(**{**self.memory, "capability": tuple(self.memory["capability"])})
+
+    def is_done(self) -> bool:
+        """Whether all that was compiled for the like of it is still there."""
+        try:
+            folders = json.loads(Path(self.stamp).read_text(encoding="utf-8"))
+            return all(Path(folder).is_dir() for folder in folders)
+        except (OSError, ValueError, TypeError):
+            return False
+
+
+def workers_for(wanted: int | None) -> int:
+    """The engine reads weights and captures graphs meanwhile: it has a core left to it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_WORKERS, max(1, cores - 1)) if wanted is None else wanted
+
+
+def begin(
+    folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat = "float32"
+) -> CompileAhead | None:
+    """None: there is nothing to compile, or it is not wanted."""
+    if config.compile_workers == 0 or not folder.is_dir() or find_spec("triton") is None:
+        return None
+    try:
+        _note_late_kernels()
+        job = CompileJob.of(folder, config, dtypes, memory, sound)
+        return None if job.is_done() else CompileAhead(job)
+    except Exception:  # Triton's inside may be another one day, and a server must start all the same
+        logger.warning("kernels are not compiled ahead, but as they are met", exc_info=True)
+        return None
+
+
+class NothingAhead:
+    """Where nobody compiles ahead."""
+
+    def wait_for(self, stage: int) -> None:
+        """Whatever is missing is compiled when it is met."""
+
+    def wait_for_all(self) -> None:
+        """The same."""
+
+
+@dataclass
+class Progress:
+    found: int = 0  # kernels so far
+    compiled: int = 0
+    stages: int = 0  # of the steps' rehearsal, the first so many: all that they launch is compiled
+    planned: bool = False  # `found` is all there is
+    ended: bool = False
+    said: list[str] = field(default_factory=list)
+
+
+class CompileAhead:
+    """The process, as the engine sees it. It ends by itself, and with the process that began it."""
+
+    def __init__(self, job: CompileJob, command: Sequence[str] = _COMMAND) -> None:
+        self.progress = Progress()
+        self._news = threading.Condition()
+        self._told_s = self._heard_s = time.monotonic()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            encoding="utf-8",
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(json.dumps(asdict(job)) + "\n")
+        threading.Thread(target=self._listen, name="sonant-compile", daemon=True).start()
+
+    def wait_for(self, stage: int) -> None:
+        """Until all kernels of this stage and those before it are compiled, or never will be."""
+        self._wait_until(lambda: self.progress.stages > stage)
+
+    def wait_for_all(self) -> None:
+        self._wait_until(lambda: False)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        with self._news:
+            while not (self.progress.ended or done()):
+                self._news.wait(_TELL_S)
+                self._tell()
+                if time.monotonic() - self._heard_s > _SILENCE_S:
+                    self.progress.said.append(f"it said nothing for {_SILENCE_S:.0f} s")
+                    self.progress.ended = True
+                    self._process.kill()
+
+    def _tell(self) -> None:
+        progress, now_s = self.progress, time.monotonic()
+        if progress.found and not progress.ended and now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            more = "" if progress.planned else ", and looking for more"
+            logger.info("compiling kernels %d/%d%s", progress.compiled, progress.found, more)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._news:
+                    self._heard_s = time.monotonic()
+                    self._read(line)
+                    self._news.notify_all()
+        code = self._process.wait()
+        with self._news:
+            self.progress.ended = True
+            self._news.notify_all()
+        if code != 0:
+            said = "\n".join(self.progress.said[-_LAST_LINES:])
+            logger.warning("compiling kernels ahead failed; they are compiled as they are met:\n%s", said)
+        else:
+            logger.info("compiled %d kernels", self.progress.compiled)
+
+    def _read(self, line: str) -> None:
+        """News in JSON; anything else is what libraries say."""
+        try:
+            found, compiled, stages, planned = json.loads(line)["kernels"]
+        except (ValueError, KeyError, TypeError):
+            self.progress.said.append(line.rstrip())
+            return
+        p = self.progress
+        p.found, p.compiled, p.stages, p.planned = found, compiled, stages, planned
+
+
+def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
+    """What else changes which kernels there are: versions, our sources, and the checkpoint's files."""
+    import triton
+
+    yield f"{triton.__version__} {torch.__version__} {sys.version_info[:2]}"
+    package = Path(__file__).parents[1]
+    for part in _SOURCES:
+        for path in sorted((package / part).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                yield f"{path.relative_to(package)} {sha256(path.read_bytes()).hexdigest()}"
+    codec = [] if config.codec is None else [Path(config.codec).expanduser()]
+    for root in (folder, *codec):
+        for path in sorted([root, *root.rglob("*")]):
+            stat = path.stat()
+            yield f"{path} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _note_late_kernels() -> None:
+    """Say when a kernel is compiled in this process after all: somebody waits for it."""
+    from triton import knobs
+
+    def compiled(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            logger.info("compiled %s when it was met", src.name)
+
+    if knobs.compilation.listener is None:
+        knobs.compilation.listener = compiled
+
+
+def _cache_folder() -> Path:
+    from triton import knobs
+
+    return Path(knobs.cache.dir)

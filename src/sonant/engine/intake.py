@@ -1,0 +1,203 @@
+"""From what a caller asks for to requests on their way to a step thread, in this process or in another.
+
+A request is checked, a long text split, and each part laid out as a prompt on the caller's own thread; what is wrong is
+raised there as a `BadRequest`, before any step thread hears of it. Only a prompt that goes on from what was just said
+is laid out later, see `prompt_thread.py`. Nothing here needs the model itself, only what lays out its prompts: an HTTP
+front end has this half of an engine, and the rest at the other end of a channel.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from sonant.audio.clip import read_clip
+from sonant.config import EngineConfig
+from sonant.engine.context import Context
+from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText
+from sonant.engine.part_sink import PartSink
+from sonant.engine.prompt_thread import PromptThread
+from sonant.engine.request import Request, Sink
+from sonant.engine.step_queue import StepQueue
+from sonant.engine.stream import Mailbox, SpeechStream
+from sonant.engine.text_feed import PARTS_AT_ONCE, TextFeed
+from sonant.errors import BadRequest, BadText, EngineClosed, Unsupported
+from sonant.models.prompt import Prompt, Prompter
+from sonant.models.speech_spec import SpeechSpec
+from sonant.text.sentences import check_text, split_text
+from sonant.text.turns import with_turns
+from sonant.types import MAX_DESCRIPTION_CHARS, Samples, Speech, SpeechRequest, Spoken
+
+Clip = str | Path | bytes | tuple[npt.NDArray[Any], int]
+"""A file, its bytes, or samples and their rate."""
+
+
+class Intake:
+    """Takes requests for one model; `Engine` is one with a step thread of its own."""
+
+    def __init__(self, prompter: Prompter, config: EngineConfig, steps: StepQueue, most_positions: int) -> None:
+        """`most_positions` is what one request may hold in the cache."""
+        self.prompter, self.steps, self.most_positions = prompter, steps, most_positions
+        most_chars = prompter.spec.segment_chars or config.segment_chars
+        self.config = replace(config, segment_chars=min(config.segment_chars, most_chars))
+        self._prompts = PromptThread(steps)
+        self._closed = False
+
+    @property
+    def spec(self) -> SpeechSpec:
+        return self.prompter.spec
+
+    @property
+    def sample_rate(self) -> int:
+        return self.spec.sample_rate
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the checkpoint's own voices; empty if it clones or designs them."""
+        return self.spec.voices
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return self.spec.languages
+
+    def speak(self, text: str, **options: Any) -> Speech:
+        """Say `text` and wait for all of it. Options are the fields of `SpeechRequest`."""
+        return self.stream(text, **{"live": False, **options}).result()
+
+    def stream(self, text: str, **options: Any) -> SpeechStream:
+        """Say `text`; iterate over the result, with `for` or `async for`, for sound as it is made."""
+        return self.submit(SpeechRequest(text=text, **options))
+
+    def check_speakers(self, count: int) -> None:
+        """Raise `Unsupported` if the model cannot speak a text of so many."""
+        most = self.spec.most_speakers
+        if most == 1:
+            raise Unsupported("this model speaks with one voice at a time; leave speakers out, and give it a voice")
+        if count > most:
+            raise Unsupported(f"this model speaks with at most {most} speakers in a text, not {count}")
+
+    def read_clip(self, clip: Clip, text: str | None) -> Samples:
+        """A reference clip as the model takes it, checked with what it says, if that is known."""
+        c = self.config
+        if text is not None:
+            check_text(text, c.segment_chars * 4, "reference text")
+        return read_clip(clip, sample_rate=self.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
+
+    def submit(self, speech: SpeechRequest) -> SpeechStream:
+        """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
+        seed = self._check(speech)
+        check_text(speech.text, self.config.max_text_chars)
+        parts, speaker = self._split(speech.text, "")
+        if not parts:
+            raise BadText(f"the text names {speaker} and nothing to say; send the words with it")
+        return self._submit_one(speech, parts[0], seed) if len(parts) == 1 else self._submit_long(speech, parts, seed)
+
+    def _submit_one(self, speech: SpeechRequest, text: str, seed: int) -> SpeechStream:
+        mailbox = Mailbox()
+        request = self._part(replace(speech, text=text, seed=seed), 0, mailbox)
+        self.steps.post(request)
+        prompt, abort = request.prompt, partial(self.steps.abort, [request])
+        return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, self._opening(prompt))
+
+    def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
+        mailbox = Mailbox()
+        whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
+        # Parts have their own budgets: cut by the whole's, the last one's sound is that of a text that goes on.
+        requests = [
+            self._part(replace(speech, text=part, seed=(seed + n) % 2**64, max_frames=None), n, PartSink(whole, n))
+            for n, part in enumerate(parts)
+        ]
+        self.steps.watch(whole)
+        whole.start(requests)
+        tokens = sum(r.prompt.length for r in requests)
+        return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.steps.abort(whole.abort()))
+
+    def feed(self, speech: SpeechRequest) -> TextFeed:
+        """Speak a text that comes bit by bit, as `speech` says but for its text, which is not looked at."""
+        seed = self._check(speech)
+        mailbox = Mailbox()
+        whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
+        self.steps.watch(whole)
+        stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.steps.abort(whole.abort()))
+        return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._piece)
+
+    def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
+        """What a whole result of so many frames begins with, where only the model can tell."""
+        return None
+
+    def _check(self, speech: SpeechRequest) -> int:
+        """Check that it may be queued now, and give its seed."""
+        if self._closed:
+            raise EngineClosed("the engine is closed; load it again")
+        if speech.instruct:
+            check_text(speech.instruct, self.config.max_text_chars, "instruct")
+        if speech.speakers:
+            self.check_speakers(len(speech.speakers))
+        for speaker in speech.speakers:
+            if isinstance(speaker, str):
+                check_text(speaker, MAX_DESCRIPTION_CHARS, "description of a speaker")
+        self._check_context(speech.context)
+        self.steps.check_room()
+        return secrets.randbits(63) if speech.seed is None else speech.seed
+
+    def _check_context(self, said: Sequence[Spoken]) -> None:
+        spec = self.spec
+        if said and not spec.context_segments:
+            raise Unsupported("this model does not go on from what was said before; leave context out")
+        for piece in said:
+            if piece.frames.shape[1:] != spec.frame_shape or not len(piece.frames):
+                raise BadRequest(
+                    f"frames in context must be [frames, {', '.join(map(str, spec.frame_shape))}] as this model makes "
+                    f"them, not {list(piece.frames.shape)}"
+                )
+
+    def _split(self, text: str, speaker: str) -> tuple[list[str], str]:
+        """Its parts, and of a dialogue who speaks at the end of them; `speaker` does at the beginning."""
+        parts = split_text(text, self.config.segment_chars)
+        return (parts, "") if self.spec.most_speakers == 1 else with_turns(parts, speaker)
+
+    def _long_text(self, sink: Sink, speech: SpeechRequest, at_once: int) -> LongText:
+        spec, context = self.spec, None
+        if spec.context_segments:
+            context = Context(spec.context_segments, speech.context, self._go_on, self._prompts)
+        most = speech.max_frames
+        return LongText(sink, spec, self.steps, at_once=at_once, live=speech.live, context=context, max_frames=most)
+
+    def _piece(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """A part of a feed, which may be all there is: more `max_frames` than its budget are its own, too."""
+        request = self._part(replace(speech, max_frames=None), index, sink)
+        most = speech.max_frames
+        return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
+
+    def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
+        if index:  # the promise is of the first sound, not of every part's
+            speech = replace(speech, first_audio_within_s=None)
+        request = self._request(replace(speech, context=()) if speech.context else speech, sink)
+        return self._go_on(request, speech.context[-self.spec.context_segments :]) if index == 0 else request
+
+    def _request(self, speech: SpeechRequest, sink: Sink) -> Request:
+        request = Request(speech, self.prompter.prompt(speech), sink, time.monotonic(), self.spec.delay_steps)
+        if request.positions > self.most_positions:
+            raise BadText(
+                f"the request needs {request.positions} positions ({request.prompt.length} of prompt, "
+                f"{request.prompt.max_frames} of speech), over the {self.most_positions} that one request may hold; "
+                "shorten the text or reference, lower max_frames, or raise max_positions and kv_tokens"
+            )
+        return request
+
+    def _go_on(self, part: Request, said: Sequence[Spoken]) -> Request:
+        """The part after what was said before it: all of that, or the latest of it that there is room for."""
+        for first in range(len(said)):
+            speech = replace(part.speech, context=tuple(said[first:]))
+            request = Request(speech, self.prompter.prompt(speech), part.sink, part.arrival_s, part.delay_steps)
+            if request.positions <= self.most_positions:
+                return request
+        return part

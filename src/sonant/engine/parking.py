@@ -1,0 +1,64 @@
+"""Rows lent to others: what a parked request had in its row lies aside until it gets one again.
+
+All that a request has on the device is its row (the line with its block table, and every declared state tensor) and its
+blocks, which it keeps: no model may remember a row elsewhere. Copies are launched on the step thread's stream, without
+waiting for anything: after the steps in flight that still use the row, and before those that the next plan launches.
+Memory to copy to is allocated when it is first needed and then kept, so that parking soon costs a few copies only.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from sonant.engine.request import Request
+from sonant.engine.rows import Rows
+
+logger = logging.getLogger(__name__)
+
+
+class Parking:
+    def __init__(self, rows: Rows, most: int) -> None:
+        """At most so many requests are parked at once; one more place is for an exchange."""
+        self.rows, self.most = rows, most
+        self._aside: dict[Request, list[Tensor]] = {}
+        self._spare: list[list[Tensor]] = []
+        self._out_of_memory = False
+
+    def has_room(self, *, exchange: bool = False) -> bool:
+        """Whether one more can be parked; `exchange`: for one who is parked and gets the row."""
+        if len(self._aside) >= (self.most + exchange if self.most else 0):
+            return False
+        if not self._spare and not self._out_of_memory:
+            self._reserve()
+        return bool(self._spare)
+
+    @torch.inference_mode()
+    def save(self, request: Request) -> None:
+        """Copy a request's row aside; `has_room` has said that it may."""
+        copies = self._spare.pop()
+        for copy, content in zip(copies, self.rows.contents(request.row), strict=True):
+            copy.copy_(content)
+        self._aside[request] = copies
+
+    @torch.inference_mode()
+    def restore(self, request: Request, row: int) -> None:
+        """Copy it into a row, whichever: its line holds its block table too, which has not changed."""
+        self.rows.staged.pop(row, None)  # of one who left before any step was launched for it
+        copies = self._aside.pop(request)
+        for copy, content in zip(copies, self.rows.contents(row), strict=True):
+            content.copy_(copy)
+        self._spare.append(copies)
+
+    def drop(self, request: Request) -> None:
+        self._spare.append(self._aside.pop(request))
+
+    @torch.inference_mode()
+    def _reserve(self) -> None:
+        try:
+            self._spare.append([torch.empty_like(content) for content in self.rows.contents(self.rows.scratch)])
+        except torch.OutOfMemoryError:
+            self._out_of_memory = True
+            logger.warning("no memory to park more than %d requests; newcomers wait for rows", len(self._aside))

@@ -1,0 +1,55 @@
+"""All steps that an engine will capture, run without memory and without launches, to learn which kernels they need.
+
+A stage is one graph, or first of all the eager prefills: they come in the order in which the engine captures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sonant.engine.compile_ahead import CompileJob
+from sonant.engine.runner import Runner
+from sonant.kernels.gpu import Gpu, planning_for
+from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
+from sonant.models.registry import load_model
+
+
+class Rehearsal:
+    def __init__(self, gpu: Gpu, make_stages: Callable[[], Sequence[Callable[[], object]]]) -> None:
+        self.gpu = gpu
+        self._found: list[KernelForm] = []
+        self._recorder = LaunchRecorder(gpu, self._found.append)
+        with planning_for(gpu), launches_recorded(self._recorder):
+            self._stages = make_stages()
+
+    @classmethod
+    def of(cls, job: CompileJob) -> Rehearsal:
+        memory = job.gpu_memory()
+        return cls(Gpu(memory.name, memory.capability), lambda: runner_without_memory(job).rehearsal())
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def run(self, stage: int) -> list[KernelForm]:
+        """The kernels that this stage launches, but for those that were told before."""
+        with torch.inference_mode(), planning_for(self.gpu), launches_recorded(self._recorder):
+            self._stages[stage]()
+        found = [*self._found]
+        self._found.clear()
+        return found
+
+
+def runner_without_memory(job: CompileJob) -> Runner:
+    """As an engine on that GPU will have it."""
+    dtypes = (getattr(torch, name) for name in (job.dtype, job.codec_dtype))
+    config, memory, meta = job.engine_config(), job.gpu_memory(), torch.device("meta")
+    model = load_model(Path(job.folder), config, meta, *dtypes)
+    config = config.resolved(memory.room(model.spec))
+    if config.kv_tokens is None:
+        config = replace(config, kv_tokens=memory.likely_kv_tokens(model.spec, config))
+    sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
+    return Runner(model, config, sizes, meta, job.sound)

@@ -1,0 +1,226 @@
+"""Who has a row: rows are shared by listeners' need.
+
+A request is *due* when its listener needs sound: a new one as they arrive, one who hears already when they will have
+run dry, who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that moment, new
+listeners as if they had come `HEAD_START_S` sooner. So they come first, in the order of their arrival, then later parts
+of long texts by least slack, then files. Nobody waits for ever: of its priority, only new listeners that come within
+`HEAD_START_S` of the moment when a request is due, and those that were due before, can go before it.
+
+Where no row is free, one is lent (`parking.py`) to those who need sound within `NEED_S`. Of the requests that have
+something to show for their row (the largest chunk's frames, or those of `TENURE_S`), the one with the least need lends
+it: a file, or a listener at least `PARK_SLACK_S` ahead. Where all are poorer than that, time is shared: who is
+`OVERDUE_S` past their need gets a row all the same. Files do not take rows from each other: each ends soon enough.
+
+Parking frees rows and no blocks. The first in line that lacks blocks waits for them, and nobody who needs blocks goes
+before it; only parked requests do, which have theirs.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sonant.config import EngineConfig, FrameSizes
+from sonant.engine.blocks import Allocation, BlockPool
+from sonant.engine.parking import Parking
+from sonant.engine.request import Request, State
+from sonant.engine.rows import Rows
+from sonant.engine.telemetry import EngineStats, Telemetry
+from sonant.models.spec import ModelSpec
+
+OFFLINE_SLACK_S = 5.0
+NEED_S = 2.0  # who has less than that left should have a row now: it may take a turn of the rows to get one
+HEAD_START_S = 5.0  # a gap is worse than a pause before the first sound, but not by more than that
+TENURE_S = 1.0  # where steps are slow; a fast machine makes the largest chunk in a tenth of it
+PARK_SLACK_S = 2 * NEED_S  # so that whoever lends their row is not back for it at once
+PARKINGS_A_STEP = 16  # more would hold the step up by milliseconds, and could hardly all be prefilled in it
+LOOK_AGAIN_S = 0.02  # at those who could be lent no row, unless there are more of them or a row is free
+OVERDUE_S = 1.0  # a gap that is noticed anyway; before that, rows are not taken from those who would then have one
+
+
+class RowSharing:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        sizes: FrameSizes,
+        rows: Rows,
+        pool: BlockPool,
+        telemetry: Telemetry,
+    ) -> None:
+        self.rows, self.pool, self.telemetry, self.frame_s = rows, pool, telemetry, spec.frame_s
+        self.parking = Parking(rows, config.max_parked or 0)
+        self.least = 1 + spec.delay_steps + spec.codec_lookahead  # steps to the first sound of a row
+        self.tenure = self.least + sizes.chunks[-1] - 1
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.parked: list[Request] = []
+        self._again_s, self._without = 0.0, 0  # nobody got a row: when to look again, and how many had none
+
+    def due_s(self, request: Request) -> float:
+        """When its listener needs sound."""
+        first_s = request.first_audio_s
+        if not request.speech.live:
+            return request.since_s + OFFLINE_SLACK_S
+        if first_s is None:
+            return max(request.arrival_s, request.since_s)
+        dry_s = first_s + request.heard_s + request.vocoded * self.frame_s
+        # Who has long been dry and had a row meanwhile waits for one only since then.
+        return dry_s if request.row >= 0 else max(dry_s, request.since_s)
+
+    def _rank_s(self, request: Request) -> float:
+        """Its place in line, by time."""
+        new = request.speech.live and request.first_audio_s is None
+        return self.due_s(request) - (HEAD_START_S if new else 0.0)
+
+    def share(self, now_s: float) -> None:
+        """Give rows to those who wait, as many as there are or can be lent."""
+        if not self.waiting and not self.parked:
+            return
+        without = len(self.waiting) + len(self.parked)
+        if not self.rows.free and now_s < self._again_s and without <= self._without:
+            return
+        lenders = self.lenders(now_s) if len(self.rows.free) < without else []
+        if (self.rows.free or lenders) and self._give_rows(self._line(now_s), lenders, now_s):
+            self.waiting[:] = [r for r in self.waiting if r.state is State.WAITING]
+            self._again_s = 0.0
+        else:
+            self._again_s, self._without = now_s + LOOK_AGAIN_S, without
+
+    def lenders(self, now_s: float) -> list[Request]:
+        """Who may have to lend their row, those with the least need first. As those below, for any thread to ask."""
+        due_s, decoding, running = self.due_s, State.DECODING, list(self.running)
+        before_s, more = now_s - TENURE_S, self.tenure - self.least
+        able = [
+            (r.speech.priority, r.speech.live, -due_s(r), n)
+            for n, r in enumerate(running)
+            if r.launched >= r.tenure_at or (r.row_s <= before_s and r.launched + more >= r.tenure_at)
+            if r.state is decoding and not r.abort_requested
+            if r.first_audio_s is not None or not r.speech.live
+        ]
+        return [running[n] for _, _, _, n in sorted(able)]
+
+    def lendable(self, now_s: float) -> int:
+        """Rows that one who needs sound now would be lent."""
+        rich_s = now_s + PARK_SLACK_S
+        count = sum(not r.speech.live or self.due_s(r) >= rich_s for r in self.lenders(now_s))
+        return min(count, self.parking.most - len(self.parked)) if self.parking.most else 0
+
+    def in_need(self, now_s: float) -> int:
+        """How many of those without a row are before one who comes now."""
+        rank_s = now_s - HEAD_START_S
+        return sum(self._rank_s(r) <= rank_s for r in [*self.waiting, *self.parked])
+
+    def stats(self, steps: int, *, waiting: int, unseen: int) -> EngineStats:
+        """`unseen` have come, and the step thread has not looked at them yet."""
+        telemetry, now_s = self.telemetry, time.monotonic()
+        return EngineStats(
+            running=len(self.running),
+            waiting=waiting,
+            free_rows=len(self.rows.free),
+            rows=self.rows.scratch,
+            free_blocks=len(self.pool.free),
+            blocks=self.pool.total,
+            steps=steps,
+            parked=len(self.parked),
+            lendable_rows=self.lendable(now_s),
+            in_need=self.in_need(now_s) + unseen,
+            start_s=telemetry.start_s.value,
+            turn_s=telemetry.turn_s.value,
+            whole_s=telemetry.whole_s.value,
+        )
+
+    def release(self, request: Request) -> None:
+        """Free what a request holds. No launched step may still use its row."""
+        assert request.steps_in_flight == 0
+        if request.allocation is None:
+            self.waiting.remove(request)
+            return
+        if request.row >= 0:
+            self.running.remove(request)
+            self.rows.give_back(request.row)
+        else:
+            self.parked.remove(request)
+            self.parking.drop(request)
+        self.pool.release(request.allocation)
+        now_s = time.monotonic()
+        self.telemetry.whole_s.add(now_s - request.admitted_s)
+        if request.row >= 0 and request.launched < request.tenure_at:
+            self.count_turn(request, now_s)
+
+    def count_turn(self, request: Request, now_s: float) -> None:
+        held_s, most_s = now_s - request.row_s, self.telemetry.start_s.value + TENURE_S
+        self.telemetry.turn_s.add(min(held_s, most_s))
+
+    def _line(self, now_s: float) -> list[Request]:
+        """Those who wait, by need; where no row is free only those who need one now."""
+        rank_s, until_s = self._rank_s, float("inf") if self.rows.free else now_s + NEED_S
+        waiting = self.waiting + [r for r in self.parked if r.state is State.PARKED]
+        line = [(-r.speech.priority, rank, n) for n, r in enumerate(waiting) if (rank := rank_s(r)) <= until_s]
+        return [waiting[n] for _, _, n in sorted(line)]
+
+    def _give_rows(self, line: list[Request], lenders: list[Request], now_s: float) -> int:
+        """How many got one."""
+        lacks_blocks = files_wait = nobody_rich = False
+        parkings, given = self.telemetry.parkings, 0
+        for request in line:
+            parked, live = request.state is State.PARKED, request.speech.live
+            if (lacks_blocks and not parked) or (files_wait and not live):
+                continue
+            lender = None
+            if not self.rows.free:
+                late_s = now_s - self.due_s(request)
+                overdue = late_s >= OVERDUE_S
+                if -late_s > NEED_S or (nobody_rich and not overdue) or not self.parking.has_room(exchange=parked):
+                    continue
+                lender = self._lender(request, lenders, overdue, now_s)
+                if self.telemetry.parkings - parkings == PARKINGS_A_STEP or (lender is None and live and overdue):
+                    return given  # Whoever comes later in line may be lent no more than this one.
+                if lender is None:
+                    files_wait, nobody_rich = files_wait or not live, nobody_rich or live
+                    continue
+            allocation = request.allocation if parked else self._allocate(request)
+            if allocation is None:
+                lacks_blocks = True
+                continue
+            if lender is not None:
+                lenders.remove(lender)
+                self._park(lender, now_s)
+            self._seat(request, allocation, now_s)
+            given += 1
+        return given
+
+    def _lender(self, request: Request, lenders: list[Request], overdue: bool, now_s: float) -> Request | None:
+        priority, rich_s = request.speech.priority, now_s + PARK_SLACK_S
+        for lender in lenders:
+            if lender.speech.priority != priority:
+                return lender if lender.speech.priority < priority else None
+            if not lender.speech.live:
+                if request.speech.live:
+                    return lender
+                continue
+            return lender if overdue or self.due_s(lender) >= rich_s else None
+        return None
+
+    def _allocate(self, request: Request) -> Allocation | None:
+        return self.pool.allocate(request.prompt.keys, request.prefill_length, request.positions)
+
+    def _park(self, request: Request, now_s: float) -> None:
+        """Its row is free for another. Steps in flight that use it were launched before whatever comes next."""
+        self.parking.save(request)
+        self.rows.give_back(request.row)
+        self.running.remove(request)
+        self.parked.append(request)
+        request.park(now_s)
+        self.telemetry.parkings += 1
+
+    def _seat(self, request: Request, allocation: Allocation, now_s: float) -> None:
+        row = self.rows.take()
+        if request.state is State.PARKED:
+            self.parked.remove(request)
+            self.parking.restore(request, row)
+            request.resume(row, self.tenure, now_s)
+        else:
+            self.rows.stage(row, request.prompt.staged, allocation.blocks)
+            request.admit(row, allocation, self.tenure, now_s)
+            self.telemetry.queue_s.add(now_s - request.queued_s)
+        self.running.append(request)

@@ -1,0 +1,42 @@
+"""The way to a step thread, which may be in this process or at the other end of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from sonant.engine.request import Request
+
+
+class OpenText(Protocol):
+    """Something that may have no request in flight and yet wait for one."""
+
+    def engine_ended(self, failure: Exception | None) -> None: ...
+
+
+class StepQueue(Protocol):
+    """Called by any thread."""
+
+    def post(self, request: Request) -> None: ...
+
+    def abort(self, requests: Iterable[Request]) -> None: ...
+
+    def heard(self, request: Request) -> None:
+        """What the request's listener has been given before it has grown, see `Request.hear`."""
+        ...
+
+    def watch(self, text: OpenText) -> None:
+        """Tell this one when the engine ends."""
+        ...
+
+    def expect(self) -> None:
+        """A text will post a request, though it has none in flight now: an engine that drains does not end before."""
+        ...
+
+    def stop_expecting(self) -> None:
+        """It has posted it, or never will."""
+        ...
+
+    def check_room(self) -> None:
+        """Raises `Overloaded` if too many wait already."""
+        ...

@@ -1,0 +1,9 @@
+"""What a hub answered instead of a checkpoint."""
+
+from __future__ import annotations
+
+from sonant.errors import SonantError
+
+
+class HubError(SonantError):
+    """The checkpoint cannot be fetched; the message says why, and what to do about it."""

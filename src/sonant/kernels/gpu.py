@@ -1,0 +1,48 @@
+"""What kernels must know of the GPU that they run on: its name, for tuned tiles, and what it can do.
+
+Tensors on a CUDA device are of that device. For tensors that are on none, it is the GPU that somebody plans for: the
+steps of a model then take the same way through the same kernels as they will there (see `recorded_launches.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: tuple[int, int]
+
+    @property
+    def arch(self) -> int:
+        """As compilers count: 90 for Hopper."""
+        return 10 * self.capability[0] + self.capability[1]
+
+
+_PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """None: tensors of this device meet no kernel of ours."""
+    return _of_cuda(device) if device.type == "cuda" else _PLANNED.get()
+
+
+@contextmanager
+def planning_for(gpu: Gpu) -> Iterator[None]:
+    before = _PLANNED.set(gpu)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(before)
+
+
+@lru_cache(maxsize=16)
+def _of_cuda(device: torch.device) -> Gpu:
+    return Gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))

@@ -1,0 +1,87 @@
+"""Which kernels a piece of code would launch, and in which forms, without launching any: on tensors without memory.
+
+Triton compiles a kernel anew for each form of its arguments: types, constants, whether a number is 1 or a multiple of
+16 and an address a multiple of 16. All of it is known of a meta tensor: its address is its offset in memory that begins
+at 0, and torch's memory on a GPU begins at a multiple of 512. So the wrappers in `kernels/triton/` may run on meta
+tensors with launches that are only noted, and what is noted is what a GPU will be asked for. No device takes part, so
+nothing can index by values that were never computed, and a process without a GPU's context can compile it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from unittest import mock
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_manager
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from sonant.kernels.gpu import Gpu
+
+_WARP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class KernelForm:
+    """One form of a kernel; it can be sent to another process."""
+
+    module: str
+    name: str
+    key: str  # by which forms of a kernel are told apart, as Triton itself does it
+    signature: Mapping[str, Any]
+    constants: Mapping[Any, Any]
+    attributes: Mapping[Any, Any]
+    options: Mapping[str, Any]
+
+    def compile(self, gpu: Gpu) -> str:
+        """Into Triton's cache on disk, where a launch finds it → the folder in which it lies there."""
+        kernel = getattr(importlib.import_module(self.module), self.name)
+        source = ASTSource(kernel, dict(self.signature), dict(self.constants), dict(self.attributes))
+        compiled = triton.compile(source, target=target_of(gpu), options=dict(self.options))
+        return str(cast(Any, get_cache_manager(compiled.hash)).cache_dir)
+
+
+def target_of(gpu: Gpu) -> GPUTarget:
+    return GPUTarget("cuda", gpu.arch, _WARP)
+
+
+class LaunchRecorder:
+    """Tells every form once."""
+
+    def __init__(self, gpu: Gpu, found: Callable[[KernelForm], None]) -> None:
+        self._found, self._backend = found, make_backend(target_of(gpu))
+        self._binders: dict[JITFunction[Any], Callable[..., Any]] = {}
+        self._known: set[tuple[JITFunction[Any], str]] = set()
+
+    def launch(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """What `JITFunction.run` does up to the point where it would compile."""
+        options["debug"] = options.get("debug", kernel.debug) or knobs.runtime.debug
+        options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
+        if kernel not in self._binders:
+            self._binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, self._backend)
+        bound, form, given = self._binders[kernel](*args, **options)
+        key = f"{form}{given}"
+        if (kernel, key) in self._known:
+            return
+        self._known.add((kernel, key))
+        parsed, signature, constants, attributes = kernel._pack_args(self._backend, options, bound, form, given)
+        name = kernel.fn.__name__
+        self._found(KernelForm(kernel.module, name, key, signature, constants, attributes, dict(vars(parsed))))
+
+
+@contextmanager
+def launches_recorded(recorder: LaunchRecorder) -> Iterator[None]:
+    """In all threads: for a process that does nothing else."""
+
+    def run(kernel: JITFunction[Any], *args: Any, **options: Any) -> None:
+        recorder.launch(kernel, *args, **options)
+
+    with mock.patch.object(JITFunction, "run", run):
+        yield

@@ -1,0 +1,77 @@
+"""What a model declares of itself to callers and to those who lay prompts out: rates, limits, and what may be asked.
+
+It is known from config files alone, without torch: front ends have it and no weights. What the device needs beside it
+is in `spec.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sonant.config import EngineConfig
+from sonant.sampling import Knob
+
+_ROUNDING = 1e-6  # of a frame: quotients of seconds are not exact
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The runaway guard: a text of n tokens may take `base_s` and n times `s_per_token` of speech, whatever a
+    frame lasts."""
+
+    base_s: float
+    s_per_token: float
+
+    def with_options(self, options: EngineConfig) -> Budget:
+        """What the operator sets goes before what the family allows."""
+        base_s = self.base_s if options.budget_s is None else options.budget_s
+        per_token_s = self.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
+        return Budget(base_s, per_token_s)
+
+    def frames(self, tokens: int, frame_s: float) -> int:
+        base, more = self.base_s / frame_s, self.s_per_token * tokens / frame_s
+        return max(1, round(base) + math.ceil(more - _ROUNDING))
+
+
+@dataclass(frozen=True)
+class StagedNumber:
+    """A number, or a few, that a prompt sets of its row; `low` and `high` are the least and the most it may be."""
+
+    name: str
+    dtype: str = "int32"  # or "float32"
+    shape: tuple[int, ...] = ()
+    low: float = -(2**31)
+    high: float = 2**31 - 1
+
+    @classmethod
+    def of(cls, knob: Knob) -> StagedNumber:
+        return cls(knob.name, "float32" if knob.kind is float else "int32", low=knob.low, high=knob.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSpec:
+    family: str
+    sample_rate: int  # of the sound that the codec makes
+    clip_sample_rate: int  # of the clips that voices are encoded from
+    samples_per_frame: int
+    frame_shape: tuple[int, ...]  # of what a decode step records …
+    frame_dtype: str  # … and its kind: "int32" codes or "float32" latents
+    max_positions: int
+    staged_numbers: tuple[StagedNumber, ...]  # what the host writes when a request gets its row
+    delay_steps: int = 0  # decode steps before the first that completes a frame, as a delay pattern has them
+    variants: tuple[int, ...] = (0,)  # kinds of frame step, each with graphs of its own, such as flow steps
+    knobs: tuple[Knob, ...] = ()
+    voices: tuple[str, ...] = ()  # of the checkpoint's own
+    languages: tuple[str, ...] = ()
+    clones: bool = False  # takes its voice from a reference clip
+    voice_vector: str | None = None  # the tensor that alone is a voice, where callers may bring their own
+    speaks_without_voice: bool = False  # a request that names no voice is spoken all the same
+    instructs: bool = False  # takes words on how to speak
+    most_speakers: int = 1  # in one text; more than one: it speaks dialogues
+    context_segments: int = 0  # of a long text: how many that were said before go into the prompt of the next
+    segment_chars: int | None = None  # of a text at once; it was taught no longer ones
+
+    @property
+    def frame_s(self) -> float:
+        return self.samples_per_frame / self.sample_rate

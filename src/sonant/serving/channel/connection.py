@@ -1,0 +1,120 @@
+"""One end of a channel: messages over a stream socket, each behind its length.
+
+Both ends of both directions are bounded. A message over `MAX_MESSAGE_BYTES`, or one that is none, ends the connection:
+after it nothing can be told apart any more. A peer that does not read is cut off when `MAX_UNSENT_BYTES` wait for it,
+since what waits is memory of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_UNSENT_BYTES = 256 << 20
+_LENGTH_BYTES = 4
+_LAZY_S = 0.005  # that a message may wait for others to go with
+
+
+class BadChannel(Exception):
+    """What came is no message of this protocol."""
+
+
+class Connection(asyncio.Protocol):
+    """Used on one event loop. `take` gets each message; `lost` is called once, with what was wrong or None."""
+
+    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
+        self._decoder, self._encoder = msgspec.msgpack.Decoder(kind), msgspec.msgpack.Encoder()
+        self._take, self._lost = take, lost
+        self._received, self._unsent = bytearray(), bytearray()
+        self._flushing = False
+        self._later: asyncio.TimerHandle | None = None
+        self._wrong: Exception | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: msgspec.Struct, *, soon: bool = True) -> None:
+        """It leaves with all others of this turn of the event loop; what need not be `soon` with the next that must.
+
+        Harmless on a connection that has ended: whoever waits there was told by `lost`.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        start = len(self._unsent)
+        self._unsent += bytes(_LENGTH_BYTES)
+        self._encoder.encode_into(message, self._unsent, start + _LENGTH_BYTES)
+        size = len(self._unsent) - start - _LENGTH_BYTES
+        self._unsent[start : start + _LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
+        if soon and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif not soon and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_LAZY_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        transport, data = self._transport, self._unsent
+        if transport is None or transport.is_closing() or not data:
+            return
+        self._unsent = bytearray()
+        transport.write(data)
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.break_off(BadChannel(f"over {MAX_UNSENT_BYTES:,} bytes wait to be read"))
+
+    def hang_up(self) -> None:
+        """When all that was sent has left."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def break_off(self, error: Exception | None = None) -> None:
+        self._wrong = self._wrong or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        at = 0
+        try:
+            while len(received) - at >= _LENGTH_BYTES:
+                size = int.from_bytes(received[at : at + _LENGTH_BYTES], "little")
+                if size > MAX_MESSAGE_BYTES:
+                    raise BadChannel(f"a message of {size:,} bytes, over the limit of {MAX_MESSAGE_BYTES:,}")
+                end = at + _LENGTH_BYTES + size
+                if len(received) < end:
+                    break
+                with memoryview(received) as view, view[at + _LENGTH_BYTES : end] as body:
+                    message = self._decoder.decode(body)
+                at = end
+                self._take(message)
+                if self._wrong is not None:
+                    return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            return self.break_off(BadChannel(f"what came is no message: {e}"))
+        except BadChannel as e:
+            return self.break_off(e)
+        if at:
+            del received[:at]
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._received and self._wrong is None:
+            self._wrong = BadChannel("it ended in the middle of a message")
+        self._received.clear()
+        self._unsent.clear()
+        self._lost(self._wrong)  # A peer that is killed resets the connection: that is an end, and no mistake of it.

@@ -1,0 +1,145 @@
+"""The engine's end of the channel: a Unix socket, one thread for all front ends, one message a step for each.
+
+A front end is trusted no further than its messages go: what is none ends its connection, what asks for the impossible
+is answered with an error, and all that a front end held (rows, places, voices being encoded) is given back when it is
+gone. The step thread only appends to a queue here; encoding and writing are this thread's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sonant.engine.engine import Engine
+from sonant.serving.channel.front_end_peer import FrontEndPeer
+from sonant.serving.limits.admission import Admission
+from sonant.serving.observability.engine_report import EngineReporter
+
+MAX_ENCODING = 32  # clips that may wait to be encoded
+_CLOSE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePort:
+    """Open from its construction until `close`."""
+
+    def __init__(self, engine: Engine, path: Path, admission: Admission, restarts: int = 0) -> None:
+        """`restarts`: engines that failed before this one."""
+        self.engine, self.path, self.admission, self.restarts = engine, path, admission, restarts
+        self.reporter = EngineReporter(engine)
+        self.peers: set[FrontEndPeer] = set()
+        self.broken = 0  # connections that ended because of what came over them
+        self._encoding = 0
+        self._voices = ThreadPoolExecutor(1, thread_name_prefix="sonant-voice")
+        self._recorder = ThreadPoolExecutor(1, thread_name_prefix="sonant-profile")
+        self._to_flush = False
+        self.loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._run, name="sonant-channel", daemon=True)
+        opened: Future[None] = Future()
+        self.loop.call_soon(self._open, opened)
+        self._thread.start()
+        opened.result()
+        engine.loop.after_delivery = self._flush_soon
+
+    def close(self) -> None:
+        """Tell front ends what there still is to tell, and hang up."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(2 * _CLOSE_S)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        self._voices.shutdown(wait=False, cancel_futures=True)
+        self._recorder.shutdown(wait=False, cancel_futures=True)
+
+    # The step thread
+
+    def mark(self) -> None:
+        """A peer has something to be sent when the step has told all."""
+        self._to_flush = True
+
+    def _flush_soon(self) -> None:
+        if self._to_flush:
+            self._to_flush = False
+            self.loop.call_soon_threadsafe(self._flush)
+
+    # The channel's thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def _open(self, opened: Future[None]) -> None:
+        async def listen() -> None:
+            self.path.unlink(missing_ok=True)
+            self._server = await self.loop.create_unix_server(self._peer, str(self.path))
+            os.chmod(self.path, 0o600)
+
+        def done(task: asyncio.Task[None]) -> None:
+            error = task.exception()
+            opened.set_result(None) if error is None else opened.set_exception(error)
+
+        self.loop.create_task(listen()).add_done_callback(done)
+
+    def _peer(self) -> Any:
+        peer = FrontEndPeer(self)
+        self.peers.add(peer)
+        return peer.connection
+
+    def _flush(self) -> None:
+        for peer in self.peers:
+            peer.flush()
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.path.unlink(missing_ok=True)
+        self._flush()
+        for peer in list(self.peers):
+            peer.connection.hang_up()
+        for _ in range(int(_CLOSE_S / 0.01)):
+            if not self.peers:
+                return
+            await asyncio.sleep(0.01)
+        for peer in list(self.peers):
+            peer.connection.break_off()
+
+    # What peers ask for
+
+    def gone(self, peer: FrontEndPeer, error: Exception | None) -> None:
+        self.peers.discard(peer)
+        if error is not None:
+            self.broken += 1
+            logger.warning("a front end was cut off: %s", error)
+
+    def encode_voice(self, samples: Any, text: str | None, name: str) -> Future[Any] | None:
+        """None: too many wait already."""
+        if self._encoding >= MAX_ENCODING:
+            return None
+        self._encoding += 1
+        made = self._voices.submit(self.engine.encode, samples, text, name)
+        made.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self._encoded))
+        return made
+
+    def _encoded(self) -> None:
+        self._encoding -= 1
+
+    def record(self, steps: int, timeout_s: float, stacks: bool, graphs: bool) -> Future[tuple[int, Path]]:
+        from sonant.engine.step_profiler import record_to_file
+
+        return self._recorder.submit(
+            record_to_file, self.engine, steps, timeout_s=timeout_s, stacks=stacks, graphs=graphs
+        )
+
+    def config_json(self) -> bytes:
+        return msgspec.json.encode(self.engine.config)

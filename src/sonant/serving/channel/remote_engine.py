@@ -1,0 +1,68 @@
+"""An engine as a front end has it: prompts are laid out here, steps are made in another process."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sonant.config import EngineConfig
+from sonant.engine.intake import Intake
+from sonant.models.prompt import Prompter
+from sonant.serving.channel import messages as m
+from sonant.serving.channel.connection import Connection
+from sonant.serving.channel.remote_steps import RemoteSteps
+from sonant.serving.channel.wire_prompt import unpack_array
+from sonant.serving.observability.engine_report import EngineReport
+from sonant.types import Samples
+from sonant.voice import Voice
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The engine, for a client that may use it now."""
+
+    engine: RemoteEngine
+    place: int
+
+    def arrived(self) -> None:
+        """One of its requests is on the channel, and the engine's queue will count it; or it will never come."""
+        self.engine.remote.tell(m.Arrived(self.place))
+
+
+class RemoteEngine(Intake):
+    def __init__(self, prompter: Prompter, connection: Connection, welcome: m.Welcome) -> None:
+        config = msgspec.json.decode(welcome.config, type=EngineConfig)
+        self.remote = RemoteSteps(connection, prompter.spec, welcome.sound)
+        super().__init__(prompter, config, self.remote, welcome.most_positions)
+        self.device = welcome.device
+
+    async def admit(self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1) -> Admitted:
+        """Take a place for a client, given back with `resources`, or raise why there is none."""
+        ask = m.Admit(self.remote.next_id(), client, kind, requests)
+        resources.callback(self.remote.tell, m.Leave(ask.id))
+        await self.remote.ask(ask, m.Done)
+        return Admitted(self, ask.id)
+
+    async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
+        ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)
+        made = await self.remote.ask(ask, m.VoiceEncoded)
+        tensors = {key: unpack_array(tensor) for key, tensor in made.tensors.items()}
+        return Voice(tensors, text or None, name, made.family)
+
+    async def report(self) -> EngineReport:
+        told = await self.remote.ask(m.AskReport(self.remote.next_id()), m.Report)
+        return msgspec.json.decode(told.report, type=EngineReport)
+
+    async def profile(self, steps: int, timeout_s: float, *, stacks: bool, graphs: bool) -> tuple[int, Path]:
+        """How many steps were recorded, and the file, which is the caller's to delete."""
+        ask = m.AskProfile(self.remote.next_id(), steps, timeout_s, stacks, graphs)
+        told = await self.remote.ask(ask, m.Profiled)
+        return told.steps, Path(told.path)
+
+    def lost(self, failure: Exception) -> None:
+        self._closed = True
+        self.remote.lost(failure)
+        self._prompts.close(wait=False)

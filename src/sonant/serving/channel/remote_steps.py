@@ -1,0 +1,185 @@
+"""A front end's way to the step thread, at the other end of the channel.
+
+Its owner is an event loop. Requests may be posted and aborted from any thread, as a long text's are; sound comes in on
+the loop, all of a step's in one go, so that whoever waits for it is woken without a thread between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import msgspec
+import numpy as np
+
+from sonant.engine.request import Request
+from sonant.engine.step_queue import OpenText
+from sonant.errors import EngineClosed
+from sonant.models.speech_spec import SpeechSpec
+from sonant.serving.channel import messages as m
+from sonant.serving.channel.connection import BadChannel, Connection
+from sonant.serving.channel.errors_on_wire import error_from
+from sonant.serving.channel.wire_prompt import to_wire
+from sonant.types import AudioChunk, FinishReason, Frames
+
+T = TypeVar("T", bound=m.Message)
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteSteps:
+    def __init__(self, connection: Connection, spec: SpeechSpec, sound: str) -> None:
+        self.connection, self.spec = connection, spec
+        self.loop = asyncio.get_running_loop()
+        self._sound = np.dtype(sound)
+        self._ids = itertools.count()
+        self._requests: dict[int, Request] = {}
+        self._ids_of: dict[Request, int] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._open: WeakSet[OpenText] = WeakSet()
+        self.failure: Exception | None = None
+
+    # Called by any thread
+
+    def post(self, request: Request) -> None:
+        self.check_room()
+        request.enqueue()
+        speech, id = request.speech, next(self._ids)
+        message = m.Speak(
+            id,
+            to_wire(request.prompt),
+            speech.live,
+            speech.priority,
+            request.arrival_s,
+            request.first_audio_s,
+            request.heard_s,
+            speech.first_audio_within_s,
+            self.spec.context_segments > 0,
+        )
+        self._requests[id], self._ids_of[request] = request, id
+        self._send(message)
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        ids = [self._ids_of[request] for request in requests if request in self._ids_of]
+        if ids:
+            self._send(m.Abort(ids))
+
+    def heard(self, request: Request) -> None:
+        id = self._ids_of.get(request)
+        if id is not None:
+            self._send(m.Heard(id, request.heard_s))
+
+    def watch(self, text: OpenText) -> None:
+        self.check_room()
+        self._open.add(text)
+
+    def expect(self) -> None:
+        """A front end drains by its connections, which last until their text has ended."""
+
+    def stop_expecting(self) -> None:
+        pass
+
+    def check_room(self) -> None:
+        """The queue is the engine's, which looks at it when a request comes."""
+        if self.failure is not None:
+            raise EngineClosed(str(self.failure)) from self.failure
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if _running_loop() is self.loop:
+            self.connection.send(message)
+        else:
+            self.loop.call_soon_threadsafe(self.connection.send, message)
+
+    # On the event loop
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def tell(self, message: m.Message) -> None:
+        """What nobody waits for."""
+        self.connection.send(message, soon=False)
+
+    async def ask(self, message: Any, answer: type[T]) -> T:
+        """Send a message that has an id, and wait for what is answered to it. Raises what it was refused with."""
+        self.check_room()
+        future = self._asked[message.id] = self.loop.create_future()
+        try:
+            self.connection.send(message)
+            told = await future
+        finally:
+            del self._asked[message.id]
+        if isinstance(told, m.Failed):  # It becomes an error only here: one that a future holds is a cycle.
+            raise error_from(told.error, told.message, told.status, told.code, told.retry_s)
+        if not isinstance(told, answer):
+            raise BadChannel(f"{type(told).__name__} is no answer to {type(message).__name__}")
+        return told
+
+    def take(self, message: m.Message) -> None:
+        if isinstance(message, m.StepDone):
+            for sound in message.sounds:
+                self._hear(sound)
+            for end in message.ends:
+                self._end(end)
+            return
+        future = self._asked.get(getattr(message, "id", -1))
+        if future is None or future.done():
+            return  # whoever asked has gone
+        future.set_result(message)
+
+    def lost(self, failure: Exception) -> None:
+        """Nothing comes any more: all who wait are told so."""
+        self.failure = failure
+        for id, future in self._asked.items():
+            if not future.done():
+                future.set_result(m.Failed(id, "EngineClosed", str(failure)))
+        requests, self._requests = self._requests, {}
+        self._ids_of.clear()
+        for request in requests.values():
+            request.sink.fail(failure)
+        for text in list(self._open):
+            text.engine_ended(failure)
+
+    def _hear(self, sound: m.Sound) -> None:
+        request = self._requests.get(sound.id)
+        if request is None:
+            return
+        request.be_heard(time.monotonic())
+        samples = np.frombuffer(sound.samples, self._sound)
+        self._tell(request, AudioChunk(samples, self.spec.sample_rate, sound.start_s, self._frames(sound)))
+
+    def _tell(self, request: Request, chunk: AudioChunk) -> None:
+        """One who cannot take their sound is gone, and nobody else with them."""
+        try:
+            request.sink.push(chunk)
+        except Exception:
+            logger.warning("a listener could not be given their sound and was dropped", exc_info=True)
+            self.abort([request])
+
+    def _end(self, end: m.End) -> None:
+        request = self._requests.pop(end.id, None)
+        if request is None:
+            return
+        del self._ids_of[request]
+        if end.error is not None:
+            request.sink.fail(error_from(end.error, end.message, retry_s=end.retry_s))
+        else:
+            request.sink.finish(FinishReason(end.reason or FinishReason.ABORT))
+
+    def _frames(self, sound: m.Sound) -> Frames:
+        """The frames, or as many of nothing where nobody asked what they are."""
+        shape = (sound.frames, *self.spec.frame_shape)
+        if sound.codes is None:
+            return np.broadcast_to(np.zeros((), self.spec.frame_dtype), shape)
+        return np.frombuffer(sound.codes, self.spec.frame_dtype).reshape(shape)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,81 @@
+"""Prompts and voices as messages carry them: arrays by type, shape and bytes, layouts field by field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonant.errors import BadRequest
+from sonant.models.prompt import Prompt
+from sonant.serving.channel.messages import Array, Staged, WirePrompt
+
+_DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "uint32", "float32", "float64", "bool", "uint8")}
+
+
+def to_wire(prompt: Prompt) -> WirePrompt:
+    payload = {f.name: _value(getattr(prompt.payload, f.name)) for f in fields(prompt.payload)}
+    return WirePrompt(
+        prompt.length,
+        pack_array(prompt.keys),
+        _staged(prompt.staged),
+        prompt.max_frames,
+        payload,
+        prompt.variant,
+        prompt.bad_from,
+        [_staged(values) for values in prompt.retries],
+    )
+
+
+def from_wire(wire: WirePrompt, layout: type) -> Prompt:
+    """Raises `BadRequest` for what is no prompt at all; whether it fits the model is the prompter's to check."""
+    try:
+        payload = layout(**{name: _plain(value) for name, value in wire.payload.items()})
+    except TypeError as e:
+        raise BadRequest(f"the prompt's layout has other fields than this model's: {e}") from None
+    return Prompt(
+        length=wire.length,
+        keys=unpack_array(wire.keys),
+        staged={name: _plain(value) for name, value in wire.staged.items()},
+        max_frames=wire.max_frames,
+        payload=payload,
+        variant=wire.variant,
+        bad_from=wire.bad_from,
+        retries=tuple({name: _plain(value) for name, value in values.items()} for values in wire.retries),
+    )
+
+
+def pack_array(array: npt.NDArray[Any]) -> Array:
+    return Array(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def unpack_array(array: Array) -> npt.NDArray[Any]:
+    """A copy: torch complains of memory that cannot be written, as a message's."""
+    dtype = _DTYPES.get(array.dtype)
+    if dtype is None or min(array.shape, default=0) < 0:
+        raise BadRequest(f"an array of {array.dtype[:20]} {array.shape} is none that is sent here")
+    if math.prod(array.shape) * dtype.itemsize != len(array.data):
+        raise BadRequest(f"an array of {array.shape} {array.dtype} came with {len(array.data):,} bytes")
+    return np.frombuffer(array.data, dtype).reshape(array.shape).copy()
+
+
+def _staged(values: Mapping[str, Any]) -> Staged:
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return pack_array(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Array):
+        return unpack_array(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,33 @@
+// An utterance as a file of the visitor's.
+
+import { call } from "./api.js";
+import { object } from "./snippets.js";
+import { SAMPLE_RATE } from "./sound.js";
+import { wavFile } from "./wav.js";
+
+const NAME_CHARS = 40;
+
+export function saveWav(utterance) {
+  save(wavFile(utterance.sound.part(), SAMPLE_RATE), `${nameOf(utterance)}.wav`);
+}
+
+/** The server makes it once more, from the same seed: browsers cannot write MP3. */
+export async function saveMp3(utterance) {
+  const { sample_rate: _, ...fields } = utterance.fields; // a file may have the model's own
+  const body = object({ ...fields, response_format: '"mp3"', seed: utterance.seed });
+  const headers = { "content-type": "application/json" };
+  const response = await call("audio/speech", { method: "POST", body, headers });
+  save(await response.blob(), `${nameOf(utterance)}.mp3`);
+}
+
+function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+function nameOf({ text }) {
+  return text.slice(0, NAME_CHARS).replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "") || "speech";
+}

@@ -1,0 +1,57 @@
+"""The process that holds the engine. It ends when its engine does: another one starts with a clean device."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import signal
+import sys
+
+from sonant.errors import is_permanent
+from sonant.exit_codes import EXIT_ERROR
+from sonant.serving.observability.log_format import configure_logging
+from sonant.serving.processes.setup import Setup, read_setup
+
+_SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
+
+
+def main() -> int:
+    setup = read_setup(lambda s: shutil.rmtree(s.scratch, ignore_errors=True))
+    configure_logging(setup.serving.log_level, setup.serving.log_format)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        return _serve(setup)
+    except Exception as e:
+        if not is_permanent(e):
+            raise
+        print(f"sonant: {e}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _serve(setup: Setup) -> int:
+    from sonant import load
+    from sonant.engine.start_times import process_age_s
+    from sonant.serving.channel.engine_port import EnginePort
+    from sonant.serving.limits.admission import Admission
+    from sonant.serving.warm_up import warm_up
+
+    m = setup.model
+    imports_s = process_age_s()
+    kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
+    engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
+    with engine:
+        engine.start_times.came_before("imports", imports_s or 0.0)
+        warm_up(engine)
+        # All that is alive now stays alive. A collector that walks over it holds everybody up for a fifth of a second.
+        gc.collect()
+        gc.freeze()
+        port = EnginePort(engine, setup.channel, Admission(setup.serving), setup.restarts)
+        signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+        engine.join()
+        port.close()
+        return 0 if engine.loop.failure is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

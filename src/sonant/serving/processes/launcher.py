@@ -1,0 +1,148 @@
+"""The first process of the server: starts the engine's and the front ends', and starts again what has died.
+
+It answers nobody and holds no model, so that nothing but a signal ends it. The first SIGTERM (or SIGINT) drains: front
+ends let those who are being spoken to hear the end, then the engine is told to go. A second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from contextlib import suppress
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from sonant.exit_codes import EXIT_ERROR
+from sonant.serving.observability.shared_counters import forget_process
+from sonant.serving.processes.setup import Setup
+from sonant.serving.start_check import page_address
+
+_GRACE_S = 5.0  # for a process to end after it was told to
+_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
+_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
+
+logger = logging.getLogger(__name__)
+
+
+class Child:
+    """One process, and those that take its place when it dies."""
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name, self.module = name, module
+        self.process: Process | None = None
+        self.deaths = 0
+
+    async def run(self, setup: Setup) -> int:
+        """Start one, and wait for its end."""
+        command = (sys.executable, "-m", self.module)
+        # A session of its own: what is typed at a terminal is for the launcher alone.
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        self.process = process
+        assert process.stdin is not None
+        with suppress(ConnectionError):
+            process.stdin.write(setup.to_json() + b"\n")
+            await process.stdin.drain()
+        return await process.wait()
+
+    def tell(self, what: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(what)
+
+
+class Launcher:
+    def __init__(self, setup: Setup, workers: int) -> None:
+        self.setup = setup
+        self.engine = Child("the engine", "sonant.serving.processes.engine_process")
+        self.front_ends = [
+            Child(f"front end {n}", "sonant.serving.processes.front_end_process") for n in range(workers)
+        ]
+        self.exit_code = 0
+        self._signals = 0
+        self._closing = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for what in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(what, self._on_signal)
+        engine = asyncio.create_task(self._keep(self.engine))
+        front_ends = [asyncio.create_task(self._keep(child)) for child in self.front_ends]
+        announced = asyncio.create_task(self._announce())
+        await self._closing.wait()
+        announced.cancel()
+        await self._end(self.front_ends, front_ends, self.setup.serving.drain_s + _GRACE_S)
+        await self._end([self.engine], [engine], _GRACE_S)
+        return self.exit_code
+
+    async def _announce(self) -> None:
+        """Where the page is, as soon as it is there."""
+        address = page_address(self.setup.host, self.setup.port)
+        reached = urlsplit(address)
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(reached.hostname, reached.port)
+                writer.close()
+                break
+            await asyncio.sleep(0.05)
+        logger.info("the page is at %s, with %d front ends; the engine is loading", address, len(self.front_ends))
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._closing.set()
+        if self._signals > 1:  # They count too: the second one ends them at once.
+            for child in self.front_ends:
+                child.tell(signal.SIGTERM)
+
+    async def _end(self, children: list[Child], tasks: list[asyncio.Task[None]], within_s: float) -> None:
+        for child in children:
+            child.tell(signal.SIGTERM)
+        _, late = await asyncio.wait(tasks, timeout=within_s)
+        for child in children:
+            child.tell(signal.SIGKILL)
+        if late:
+            logger.warning("%d processes did not end in %g s and were killed", len(late), within_s)
+            await asyncio.wait(late)
+
+    async def _keep(self, child: Child) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            began_s = time.monotonic()
+            code = await child.run(replace(self.setup, restarts=self.engine.deaths))
+            if child.process is not None:
+                forget_process(self.setup.metrics, child.process.pid)
+            if self._closing.is_set():
+                return
+            child.deaths += 1
+            if code == EXIT_ERROR:  # It has said what is wrong, and it would be wrong again.
+                self.exit_code = EXIT_ERROR
+                self._closing.set()
+                return
+            steady = time.monotonic() - began_s >= _STEADY_S
+            failures = 0 if steady else failures + 1
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+            logger.error("%s ended (%s); starting it again in %g s", child.name, _how(code), pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Holds the port as long as the server runs, so that a front end that starts anew finds it free.
+
+    Not a check: a port that is shared out among listeners takes one more from whoever asks, see `start_check`.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, port))
+    return holder

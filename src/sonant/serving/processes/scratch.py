@@ -1,0 +1,42 @@
+"""A folder for what a server's processes share while it runs: the channel's socket, and files of counters.
+
+It goes with the server. One that was killed could not take its folder along: the next server does, knowing by the
+process in the folder's name that nobody is there any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_NAME = re.compile(r"sonant-(\d+)-\w+")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Only this user can open it."""
+    remove_stale(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"sonant-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def remove_stale(place: Path) -> None:
+    for folder in place.glob("sonant-*-*"):
+        found = _NAME.fullmatch(folder.name)
+        if found is not None and not _alive(int(found[1])):
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

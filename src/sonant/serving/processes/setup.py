@@ -1,0 +1,65 @@
+"""What a process of the server is told when it is started, as one line of JSON on its standard input.
+
+Not on its command line, which all users of a machine can read: there are keys in it. The pipe stays open as long as the
+process that wrote it lives; its end tells a child that nobody looks after it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sonant.config import EngineConfig
+from sonant.serving.options import ModelOptions, ServeOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    folder: Path  # of the checkpoint
+    scratch: Path  # a folder for all processes of this server; it goes with them
+    model: ModelOptions
+    serving: ServeOptions
+    engine: EngineConfig
+    host: str
+    port: int
+    restarts: int = 0  # of the engine
+
+    @property
+    def channel(self) -> Path:
+        return self.scratch / "engine"
+
+    @property
+    def metrics(self) -> Path:
+        return self.scratch / "metrics"
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Setup:
+        return msgspec.json.decode(data, type=cls, dec_hook=_path)
+
+
+def read_setup(when_orphaned: Callable[[Setup], None]) -> Setup:
+    """From standard input; `when_orphaned` is called on a thread of its own if the parent is gone, and must end all."""
+    setup = Setup.from_json(sys.stdin.buffer.readline())
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        when_orphaned(setup)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="sonant-parent", daemon=True).start()
+    return setup
+
+
+def _path(kind: type, value: Any) -> Any:
+    return kind(value)

@@ -1,0 +1,68 @@
+"""What can be known before a server loads a model, and would end it for good afterwards. Costs no torch.
+
+A port that is taken, a folder that cannot be written: trying again would only fail again, so that it is told at once.
+Which of the errors that come later are of this kind, `errors.is_permanent` says.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from sonant.errors import ConfigError
+from sonant.serving.options import ServeOptions
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def check_start(options: ServeOptions) -> None:
+    """Raises `ConfigError` for what would keep the server from starting here."""
+    problem = port_problem(options.host, options.port)
+    if problem is None and options.voices_folder is not None:
+        problem = folder_problem(options.voices_folder)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def port_problem(host: str, port: int) -> str | None:
+    """Why nobody can listen there now. A port that was in use a moment ago is free, as it is for the server."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except socket.gaierror as e:
+        return f"--host {host} is not an address of this machine: {e.strerror}"
+    except OSError as e:
+        return f"nothing can listen on {host}:{port}: {e.strerror}; is a server running there? --port takes another"
+    return None
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Why no file can be made in it. It is made if it is not there, as the server would do."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as e:
+        return f"the folder for voices, {folder}, cannot be written: {e.strerror or e}; --voices takes another"
+
+
+def is_public(host: str) -> bool:
+    """Whether other machines can reach it. Of a name it is supposed, but for this machine's own."""
+    if host in _EVERYWHERE:
+        return True
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def page_address(host: str, port: int) -> str:
+    """Where a browser on this machine finds the page."""
+    reached = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"

@@ -1,0 +1,109 @@
+"""Reference clips on their way to voices: fetched or unpacked, read, and encoded by the engine.
+
+Reading a clip (decoding, resampling) takes a core tens of milliseconds, encoding it takes the engine's time. So few are
+read at once, on threads that answer nobody, few may wait, and the same clip for many requests, at once or one after
+another, is encoded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from sonant.errors import BadAudio
+from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.refused import Refused
+from sonant.serving.voices.fetch import ClipFetcher, is_address
+from sonant.types import Samples
+from sonant.voice import Voice
+
+MAX_WAITING = 16  # clips; each may be megabytes of text
+_READERS = 2
+_FETCHERS = 4
+_KEPT = 32  # voices, by their clip
+_RETRY_S = 2.0
+
+
+class Clips:
+    """Used on the event loop."""
+
+    def __init__(self, allow_url: tuple[str, ...], refused: Callable[[Refused], None]) -> None:
+        """`refused` hears of everyone who is told to come again."""
+        self._refused = refused
+        self._fetcher = ClipFetcher(allow_url)
+        self._fetchers = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="sonant-fetch")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sonant-clip")
+        self._voices: OrderedDict[str, asyncio.Future[Voice]] = OrderedDict()
+        self._waiting = 0
+
+    async def voice(self, engine: RemoteEngine, given: str, text: str | None) -> Voice:
+        """The voice of a clip that came with a request: an address, a data: URI or base64."""
+        with self._place():
+            loop = asyncio.get_running_loop()
+            data: str | bytes = given
+            if is_address(given):
+                data = await loop.run_in_executor(self._fetchers, self._fetcher.fetch, given)
+            key, samples = await loop.run_in_executor(self._readers, self._read, engine, data, text)
+            known = self._voices.get(key)
+            if known is None:
+                assert samples is not None
+                known = self._voices[key] = asyncio.ensure_future(engine.encode(samples, text))
+                known.add_done_callback(lambda made: self._keep(key, made))
+            self._voices.move_to_end(key)
+            return await asyncio.shield(known)  # others may wait for it too
+
+    async def upload(self, engine: RemoteEngine, data: bytes, text: str | None, name: str) -> Voice:
+        """The voice of a clip that is to be kept under a name."""
+        with self._place():
+            loop = asyncio.get_running_loop()
+            samples = await loop.run_in_executor(self._readers, engine.read_clip, data, text)
+            return await engine.encode(samples, text, name)
+
+    def close(self) -> None:
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self._waiting >= MAX_WAITING:
+            message = f"{self._waiting} reference clips are being read already; try again, or upload the voice once"
+            refusal = Refused(429, "too_many_clips", message, retry_s=_RETRY_S)
+            self._refused(refusal)
+            raise refusal
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def _read(self, engine: RemoteEngine, given: str | bytes, text: str | None) -> tuple[str, Samples | None]:
+        """On a reader's thread: what it is known by, and its samples unless that is known here already."""
+        data = unpacked(given) if isinstance(given, str) else given
+        key = hashlib.sha256(f"{id(engine)}\0{text or ''}\0".encode() + data).hexdigest()
+        return key, None if key in self._voices else engine.read_clip(data, text)
+
+    def _keep(self, key: str, made: asyncio.Future[Voice]) -> None:
+        if made.cancelled() or made.exception() is not None:
+            self._voices.pop(key, None)
+        while len(self._voices) > _KEPT:
+            self._voices.popitem(last=False)
+
+
+def unpacked(given: str) -> bytes:
+    """The bytes of a data: URI or of plain base64. Files of the server are nobody's to name."""
+    if given.startswith("file:"):
+        raise BadAudio("ref_audio is a file address; send the clip itself as base64 or a data: URI")
+    if given.startswith("data:"):
+        head, comma, given = given.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise BadAudio("ref_audio is a data: URI without ;base64,")
+    try:
+        return base64.b64decode(given, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise BadAudio(f"ref_audio is not base64: {e}") from None

@@ -1,0 +1,184 @@
+"""What phones and browsers record is read as other clips are, within the same bounds, or refused in a sentence."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clips import SAMPLE_RATE, reference_clip
+from sonant.audio import clip as clip_module
+from sonant.audio import libav_clip
+from sonant.audio.clip import read_clip
+from sonant.errors import BadAudio
+
+av = pytest.importorskip("av")
+
+FORMATS = {
+    "M4A": ("ipod", "aac", False),
+    "WebM": ("webm", "libopus", False),
+    "MP4 with a video": ("mp4", "aac", True),
+    "Matroska with a video": ("matroska", "aac", True),
+    "ADTS": ("adts", "aac", False),
+    "MOV": ("mov", "pcm_s16le", False),
+    "WavPack": ("wv", "wavpack", False),
+}
+
+
+def recording(form: str, codec: str, video: bool = False, seconds: float = 1.7, channels: int = 1) -> bytes:
+    out = BytesIO()
+    with av.open(out, "w", format=form) as container:
+        sound = container.add_stream(codec, rate=48_000, layout="mono" if channels == 1 else "stereo")
+        if video:
+            picture = container.add_stream("mpeg4", rate=10)
+            picture.width = picture.height = 64
+            picture.pix_fmt = "yuv420p"
+            for n in range(int(10 * seconds)):
+                frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), n % 256, np.uint8), format="rgb24")
+                frame.pts = n
+                container.mux(picture.encode(frame))
+            container.mux(picture.encode(None))
+        samples, _ = reference_clip(seconds, 48_000)
+        for start in range(0, len(samples), 960):
+            piece = np.stack([samples[start : start + 960]] * channels)
+            frame = av.AudioFrame.from_ndarray(piece, format="fltp", layout=sound.layout.name)
+            frame.sample_rate, frame.pts = 48_000, start
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def m4a() -> bytes:
+    return recording("ipod", "aac")
+
+
+@pytest.fixture(scope="module")
+def webm() -> bytes:
+    return recording("webm", "libopus")
+
+
+def refusal(data: bytes, **limits: float) -> str:
+    with pytest.raises(BadAudio) as caught:
+        read_clip(data, sample_rate=SAMPLE_RATE, **limits)
+    message = str(caught.value)
+    assert len(message) < 300 and "\n" not in message and "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_is_read(name: str) -> None:
+    heard = read_clip(recording(*FORMATS[name]), sample_rate=SAMPLE_RATE)
+    said, _ = reference_clip()
+    assert heard.dtype == np.float32 and abs(len(heard) - len(said)) < 0.05 * SAMPLE_RATE
+    lags = [np.corrcoef(heard[lag : lag + 30_000], said[:30_000])[0, 1] for lag in range(0, 1_500, 4)]
+    assert max(lags) > 0.95, "it is not the same sound"
+
+
+def test_channels_are_averaged_and_a_path_will_do(tmp_path: Path) -> None:
+    (tmp_path / "voice.m4a").write_bytes(recording("ipod", "aac", channels=2))
+    assert 0.3 < np.abs(read_clip(tmp_path / "voice.m4a", sample_rate=SAMPLE_RATE)).max() < 0.9
+
+
+def test_its_length_is_judged(m4a: bytes, webm: bytes) -> None:
+    for data in (m4a, webm):
+        assert "s long: cut it to 1 s or less" in refusal(data, max_s=1.0)
+        assert "s long: at least 3 s" in refusal(data, min_s=3.0)
+
+
+def test_decoding_stops_at_the_longest_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that does not say how long it is: as much is decoded as may be kept, and no more."""
+    data = recording("adts", "aac", seconds=15.0)
+    kept: list[int] = []
+    real = libav_clip.decode
+
+    def counted(*args: object, **limits: object) -> libav_clip.Decoded:
+        found = real(*args, **limits)  # type: ignore[arg-type]
+        kept.append(len(found.samples))
+        return found
+
+    monkeypatch.setattr(clip_module.libav_clip, "decode", counted)
+    assert "over 2 s long: cut it to 2 s or less" in refusal(data, max_s=2.0)
+    assert kept[0] < 2.1 * 48_000
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.3, 0.6, 0.9])
+def test_half_of_it_is_refused(m4a: bytes, webm: bytes, kept: float) -> None:
+    for data in (m4a, webm):
+        message = refusal(data[: int(kept * len(data))])
+        assert any(reason in message for reason in ("is it whole", "ends early", "at least 0.5 s")), message
+
+
+def test_a_file_that_lies_about_its_size_takes_nobodys_memory(m4a: bytes) -> None:
+    """A hundred million samples in one chunk: libav makes an index of them, 24 bytes for each."""
+    lie = bytearray(m4a)
+    sizes, chunks = m4a.index(b"stsz"), m4a.index(b"stsc")
+    lie[sizes + 8 : sizes + 16] = struct.pack(">II", 10, 100_000_000)
+    lie[chunks + 8 : chunks + 24] = struct.pack(">IIII", 1, 1, 0x7FFFFFFF, 1)
+    began = time.monotonic()
+    refusal(bytes(lie))
+    assert time.monotonic() - began < 5
+
+
+def test_a_decoder_that_takes_too_much_or_hangs_is_given_up(m4a: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        stdout = b""
+
+    monkeypatch.setattr(libav_clip.subprocess, "run", lambda *_, **__: Dead())
+    assert "took too much memory or failed" in refusal(m4a)
+
+    def hangs(*_: object, **limits: float) -> None:
+        raise subprocess.TimeoutExpired("decoder", limits["timeout"])
+
+    monkeypatch.setattr(libav_clip.subprocess, "run", hangs)
+    assert "it takes over 30 s" in refusal(m4a)
+
+
+def test_a_file_without_sound_is_refused() -> None:
+    out = BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        picture = container.add_stream("mpeg4", rate=10)
+        picture.width = picture.height = 64
+        picture.pix_fmt = "yuv420p"
+        container.mux(picture.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")))
+        container.mux(picture.encode(None))
+    assert "there is no sound in it" in refusal(out.getvalue())
+
+
+def test_what_is_no_recording_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libav_clip, "decode", lambda *_, **__: pytest.fail("a process was started"))
+    for data in (b"#EXTM3U\nhttp://127.0.0.1/x.wav\n", b"ffconcat version 1.0\nfile /etc/passwd\n", bytes(1000), b"R"):
+        assert "WAV, FLAC, OGG, MP3, M4A or WebM" in refusal(data)
+
+
+def test_where_av_is_missing_it_says_so(m4a: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libav_clip, "is_installed", lambda: False)
+    assert "pip install av" in refusal(m4a)
+
+
+def test_damage_never_breaks_it(m4a: bytes, webm: bytes) -> None:
+    for seed in range(5):
+        dice = random.Random(seed)
+        damaged = bytearray(dice.choice([m4a, webm]))
+        for _ in range(5):
+            damaged[dice.randrange(8, 2000)] = dice.randrange(256)
+        try:
+            assert np.isfinite(read_clip(bytes(damaged), sample_rate=SAMPLE_RATE)).all()
+        except BadAudio as e:
+            assert len(str(e)) < 300
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of a process are Linux's to tell")
+def test_the_decoder_bounds_itself_and_prints_no_traceback() -> None:
+    script = str(Path(libav_clip.__file__).with_name("libav_decoder.py"))
+    ran = subprocess.run([sys.executable, "-P", script, "mov", "60", "8"], input=b"no", capture_output=True, check=True)
+    assert ran.stdout.startswith(b'{"error"') and ran.stderr == b""
+    look = f"import runpy, resource; runpy.run_path({script!r})['_limit_self'](); print(resource.getrlimit(9)[0])"
+    assert int(subprocess.run([sys.executable, "-c", look], capture_output=True, check=True).stdout) < 1 << 30

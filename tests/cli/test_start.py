@@ -1,0 +1,105 @@
+"""A command costs what it needs: help and version no torch, speech no compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sonant
+from sonant.cli.commands import Command
+from sonant.cli.main import COMMANDS
+
+Folders = Mapping[str, Path]
+Run = Callable[..., Any]  # gives the Outcome of conftest.py
+
+RUN = """
+import sys
+from sonant.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as e:
+    assert not e.code
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+LOAD = """
+import sys
+from pathlib import Path
+import torch
+from sonant.config import EngineConfig
+from sonant.models.registry import load_model
+for folder in sys.argv[1:]:
+    load_model(Path(folder), EngineConfig(), torch.device("cpu"), torch.float32, torch.float32)
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sonant with nothing in its own __init__: what `import sonant` brings in is not the command's doing."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sonant").mkdir()
+    for path in Path(sonant.__file__).parent.iterdir():
+        if path.name not in ("__init__.py", "__pycache__"):
+            (folder / "sonant" / path.name).symlink_to(path)
+    (folder / "sonant" / "__init__.py").write_text("")
+    return folder
+
+
+def modules_after(package: Path, script: str, *args: str | Path) -> tuple[set[str], str]:
+    """What a fresh process has imported once it is done, and what it printed."""
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    command = [sys.executable, "-c", script, *map(str, args)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split()), done.stdout
+
+
+@pytest.mark.parametrize("line", ["--version", "--help", "serve --help", "bench --help", "profile --help"])
+def test_asking_costs_neither_torch_nor_numpy(bare_package: Path, line: str) -> None:
+    found, shown = modules_after(bare_package, RUN, *line.split())
+    assert shown
+    assert found.isdisjoint({"torch", "numpy", "fastapi", "uvicorn"})
+    # Of our own it takes the command asked for, and none of the others.
+    ours = {f"sonant.cli.{name}" for name in ("say", "doctor", "voices", "bench.offline", "profile.run")}
+    assert found.isdisjoint(ours)
+
+
+def test_bad_text_is_refused_without_torch(bare_package: Path) -> None:
+    found, _ = modules_after(bare_package, RUN, "say", "", "--model", "nowhere")
+    assert "sonant.cli.say" in found and "torch" not in found
+
+
+def test_no_model_brings_in_torchs_compiler(
+    bare_package: Path, tiny_checkpoints: Folders, tiny_higgs: Path, tiny_voxcpm2: Path
+) -> None:
+    found, _ = modules_after(bare_package, LOAD, tiny_checkpoints["base"], tiny_higgs, tiny_voxcpm2)
+    assert "torch" in found
+    assert found.isdisjoint({"torch._dynamo", "sympy"})
+
+
+def every_command(commands: tuple[Command, ...] = COMMANDS, *before: str) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for command in commands:
+        words = (*before, command.name)
+        inner = getattr(import_module(command.module), "COMMANDS", None)
+        found += [words, *every_command(inner, *words)] if inner else [words]
+    return found
+
+
+def test_the_help_is_complete(run: Run) -> None:
+    shown = " ".join(run("--help").out.decode().split())
+    for command in COMMANDS:
+        assert f"{command.name} {command.summary}" in shown
+    for words in every_command():
+        done = run(*words, "--help")
+        told = done.out.decode()
+        assert done.code == 0 and told.startswith(f"usage: sonant {' '.join(words)} ")
+        assert "examples:\n  sonant " in told or "examples:\n  echo " in told

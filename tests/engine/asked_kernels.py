@@ -1,0 +1,137 @@
+"""Kernels that are planned without memory, and those that an engine's steps ask for: run by test_compile_ahead.py.
+
+In a process of its own, since the tests' has Triton's interpreter. Both sides run on a machine without a GPU, as if for
+an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
+captures and requests included. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonant.config import EngineConfig
+from sonant.engine import graphs
+from sonant.engine.beginning import Beginning
+from sonant.engine.compile_ahead import CompileJob
+from sonant.engine.engine import Engine
+from sonant.engine.graph_warmup import GraphWarmup
+from sonant.engine.graphs import CapturedGraph, Run
+from sonant.engine.rehearsal import Rehearsal
+from sonant.engine.room import GpuMemory
+from sonant.engine.runner import Runner
+from sonant.engine.start_times import StartTimes
+from sonant.kernels import ops, tuning
+from sonant.kernels.gpu import Gpu
+from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
+from sonant.kernels.triton import pdl
+from sonant.models.registry import load_model
+from sonant.types import SoundFormat
+
+GPU = Gpu("NVIDIA H200", (9, 0))
+MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 100 << 30)
+STEPS, MOST_S = 12, 20.0
+SOUND: SoundFormat = "int16"  # as a server has it: one kernel more
+CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_ahead=0)
+
+
+Kernel = tuple[str, str]
+
+
+def planned(folder: Path) -> tuple[int, set[Kernel]]:
+    job = CompileJob(str(folder), vars(CONFIG), "bfloat16", "bfloat16", vars(MEMORY), 1, "", SOUND)
+    rehearsal = Rehearsal.of(job)
+    forms = [form for stage in range(len(rehearsal)) for form in rehearsal.run(stage)]
+    return len(rehearsal), {(form.name, form.key) for form in forms}
+
+
+class Replay:
+    def __init__(self, run: Run, given: Tensor, out: Tensor) -> None:
+        self.run, self.given, self.out = run, given, out
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        self.out.copy_(self.run(self.given))
+
+
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGraph:
+    out = run(given).clone()
+    graph: Any = Replay(run, given, out)
+    return CapturedGraph(graph, given, out)
+
+
+def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*args: Any, **options: Any) -> Tensor:
+        tensor = make(*args, **options)
+        return tensor if tensor.is_meta else tensor.zero_()
+
+    return made
+
+
+def asked_for(folder: Path) -> tuple[set[Kernel], set[Kernel]]:
+    """By the start of an engine, and then by requests."""
+    noted = set[Kernel]()
+
+    def note(form: KernelForm) -> None:
+        noted.add((form.name, form.key))
+
+    with (
+        mock.patch.object(torch, "empty", zeroed(torch.empty)),
+        mock.patch.object(torch, "empty_like", zeroed(torch.empty_like)),
+        mock.patch.object(Tensor, "new_empty", zeroed(Tensor.new_empty)),
+        mock.patch.object(graphs, "capture_graph", capture_graph),
+        mock.patch.object(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None)),
+        mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
+        mock.patch.object(pdl, "gpu_of", lambda device: GPU),
+        mock.patch.object(tuning, "gpu_of", lambda device: GPU),
+        launches_recorded(LaunchRecorder(GPU, note)),
+    ):
+        model = load_model(folder, CONFIG, torch.device("cpu"), torch.bfloat16, torch.bfloat16)
+        with Engine(model, CONFIG, torch.device("cpu"), SOUND, Beginning(StartTimes(), MEMORY)) as engine:
+            with torch.inference_mode():
+                engine.loop.runner.prefill.compile()
+            started = {*noted}
+            speak_for_a_while(engine)
+    return started, noted - started
+
+
+def speak_for_a_while(engine: Engine) -> None:
+    """Not to the end, which some families would learn from a kernel."""
+    voice = None
+    if engine.spec.clones:
+        clip: Any = np.random.default_rng(0).standard_normal(engine.sample_rate).astype(np.float32)
+        voice = engine.clone((clip, engine.sample_rate), "Some words.")
+    streams = [engine.stream("hello the world " * n, voice=voice, seed=n, max_frames=20) for n in (1, 4, 12)]
+    deadline_s = time.monotonic() + MOST_S
+    while not engine.loop.steps and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    while engine.loop.steps < STEPS and time.monotonic() < deadline_s and engine.stats().running:
+        time.sleep(0.02)
+    for stream in streams:
+        stream.abort()
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    stages, known = planned(folder)
+    started, later = asked_for(folder)
+    return {
+        "stages": stages,
+        "planned": len(known),
+        "asked": len(started),
+        "missing": sorted(started - known),
+        "later": sorted(later - known),
+        "needless": sorted(known - started),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([compare(Path(folder)) for folder in sys.argv[1:]]))

@@ -1,0 +1,85 @@
+"""Compiles a few kernels in two processes, then launches them as if on a Hopper GPU: run by test_compile_ahead.py.
+
+The launches are Triton's own up to the point where a device would be needed, so what they find on disk a GPU's would.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest import mock
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
+from triton.runtime.jit import JITFunction
+
+from sonant.engine.compile_process import Compiling
+from sonant.engine.rehearsal import Rehearsal
+from sonant.kernels.gpu import Gpu, planning_for
+from sonant.kernels.recorded_launches import target_of
+from sonant.kernels.triton import norm, swiglu
+
+GPU = Gpu("NVIDIA H200", (9, 0))
+
+
+class NoDriver:
+    def get_current_target(self) -> Any:
+        return target_of(GPU)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def steps(device: str) -> list[Any]:
+    x = torch.zeros(2, 1, 256, dtype=torch.bfloat16, device=device)
+    return [
+        lambda: norm.rms_norm(x, x[0, 0], 1e-6),
+        lambda: (norm.rms_norm(x.float(), x[0, 0].float(), 1e-6), swiglu.swiglu(x)),
+    ]
+
+
+def launched() -> tuple[list[str], int]:
+    """The folders in which Triton looked, and how many of them were empty."""
+    folders, misses = list[str](), list[str]()
+
+    def looked(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        manager: Any = get_cache_manager(metadata["hash"])
+        folders.append(str(manager.cache_dir))
+        if not cache_hit:
+            misses.append(metadata["name"])
+
+    run = JITFunction.run
+
+    def launch(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> None:
+        run(kernel, *args, warmup=True, **options)
+
+    driver.set_active(NoDriver())
+    knobs.compilation.listener = looked
+    with mock.patch.object(JITFunction, "run", launch), planning_for(GPU):
+        for step in steps("cpu"):
+            step()
+    return folders, len(misses)
+
+
+def main() -> None:
+    compiling = Compiling(Rehearsal(GPU, lambda: steps("meta")), workers=2)
+    compiling.finish()
+    found, misses = launched()
+    report = {
+        "stages": compiling.stages,
+        "found": compiling.found,
+        "failures": compiling.failures,
+        "folders": compiling.folders,
+        "launched": found,
+        "misses": misses,
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Kernels are compiled before an engine asks for them: all of them, in parallel, and an engine does without."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from sonant.config import EngineConfig
+from sonant.engine.compile_ahead import CompileAhead, CompileJob, begin, workers_for
+from sonant.engine.room import GpuMemory
+
+pytest.importorskip("triton")
+
+MEMORY = GpuMemory("NVIDIA H200", (9, 0), 132, 141 << 30, 100 << 30)
+DTYPES = (torch.bfloat16, torch.bfloat16)
+HERE = Path(__file__).parent
+
+
+def run_apart(script: str, *args: object, cache: Path) -> str:
+    """Without Triton's interpreter, which the tests run kernels in."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, str(HERE / script), *map(str, args)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
+    few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path, tmp_path: Path
+) -> None:
+    """Of every family, when it starts and when it speaks."""
+    folders = (few_codebooks["custom"], few_codebooks["base"], tiny_higgs, tiny_voxcpm2)
+    reports = json.loads(run_apart("asked_kernels.py", *folders, cache=tmp_path))
+    assert len(reports) == len(folders)
+    for report in reports:
+        assert report["missing"] == report["later"] == report["needless"] == []
+        assert report["planned"] > 50 and report["stages"] > 20
+
+
+def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path) -> None:
+    report = json.loads(run_apart("parallel_compile.py", cache=tmp_path))
+    assert report["failures"] == [] and report["stages"] == 2 and report["misses"] == 0
+    assert len(report["folders"]) == report["found"] == 3
+    for folder in map(Path, report["folders"]):
+        assert folder.parent == tmp_path and list(folder.glob("*.cubin"))
+    assert set(report["launched"]) == set(report["folders"])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> CompileJob:
+    return CompileJob("nowhere", {}, "bfloat16", "bfloat16", {}, 1, str(tmp_path / "stamp.json"))
+
+
+Say = Callable[[str], CompileAhead]
+
+
+@pytest.fixture
+def say(job: CompileJob) -> Say:
+    """A process that is told nothing and says this."""
+    return lambda script: CompileAhead(job, (sys.executable, "-c", f"import json, sys, time\n{script}"))
+
+
+def news(found: int, compiled: int, stages: int, planned: bool) -> str:
+    return f"print({json.dumps(json.dumps({'kernels': [found, compiled, stages, planned]}))}, flush=True)\n"
+
+
+def test_a_graph_waits_for_its_own_kernels_only(say: Say) -> None:
+    ahead = say(news(4, 0, 0, False) + news(4, 2, 2, True) + "sys.stdin.read()\ntime.sleep(1)")
+    ahead.wait_for(1)
+    assert ahead.progress.stages == 2 and not ahead.progress.ended
+    ahead.wait_for(2)  # it never comes, since the process ends
+    assert ahead.progress.ended
+
+
+def test_an_engine_goes_on_when_the_process_dies(say: Say, caplog: pytest.LogCaptureFixture) -> None:
+    ahead = say("print('no room on the disk')\nsys.exit(3)")
+    began_s = time.monotonic()
+    ahead.wait_for(100)
+    ahead.wait_for_all()
+    assert time.monotonic() - began_s < 20
+    deadline_s = time.monotonic() + 5
+    while "no room on the disk" not in caplog.text and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert "no room on the disk" in caplog.text and "as they are met" in caplog.text
+
+
+def test_an_engine_does_not_wait_for_a_compiler_that_hangs(
+    say: Say, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonant.engine.compile_ahead._TELL_S", 0.05)
+    monkeypatch.setattr("sonant.engine.compile_ahead._SILENCE_S", 0.3)
+    ahead = say(news(4, 1, 0, True) + "time.sleep(60)")
+    ahead.wait_for(3)
+    assert ahead.progress.ended and ahead._process.wait(10) != 0
+
+
+def test_it_tells_how_far_it_is(say: Say, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonant.engine.compile_ahead._TELL_S", 0.05)
+    with caplog.at_level(logging.INFO, "sonant.engine.compile_ahead"):
+        say(news(120, 37, 0, True) + "time.sleep(0.4)").wait_for_all()
+    assert "compiling kernels 37/120" in caplog.text
+
+
+def test_what_is_compiled_already_starts_no_process(
+    tiny_voxcpm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    begun: list[CompileJob] = []
+    monkeypatch.setattr("sonant.engine.compile_ahead.CompileAhead", begun.append)
+    config = EngineConfig()
+    begin(tiny_voxcpm2, config, DTYPES, MEMORY)
+    (first,) = begun
+    assert Path(first.stamp).parent == tmp_path
+    assert first.engine_config() == config and first.gpu_memory() == MEMORY
+    assert CompileJob(**json.loads(json.dumps(asdict(first)))).engine_config() == config
+    kernel = tmp_path / "KERNEL"
+    kernel.mkdir()
+    Path(first.stamp).write_text(json.dumps([str(kernel)]))
+    assert begin(tiny_voxcpm2, config, DTYPES, MEMORY) is None and len(begun) == 1
+    begin(tiny_voxcpm2, EngineConfig(max_rows=3), DTYPES, MEMORY)  # another engine has other kernels
+    assert len(begun) == 2
+    kernel.rmdir()
+    begin(tiny_voxcpm2, config, DTYPES, MEMORY)
+    assert len(begun) == 3
+
+
+@pytest.mark.parametrize("stamp", ["", "{", "7", "[7]"])
+def test_a_broken_stamp_is_none(job: CompileJob, stamp: str) -> None:
+    Path(job.stamp).write_text(stamp)
+    assert not job.is_done()
+
+
+def test_it_can_be_turned_off(tiny_voxcpm2: Path) -> None:
+    assert begin(tiny_voxcpm2, EngineConfig(compile_workers=0), DTYPES, MEMORY) is None
+    assert workers_for(3) == 3 and workers_for(None) >= 1

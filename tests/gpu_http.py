@@ -1,0 +1,83 @@
+"""What users get over HTTP from a server on this GPU, by our own client, beside what is asked of it:
+
+    python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150,200] [--seconds 60]
+
+A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
+seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
+are 1,500 listeners). Each speaks 125 frames. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+FRAMES = 125
+LEVELS = (1, 64, 128, 256)
+PORT = 8771
+URL = f"http://127.0.0.1:{PORT}"
+
+
+def bench(out: Path, name: str, *options: str) -> Path:
+    """One run of `sonant bench serve`; its table is printed."""
+    path = out / f"{name}.json"
+    command = [sys.executable, "-m", "sonant.cli.main", "bench", "serve", "--base-url", URL, "--voice", "alloy"]
+    command += ["--extra-body", json.dumps({"max_frames": FRAMES}), "--length", "long", "--warmups", "0", "--quiet"]
+    print(f"== {name}", flush=True)
+    subprocess.run([*command, *options, "--out", str(path)], check=False)
+    return path
+
+
+def start(folder: str, workers: int | None, log: Path) -> tuple[subprocess.Popen[bytes], float]:
+    """A server that is ready, and the seconds that it took."""
+    command = [sys.executable, "-m", "sonant.cli.main", "serve", folder, "--port", str(PORT), "--device", "cuda"]
+    command += [] if workers is None else ["--workers", str(workers)]
+    began_s = time.monotonic()
+    server = subprocess.Popen(command, stderr=log.open("wb"))
+    while True:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with {server.returncode}; see {log}")
+        try:
+            with urllib.request.urlopen(f"{URL}/ready", timeout=5):
+                return server, time.monotonic() - began_s
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--poisson", default="150,200")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    server, ready_s = start(args.folder, args.workers, args.out / "server.log")
+    print(f"ready after {ready_s:.1f} s; {len(os.sched_getaffinity(0))} cores", flush=True)
+    try:
+        bench(args.out, "first", "--concurrency", "64", "--requests", "256", "--processes", "4")
+        for level in LEVELS:
+            count, clients = str(max(32, 6 * level)), str(min(6, 1 + level // 50))
+            options = ("--concurrency", str(level), "--requests", count, "--processes", clients)
+            bench(args.out, f"at-once-{level}", *options)
+        for rate in (float(r) for r in args.poisson.split(",")):
+            count = str(int(rate * args.seconds))
+            bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")
+        with urllib.request.urlopen(f"{URL}/v1/engine/stats") as stats:
+            print(json.dumps(json.load(stats)["recent"]))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        print("exit code", server.wait(60))
+
+
+if __name__ == "__main__":
+    main()

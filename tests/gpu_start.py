@@ -1,0 +1,117 @@
+"""From `sonant serve` to `/ready` on a GPU: with empty kernel caches, then with what that start has left in them.
+
+    python tests/gpu_start.py model                       # default options, as an operator starts it
+    python tests/gpu_start.py model --again 3 -- --max-rows 256 --compile-workers 0   # those of `sonant serve`
+
+Each start prints where its time went (the engine's own line), when `/ready` was said over HTTP, when a first request
+right after it had its first sound and its last, and which kernels were compiled after all when they were met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+READY_LIMIT_S = 300.0
+POLL_S = 0.02
+LATE = "when it was met"
+
+
+class Server:
+    def __init__(self, folder: str, options: list[str], caches: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        command = [sys.executable, "-m", "sonant.cli.main", "serve", folder, "--port", self.url.rpartition(":")[2]]
+        environment = os.environ | {"TRITON_CACHE_DIR": str(caches), "CUDA_CACHE_PATH": str(caches / "cuda")}
+        self.began_s = time.monotonic()
+        self.process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
+        self.said: list[tuple[float, str]] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append((time.monotonic() - self.began_s, line.rstrip()))
+
+    def wait_until_ready(self) -> float:
+        while time.monotonic() - self.began_s < READY_LIMIT_S:
+            if self.process.poll() is not None:
+                raise SystemExit("the server ended:\n" + "\n".join(line for _, line in self.said))
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+                    return time.monotonic() - self.began_s
+            except (urllib.error.URLError, OSError):
+                time.sleep(POLL_S)
+        raise SystemExit(f"not ready in {READY_LIMIT_S:.0f} s:\n" + "\n".join(line for _, line in self.said))
+
+    def first_request(self) -> tuple[float, float]:
+        """Milliseconds to the first sound, and to the last."""
+        body = {"input": "The first listener has come.", "response_format": "pcm", "max_frames": 50, "seed": 1}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/audio/speech", json.dumps(body).encode(), headers)
+        began_s = time.monotonic()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read(1)
+            first_s = time.monotonic()
+            answer.read()
+        return 1e3 * (first_s - began_s), 1e3 * (time.monotonic() - began_s)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+
+
+def start(name: str, folder: str, options: list[str], caches: Path) -> dict[str, Any]:
+    server = Server(folder, options, caches)
+    try:
+        ready_s = server.wait_until_ready()
+        first_ms, last_ms = server.first_request()
+        time.sleep(0.5)  # for what is still on its way to the log
+    finally:
+        server.end()
+    lines = [line for _, line in server.said]
+    late = [line for line in lines if LATE in line]
+    print(f"\n== {name}: ready after {ready_s:.2f} s; then first sound {first_ms:.0f} ms, all of it {last_ms:.0f} ms")
+    for at_s, line in server.said:
+        if re.search(r"ready after|compiled \d+ kernels|ahead failed|not captured|WARN|warning", line):
+            print(f"{at_s:7.2f} s  {line}")
+    print(f"{len(late)} kernels were compiled when they were met")
+    print("\n".join(f"    {line}" for line in late[:20]))
+    return {"start": name, "ready_s": ready_s, "first_ms": first_ms, "last_ms": last_ms, "late": late, "log": lines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--again", type=int, default=2, help="starts with warm caches (default: 2)")
+    parser.add_argument("--out", type=Path, help="all that was measured and logged, as JSON")
+    own, _, options = " ".join(sys.argv[1:]).partition(" -- ")
+    args = parser.parse_args(own.split())
+    with tempfile.TemporaryDirectory(prefix="sonant-caches-") as caches:
+        names = ["empty caches", *(f"warm caches, {n + 1}" for n in range(args.again))]
+        results = [start(name, args.folder, options.split(), Path(caches)) for name in names]
+    print("\n" + "\n".join(f"{r['start']:<16} {r['ready_s']:6.2f} s" for r in results))
+    if args.out is not None:
+        args.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What comes over the channel can hurt only who sent it: garbage, half a message, too much, and what cannot be."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from serving.conftest import wait_for
+from sonant import Engine, EngineConfig, Sampling
+from sonant.serving.channel import connection
+from sonant.serving.channel import messages as m
+from sonant.serving.channel.engine_port import EnginePort
+from sonant.serving.channel.wire_prompt import to_wire
+from sonant.serving.limits.admission import Admission
+from sonant.serving.options import ServeOptions
+from sonant.types import SpeechRequest
+from toy_family.model import ToyModel
+
+
+class FrontEnd:
+    """A front end by hand: whatever bytes one likes."""
+
+    def __init__(self, port: EnginePort) -> None:
+        self.port = port
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(10)
+        self.socket.connect(str(port.path))
+        self._received = b""
+
+    def send(self, message: msgspec.Struct) -> None:
+        body = msgspec.msgpack.encode(message)
+        self.socket.sendall(struct.pack("<I", len(body)) + body)
+
+    def greet(self) -> m.Welcome:
+        self.send(m.Hello(m.PROTOCOL, 1))
+        welcome = self.read()
+        assert isinstance(welcome, m.Welcome)
+        return welcome
+
+    def read(self) -> Any:
+        """The next message; None: they have hung up."""
+        while len(self._received) < 4 or len(self._received) < 4 + struct.unpack("<I", self._received[:4])[0]:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._received += data
+        end = 4 + struct.unpack("<I", self._received[:4])[0]
+        body, self._received = self._received[4:end], self._received[end:]
+        return msgspec.msgpack.decode(body, type=m.FromEngine)
+
+    def until_end(self, id: int) -> tuple[list[m.Sound], m.End]:
+        """All that is made for one request."""
+        sounds: list[m.Sound] = []
+        while True:
+            told = self.read()
+            assert isinstance(told, m.StepDone), told
+            sounds += [sound for sound in told.sounds if sound.id == id]
+            for end in told.ends:
+                if end.id == id:
+                    return sounds, end
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[EnginePort]:
+    config, device = EngineConfig(max_rows=4, kv_tokens=4096), torch.device("cpu")
+    with TemporaryDirectory() as folder, Engine(ToyModel(config, device), config, device) as engine:
+        opened = EnginePort(engine, Path(folder) / "engine", Admission(ServeOptions()))
+        yield opened
+        opened.close()
+
+
+def speak(port: EnginePort, id: int, frames: int = 5) -> m.Speak:
+    sampling = Sampling(stop_chance=0.0)
+    prompt = port.engine.prompter.prompt(SpeechRequest(text="hello", seed=3, max_frames=frames, sampling=sampling))
+    return m.Speak(id, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False)
+
+
+def speaks_still(port: EnginePort) -> None:
+    front_end = FrontEnd(port)
+    front_end.greet()
+    front_end.send(speak(port, 1))
+    sounds, end = front_end.until_end(1)
+    assert end.reason == "length" and sum(sound.frames for sound in sounds) == 5
+    front_end.socket.close()
+    wait_for(lambda: not port.peers)
+
+
+GARBAGE: dict[str, Callable[[FrontEnd], None]] = {
+    "no message": lambda f: f.socket.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100),
+    "not msgpack": lambda f: f.socket.sendall(struct.pack("<I", 3) + b"\xc1\xc1\xc1"),
+    "another message": lambda f: f.socket.sendall(_framed([1, 2, 3])),
+    "an engine's own message": lambda f: f.send(m.Done(3)),
+    "too large": lambda f: f.socket.sendall(struct.pack("<I", connection.MAX_MESSAGE_BYTES + 1)),
+    "greeted twice": lambda f: f.send(m.Hello(m.PROTOCOL, 1)),
+    "text where numbers belong": lambda f: f.socket.sendall(_framed(["Heard", "one", 0.5])),
+    "a field too many": lambda f: f.socket.sendall(_framed(["AskReport", 1, 2])),
+}
+
+
+def _framed(value: object) -> bytes:
+    body = msgspec.msgpack.encode(value)
+    return struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_what_is_no_message_ends_its_connection_and_nothing_else(port: EnginePort, kind: str) -> None:
+    broken, front_end = port.broken, FrontEnd(port)
+    front_end.greet()
+    GARBAGE[kind](front_end)
+    assert front_end.read() is None
+    wait_for(lambda: port.broken == broken + 1 and not port.peers)
+    speaks_still(port)
+
+
+@pytest.mark.parametrize("first", [m.AskReport(1), m.Hello(m.PROTOCOL + 1, 1)])
+def test_who_does_not_greet_in_this_version_is_turned_away(port: EnginePort, first: msgspec.Struct) -> None:
+    front_end = FrontEnd(port)
+    front_end.send(first)
+    assert front_end.read() is None
+    speaks_still(port)
+
+
+def test_half_a_message_is_counted_and_holds_nothing(port: EnginePort) -> None:
+    broken, front_end = port.broken, FrontEnd(port)
+    front_end.greet()
+    front_end.socket.sendall(struct.pack("<I", 1000) + b"x" * 10)
+    front_end.socket.close()
+    wait_for(lambda: port.broken == broken + 1 and not port.peers)
+    speaks_still(port)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_by_name(port: EnginePort) -> None:
+    front_end = FrontEnd(port)
+    front_end.greet()
+    good = speak(port, 0)
+    keys = good.prompt.keys
+    for n, (name, value) in enumerate(
+        {
+            "length": 99,
+            "keys": m.Array(keys.dtype, keys.shape, keys.data[:-4]),
+            "staged": {"seed_low": 1},
+            "max_frames": 0,
+            "payload": {"nothing": 1},
+            "variant": 7,
+        }.items(),
+        start=1,
+    ):
+        prompt = msgspec.structs.replace(good.prompt, **{name: value})
+        front_end.send(msgspec.structs.replace(good, id=n, prompt=prompt))
+        _, end = front_end.until_end(n)
+        assert end.error == "BadRequest" and end.message, name
+    front_end.send(msgspec.structs.replace(speak(port, 50, frames=100_000)))
+    assert front_end.until_end(50)[1].error == "BadRequest"
+    front_end.send(speak(port, 51))
+    assert front_end.until_end(51)[1].reason == "length"
+    front_end.socket.close()
+
+
+def test_what_a_front_end_held_is_free_when_it_is_gone(port: EnginePort) -> None:
+    wait_for(lambda: not port.peers)
+    front_end = FrontEnd(port)
+    front_end.greet()
+    for n in range(6):  # two of them wait
+        front_end.send(m.Admit(100 + n, "address:x", "session", 1))
+        assert front_end.read() == m.Done(100 + n)
+        front_end.send(speak(port, n, frames=900))
+    wait_for(lambda: port.engine.stats().running == 4)
+    assert port.admission.sessions == 6
+    front_end.socket.close()
+    wait_for(lambda: port.engine.stats().running + port.engine.stats().waiting == 0 and not port.peers)
+    assert port.admission.sessions == 0 and not port.admission.active
+    speaks_still(port)
+
+
+def test_who_does_not_read_is_cut_off(port: EnginePort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 1 << 20)
+    broken, front_end = port.broken, FrontEnd(port)
+    front_end.greet()
+    for n in range(4):
+        front_end.send(speak(port, n, frames=900))
+    wait_for(lambda: port.broken == broken + 1, 30)
+    wait_for(lambda: port.engine.stats().running == 0)
+    speaks_still(port)
+
+
+def test_an_abort_ends_only_its_request(port: EnginePort) -> None:
+    front_end = FrontEnd(port)
+    front_end.greet()
+    front_end.send(speak(port, 1, frames=900))
+    front_end.send(speak(port, 2))
+    front_end.send(m.Abort([1, 77]))
+    assert front_end.until_end(1)[1].reason == "abort"
+    front_end.send(speak(port, 3))
+    assert front_end.until_end(3)[1].reason == "length"
+    front_end.socket.close()
+
+
+def test_clips_to_be_encoded_are_bounded(port: EnginePort, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sonant.serving.channel import engine_port
+
+    monkeypatch.setattr(engine_port, "MAX_ENCODING", 0)
+    front_end = FrontEnd(port)
+    front_end.greet()
+    front_end.send(m.EncodeVoice(1, b"\0" * 4 * 48_000, None, "x"))
+    refused = front_end.read()
+    assert isinstance(refused, m.Failed) and refused.error == "Overloaded"
+    monkeypatch.undo()
+    front_end.send(m.EncodeVoice(2, b"\0" * 3, None, "x"))
+    assert front_end.read().error == "BadRequest"
+    front_end.send(m.EncodeVoice(3, b"\0" * 4 * 48_000, None, "x"))
+    assert isinstance(front_end.read(), m.VoiceEncoded)
+    front_end.socket.close()

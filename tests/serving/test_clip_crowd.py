@@ -1,0 +1,78 @@
+"""Many clips at once: the same is encoded once, others wait in a short line, and nobody who wants no clip feels it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from serving.conftest import Serve, Served
+from sonant.serving.voices.clips import MAX_WAITING
+from sonant.types import Samples
+from sonant.voice import Voice
+
+ENCODING_S = 0.1
+
+
+def clip(number: int) -> str:
+    out = io.BytesIO()
+    t = np.arange(48_000) / 48_000
+    soundfile.write(out, 0.3 * np.sin((1000 + number) * t), 48_000, format="WAV")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+@pytest.fixture
+def slow(serve: Serve) -> tuple[Served, list[str]]:
+    """A server whose model takes its time to encode a clip, and what it was given."""
+    served, encoded = serve("toy"), list[str]()
+    encode = served.supervisor.engine.model.encode_voice
+
+    def slowly(samples: Samples, text: str | None, name: str) -> Voice:
+        encoded.append(name)
+        time.sleep(ENCODING_S)
+        return encode(samples, text, name)
+
+    served.supervisor.engine.model.encode_voice = slowly  # type: ignore[method-assign]
+    return served, encoded
+
+
+def speak(served: Served, ref_audio: str) -> httpx.Response:
+    return served.post(input="hello", ref_audio=ref_audio, max_frames=2, response_format="pcm")
+
+
+def test_the_same_clip_for_many_at_once_is_encoded_once(slow: tuple[Served, list[str]]) -> None:
+    served, encoded = slow
+    same = clip(0)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: speak(served, same), range(8)))
+    assert {answer.status_code for answer in answers} == {200} and len(encoded) == 1
+    assert len({answer.content[:64] for answer in answers}) >= 1 and speak(served, same).status_code == 200
+    assert len(encoded) == 1  # it is remembered
+
+
+def test_a_crowd_with_clips_is_bounded_and_holds_nobody_up(slow: tuple[Served, list[str]]) -> None:
+    served, encoded = slow
+    clips = [clip(n) for n in range(40)]
+    with ThreadPoolExecutor(41) as pool:
+        answers = [pool.submit(speak, served, one) for one in clips]
+        slowest_s = 0.0
+        while not all(answer.done() for answer in answers):
+            began_s = time.monotonic()
+            assert httpx.get(f"{served.url}/health").status_code == 200
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+            time.sleep(0.05)
+        plain = served.post(input="hello", max_frames=2, response_format="pcm")
+    told = Counter(answer.result().status_code for answer in answers)
+    assert set(told) == {200, 429} and told[200] >= MAX_WAITING and len(encoded) == told[200]
+    refused = [answer.result() for answer in answers if answer.result().status_code == 429]
+    assert all(r.json()["error"]["code"] == "too_many_clips" and r.headers["retry-after"] for r in refused)
+    assert plain.status_code == 200 and slowest_s < 1.0
+    text = httpx.get(f"{served.url}/metrics").text
+    assert f'sonant_rejected_total{{reason="too_many_clips"}} {len(refused)}.0' in text
