@@ -194,7 +194,7 @@ def test_who_never_reads_is_cut_off_and_leaves_nothing(served: Served) -> None:
         wait_for(lambda: served.server.service.in_flight.running == 3)
         wait_for(lambda: served.server.service.in_flight.running == 0, 30)
         wait_for(lambda: not served.server.server_state.connections)
-        assert not served.admission.active
+        wait_for(lambda: not served.admission.active)
         wait_for(lambda: served.supervisor.engine.stats().running == 0)  # an abort takes a step
 
 
@@ -213,7 +213,7 @@ def test_a_session_that_never_reads_is_cut_off_and_leaves_nothing(served: Served
         wait_for(lambda: served.server.service.in_flight.running == 1)
         wait_for(lambda: served.server.service.in_flight.running == 0, 30)
         wait_for(lambda: not served.server.server_state.connections)
-    assert served.admission.sessions == 0
+    wait_for(lambda: served.admission.sessions == 0)
     wait_for(lambda: served.supervisor.engine.stats().running == 0)
 
 

@@ -22,6 +22,8 @@ from serving.browser import launch, visit  # noqa: E402
 
 Browser = playwright_api.Browser
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
