@@ -20,13 +20,13 @@ override PORT  := $(value PORT)
 export TEXT MODEL OUT PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv say serve test lint package format clean test-browser
+.PHONY: help venv say serve test lint package format clean test-slow
 
 help:
 	@echo 'make say TEXT="Hello." [MODEL=dir] [OUT=out.wav]   install, then speak into a file'
 	@echo 'make serve [MODEL=dir] [PORT=8000]                 install, then answer the speech API on this machine'
-	@echo 'make test [WORKERS=2]                              install for development, then run all tests'
-	@echo 'make test-browser                                  the page in a Chromium, where there is one'
+	@echo 'make test [WORKERS=2]                              install for development, then run the tests'
+	@echo 'make test-slow                                     what takes longest: a browser, a compiler, killed processes'
 	@echo 'make lint                                          ruff and mypy'
 	@echo 'make package                                       build wheel and sdist, and check what is in them'
 	@echo 'make format                                        let ruff mend what it can'
@@ -47,8 +47,8 @@ serve: $(VENV)/.installed-serve
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n $(WORKERS)
 
-test-browser: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m browser tests/serving
+test-slow: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

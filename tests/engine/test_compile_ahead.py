@@ -35,6 +35,7 @@ def run_apart(script: str, *args: object, cache: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
     few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
         assert report["planned"] > 50 and report["stages"] > 20
 
 
+@pytest.mark.slow
 def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path) -> None:
     report = json.loads(run_apart("parallel_compile.py", cache=tmp_path))
     assert report["failures"] == [] and report["stages"] == 2 and report["misses"] == 0

@@ -15,7 +15,7 @@ import sonant.kernels
 KERNELS = Path(sonant.kernels.__file__).parent / "triton"
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_all_kernels_compile_for_hopper(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}

@@ -22,7 +22,7 @@ from serving.browser import launch, visit  # noqa: E402
 
 Browser = playwright_api.Browser
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from serving.browser import LAN_NAME, Visitor, launch, visit  # noqa: E402
 Browser = playwright_api.Browser
 HOSTS = ("127.0.0.1", LAN_NAME)  # with an AudioWorklet, and without
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from sonant.serving.processes.scratch import remove_stale
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
-    pytest.mark.heavy,
+    pytest.mark.slow,
 ]
 WORKERS = 2
 
