@@ -118,6 +118,7 @@ def test_a_crowd_is_served_or_told_to_come_back(
     server: tuple[subprocess.Popen[str], str], expected_s: list[float]
 ) -> None:
     process, url = server
+    asyncio.run(gather(url, 2 * ROWS))  # Memory that is used once all rows have spoken is no crowd's doing.
     before_mib = idle_mib(process)
     with HealthWatch(url) as health:
         crowd = asyncio.run(gather(url, CLIENTS))

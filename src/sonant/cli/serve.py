@@ -84,11 +84,12 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
 def _in_processes(
     folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
 ) -> int:
-    from sonant.serving.processes.launcher import Launcher, reserve
+    from sonant.serving.processes.launcher import Launcher
     from sonant.serving.processes.scratch import scratch_folder
     from sonant.serving.processes.setup import Setup
+    from sonant.serving.processes.shared_port import bound
 
-    with reserve(options.host, options.port) as holder, scratch_folder() as scratch:
+    with bound(options.host, options.port) as holder, scratch_folder() as scratch:
         host, port = holder.getsockname()[:2]
         setup = Setup(
             folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,

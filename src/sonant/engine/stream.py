@@ -129,14 +129,15 @@ def _seconds(chunk: AudioChunk) -> float:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
-    if _running_loop() is loop:  # A front end's sound comes on the loop that waits for it.
+    if running_loop() is loop:  # A front end's sound comes on the loop that waits for it.
         return ready.set()
     with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
         loop.call_soon_threadsafe(ready.set)
     return None
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that this thread runs, if it does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -19,6 +19,7 @@ import numpy as np
 
 from sonant.engine.request import Request
 from sonant.engine.step_queue import OpenText
+from sonant.engine.stream import running_loop
 from sonant.errors import EngineClosed
 from sonant.models.speech_spec import SpeechSpec
 from sonant.serving.channel import messages as m
@@ -90,7 +91,7 @@ class RemoteSteps:
             raise EngineClosed(str(self.failure)) from self.failure
 
     def _send(self, message: msgspec.Struct) -> None:
-        if _running_loop() is self.loop:
+        if running_loop() is self.loop:
             self.connection.send(message)
         else:
             self.loop.call_soon_threadsafe(self.connection.send, message)
@@ -176,10 +177,3 @@ class RemoteSteps:
         if sound.codes is None:
             return np.broadcast_to(np.zeros((), self.spec.frame_dtype), shape)
         return np.frombuffer(sound.codes, self.spec.frame_dtype).reshape(shape)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

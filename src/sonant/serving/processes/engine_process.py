@@ -7,26 +7,15 @@ import shutil
 import signal
 import sys
 
-from sonant.errors import is_permanent
-from sonant.exit_codes import EXIT_ERROR
-from sonant.serving.observability.log_format import configure_logging
-from sonant.serving.processes.setup import Setup, read_setup
+from sonant.serving.processes.setup import Setup, run_child
 
 _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
 
 
 def main() -> int:
-    setup = read_setup(lambda s: shutil.rmtree(s.scratch, ignore_errors=True))
-    configure_logging(setup.serving.log_level, setup.serving.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
-    try:
-        return _serve(setup)
-    except Exception as e:
-        if not is_permanent(e):
-            raise
-        print(f"sonant: {e}", file=sys.stderr)
-        return EXIT_ERROR
+    return run_child(_serve, when_orphaned=lambda setup: shutil.rmtree(setup.scratch, ignore_errors=True))
 
 
 def _serve(setup: Setup) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
 from asyncio.subprocess import Process
@@ -133,16 +132,3 @@ class Launcher:
 
 def _how(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def reserve(host: str, port: int) -> socket.socket:
-    """Holds the port as long as the server runs, so that a front end that starts anew finds it free.
-
-    Not a check: a port that is shared out among listeners takes one more from whoever asks, see `start_check`.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    holder = socket.socket(family, socket.SOCK_STREAM)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind((host, port))
-    return holder

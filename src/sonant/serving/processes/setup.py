@@ -17,6 +17,9 @@ from typing import Any
 import msgspec
 
 from sonant.config import EngineConfig
+from sonant.errors import is_permanent
+from sonant.exit_codes import EXIT_ERROR
+from sonant.serving.observability.log_format import configure_logging
 from sonant.serving.options import ModelOptions, ServeOptions
 
 
@@ -59,6 +62,19 @@ def read_setup(when_orphaned: Callable[[Setup], None]) -> Setup:
 
     threading.Thread(target=wait, name="sonant-parent", daemon=True).start()
     return setup
+
+
+def run_child(serve: Callable[[Setup], int], when_orphaned: Callable[[Setup], None]) -> int:
+    """A child's whole life, and its exit code: 2 where another try would only fail again."""
+    setup = read_setup(when_orphaned)
+    configure_logging(setup.serving.log_level, setup.serving.log_format)
+    try:
+        return serve(setup)
+    except Exception as e:
+        if not is_permanent(e):
+            raise
+        print(f"sonant: {e}", file=sys.stderr)
+        return EXIT_ERROR
 
 
 def _path(kind: type, value: Any) -> Any:
