@@ -22,8 +22,10 @@ from sonant.serving.processes.setup import Setup
 from sonant.serving.start_check import page_address
 
 _GRACE_S = 5.0  # for a process to end after it was told to
-_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
+_STEADY_S = 1.0  # a process that was killed after so long was not killed at its start
+_START_S = 60.0  # one that ended by itself before that has failed at its start, which may take it long
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
+_STARTUP_FAILED, _MOST_FAILURES = 3, 4  # uvicorn's exit code: a front end holds nothing whose lack may pass
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +123,13 @@ class Launcher:
                 self.exit_code = EXIT_ERROR
                 self._closing.set()
                 return
-            steady = time.monotonic() - began_s >= _STEADY_S
+            steady = time.monotonic() - began_s >= (_START_S if code > 0 else _STEADY_S)
             failures = 0 if steady else failures + 1
+            if code == _STARTUP_FAILED and failures >= _MOST_FAILURES:
+                logger.error("%s failed at its start %d times in a row, and would again", child.name, failures)
+                self.exit_code = EXIT_ERROR
+                self._closing.set()
+                return
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
             logger.error("%s ended (%s); starting it again in %g s", child.name, _how(code), pause_s)
             with suppress(TimeoutError):
