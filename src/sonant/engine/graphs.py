@@ -33,6 +33,7 @@ from sonant.models.base import PrefillItem, PrefillShape, SpeechModel
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Tensor], Tensor]
+RowIndices = Sequence[int] | npt.NDArray[np.intp]
 Bucket = tuple[int, int, int]  # prompts, positions of each, and their kind
 
 PREFILL_SIZES = (
@@ -124,7 +125,7 @@ class GraphedStep:
             count -= buckets[-1]
         return buckets if len(buckets) <= _MOST_REPLAYS else []
 
-    def __call__(self, rows: Sequence[int]) -> Tensor:
+    def __call__(self, rows: RowIndices) -> Tensor:
         buckets = self.buckets_for(len(rows))
         if not buckets:
             return self.run(to_device(np.array(rows), self.device))
@@ -136,7 +137,7 @@ class GraphedStep:
             rows = rows[bucket:]
         return torch.cat(outs)
 
-    def _replay(self, bucket: int, rows: Sequence[int]) -> Tensor:
+    def _replay(self, bucket: int, rows: RowIndices) -> Tensor:
         step = self.captured[bucket]
         padded = np.full(bucket, self.scratch_row)
         padded[: len(rows)] = rows

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,10 +40,10 @@ class Slot:
         # blocking: the step thread sleeps instead of spinning on the driver's lock
         self.done = torch.cuda.Event(blocking=True) if pinned else None
 
-    def decoded(self, count: int) -> list[tuple[int, Frames]]:
-        """The first `count` records as status and frame, which hold until the slot is taken again."""
+    def decoded(self, count: int) -> tuple[npt.NDArray[np.int32], Frames]:
+        """Statuses and frames of the first `count` records, which hold until the slot is taken again."""
         frames = self.words[:count, 1:].view(self.dtype).reshape(count, *self.frame.shape)
-        return list(zip(self.words[:count, 0].tolist(), frames, strict=True))
+        return self.words[:count, 0], frames
 
     def take_sound(self, start: int, count: int) -> Samples:
         """A copy of samples [start, start + count) that outlives the slot."""
