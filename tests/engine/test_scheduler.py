@@ -45,7 +45,7 @@ def make(blocks: int = 1000, spec: ModelSpec = SPEC, **options: Any) -> Schedule
     assert config.max_rows is not None
     rows = Rows(spec, config.max_rows, 100, torch.device("cpu"))
     sizes = config.frame_sizes(spec.frame_s, spec.codec_lookahead)
-    return Scheduler(config, spec, sizes, rows, BlockPool(blocks, 4), Telemetry())
+    return Scheduler(config, spec, sizes, rows, BlockPool(blocks, 4), Telemetry(), has_preroll=lambda _: True)
 
 
 def ask(scheduler: Scheduler, arrival_s: float = 0, length: int = 5, frames: int = 50, **options: Any) -> Request:

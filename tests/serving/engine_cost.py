@@ -17,7 +17,6 @@ import multiprocessing
 import pstats
 import random
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ TEXT = "Sentence after sentence this text goes on, as books do, and someone list
 
 
 def ask(path: str, folder: str, rate: float, seconds: float, frames: int, told: Any) -> None:
-    """Poisson arrivals; `told` is given when each first sound came, gaps, refusals and this process's own time."""
+    """Poisson arrivals; `told` is given when each first sound came, gaps and refusals."""
     prompter = load_prompter(Path(folder), EngineConfig())
     prompt = to_wire(prompter.prompt(SpeechRequest(text=TEXT, max_frames=frames)))
     asked_s: dict[int, float] = {}
@@ -90,7 +89,7 @@ def ask(path: str, folder: str, rate: float, seconds: float, frames: int, told: 
 
     asyncio.run(run())
     waits_ms = [1e3 * (first_s[n] - asked_s[n]) for n in first_s]
-    told.send((waits_ms, len(gaps), len(refused), time.process_time()))
+    told.send((waits_ms, len(gaps), len(refused)))
 
 
 class MadeUpDevice:
@@ -156,7 +155,7 @@ def main() -> None:
             client = (str(path), str(folder), args.rate, args.seconds, args.frames, theirs)
             process = multiprocessing.get_context("spawn").Process(target=ask, args=client)
             process.start()
-            waits_ms, gaps, refused, own_s = ours.recv()
+            waits_ms, gaps, refused = ours.recv()
             took_s = time.monotonic() - began_s
             print(f"{len(waits_ms)} listeners, {refused} refused, {gaps} with a gap; first sound ms:", end=" ")
             print(*(f"p{q} {np.percentile(waits_ms, q):.1f}" for q in (50, 90, 99)))

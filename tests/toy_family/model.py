@@ -115,6 +115,9 @@ class ToyModel:
             memory.rows[name][ready] = value.int()
         memory.rows["codec_frame"].index_fill_(0, ready, 0)
 
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return False
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         return -1
 

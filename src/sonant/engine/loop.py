@@ -45,7 +45,10 @@ class StepLoop:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self.runner, self.config = runner, config
         self.pool = BlockPool(runner.blocks, config.block_tokens)
-        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool, runner.telemetry)
+        model, telemetry = runner.model, runner.telemetry
+        self.scheduler = Scheduler(
+            config, model.spec, runner.sizes, runner.rows, self.pool, telemetry, model.has_preroll
+        )
         self.steps = 0
         self.failure: Exception | None = None
         self._inbox: list[Request] = []

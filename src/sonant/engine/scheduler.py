@@ -10,6 +10,7 @@ the ring that holds them. Nothing here reads the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from sonant.engine.request import Request, State
 from sonant.engine.row_sharing import OFFLINE_SLACK_S, RowSharing
 from sonant.engine.rows import Rows
 from sonant.engine.telemetry import Telemetry
+from sonant.models.prompt import Prompt
 from sonant.models.spec import ModelSpec
 
 BURST = 4  # times `prefill_tokens` in one step, while …
@@ -60,7 +62,9 @@ class Scheduler:
         rows: Rows,
         pool: BlockPool,
         telemetry: Telemetry,
+        has_preroll: Callable[[Prompt], bool],
     ) -> None:
+        self.has_preroll = has_preroll
         self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
         self.frame_s = spec.frame_s
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
@@ -116,8 +120,12 @@ class Scheduler:
                 continue
             plan.prefill.append((request, *request.plan_prefill(take)))
             left -= take
-            if request.prefilled == request.prefill_length:
+            if request.prefilled < request.prefill_length:
+                continue
+            if self.has_preroll(request.prompt):
                 plan.preroll.append(request)
+            else:  # it has its first frame in this very step: a listener waits for it, and prefill is launched before
+                request.preroll_up_to(-1)
 
     def _prefill_budget(self, sitting: Places, now_s: float) -> int:
         """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together."""

@@ -92,9 +92,11 @@ class RingContext:
         last = positions[:, -1:]
         held = last - (last - torch.arange(slots, device=ring.device)) % slots  # the position in each slot
         age = positions[..., None] - held[:, None]
-        self.visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
+        visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
+        # Added to scores: as a mask of truths it would be made into this anew in every layer.
+        self.bias = torch.where(visible, 0.0, -torch.inf).to(ring.dtype)
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         q, _, _ = ops.qk_rope(qkv, heads, Place(self.layers[layer], self.slots))
         keys, values = self.layers[layer]
-        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.visible)
+        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.bias)

@@ -107,6 +107,10 @@ class SpeechModel(Protocol):
         """Write keys and values, and ready the rows of prompts that are complete. Can be a graph."""
         ...
 
+    def has_preroll(self, prompt: Prompt) -> bool:
+        """Whether the codec must hear something before this prompt's first frame; if not, `preroll` is not called."""
+        ...
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """Bring the row's codec up to its voice, from frame `start`; the next start, or -1 when it is there."""
         ...

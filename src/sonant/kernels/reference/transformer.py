@@ -6,11 +6,13 @@ values, over a frame's own, and over dense ones.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Place(NamedTuple):
@@ -148,19 +150,27 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
+    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S], or is what is added to scores.
 
     None: causal if T == S, all of S if T == 1.
     """
     causal = visible is None
     if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic truth for an argument
         causal = False
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible,
-        is_causal=causal,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    with _quick_to_start(q):
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=visible,
+            is_causal=causal,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
     return out.transpose(1, 2)
+
+
+def _quick_to_start(q: Tensor) -> AbstractContextManager[None]:
+    """Not cuDNN's attention, which makes a plan for every shape: 50 ms each, for the 65 of a codec's graphs."""
+    if q.device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -78,8 +78,11 @@ class HiggsAudioV2:
         stack.prefill(x, prompts.at, context, split_kinds(prompts.kinds()))
         start_rows(memory, prompts.ready_rows, prompts.lengths, prompts.opening)
 
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return False  # every utterance is decoded by itself: the codec hears nothing of the voice
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
-        return -1  # every utterance is decoded by itself: the codec hears nothing of the voice
+        return -1
 
     def begin_frame(self, rows: Tensor, span_blocks: int, variant: int) -> RowStep:
         return RowStep(rows, span_blocks, variant)

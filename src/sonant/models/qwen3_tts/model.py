@@ -99,6 +99,9 @@ class Qwen3TTS:
         return PackedShape(shape.positions, self.config.talker.num_code_groups, self.config.talker.hidden_size)
 
     @torch.inference_mode()
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return prompt.payload.preroll is not None
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         layout: Layout = item.prompt.payload
         if layout.preroll is None:

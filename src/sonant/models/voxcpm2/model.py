@@ -105,6 +105,9 @@ class VoxCPM2:
         return PackedShape(shape.positions, shape.kind, (self.config.patch_size, self.config.feat_dim))
 
     @torch.inference_mode()
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return len(prompt.payload.primer) > 0
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """The codec hears the end of what is continued, so that sound goes on from there."""
         layout: Layout = item.prompt.payload
