@@ -126,7 +126,7 @@ class DecoderStack(nn.Module):
         self.rope = torch.stack([cos[0], sin[0]])
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
+        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
         return self._run(x, *self.rotations(positions, x.dtype), context)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -64,11 +64,12 @@ class FrameDecoder:
         m, r = self.modules, self.memory.rows
         step.own = own = self.memory.take(step.rows)
         position, given = own["position"][:, None], r["input"][step.rows]
+        text = (own["text_input"] > 0)[:, None]
+        spoken = given.masked_fill(text, 0)  # before the model is given it, which may write over it
         context = self.memory.decode_context(BASE, own.tables, position, step.span_blocks)
         state = m.base_lm(given[:, None], position, context)[:, 0]
-        text = (own["text_input"] > 0)[:, None]
         step.state = torch.where(text, state, m.fsq_layer(state))
-        inner = m.residual_input(step.state, given.masked_fill(text, 0))
+        inner = m.residual_input(step.state, spoken)
         context = self.memory.decode_context(RESIDUAL, own.tables, position, step.span_blocks)
         step.residual = m.residual_lm(inner[:, None], position, context)[:, 0]
 
