@@ -48,6 +48,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "linear": "gemv",
         "linear_add": "gemv",
         "local_attention": "local",
+        "local_attention_add": "local_out",
         "norm_gated": "gemv",
         "norm_linear": "gemv",
         "paged_attention": "paged",
@@ -193,6 +194,10 @@ def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras
 
 def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return pick("local_attention", qkv)(qkv, heads)
+
+
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor) -> Tensor:
+    return pick("local_attention_add", qkv)(qkv, heads, weight, residual)
 
 
 def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:

@@ -76,6 +76,10 @@ class LocalContext:
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.local_attention(qkv, heads)
 
+    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor) -> Tensor:
+        """The same, through the output projection `weight` and onto the residual [B, T, columns]."""
+        return ops.local_attention_add(qkv, heads, weight, residual)
+
 
 class RingContext:
     """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
-from sonant.layers.attention import Context
+from sonant.layers.attention import Context, LocalContext
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
 
@@ -67,10 +67,17 @@ class Attention(nn.Module):
         return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
 
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
+
+    def gather_onto(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
+        """The whole branch where positions see only each other: x and what `o_proj` makes of the gathered."""
+        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
+        return context.mix_onto(qkv, self.heads(cos, sin), self.o_proj.weight, x)
+
+    def heads(self, cos: Tensor, sin: Tensor) -> Heads:
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
-        heads = Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
-        return context.mix(self.index, qkv, heads).flatten(2)
+        return Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
 
 
 class MLP(nn.Module):
@@ -95,15 +102,23 @@ class DecoderLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
-        x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
+        if isinstance(context, LocalContext) and _adds_at_once(self.self_attn_layer_scale):
+            x = self.self_attn.gather_onto(x, self.input_layernorm, cos, sin, context)
+        else:
+            mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
+            x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
 
+def _adds_at_once(scale: nn.Module) -> bool:
+    """Whether nothing comes between a projection and its residual sum, as a trainer's hooks may."""
+    return isinstance(scale, nn.Identity) and not torch.is_grad_enabled()
+
+
 def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
-    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
-    if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
+    """The residual sum, in one op if it can be."""
+    if _adds_at_once(scale):
         return ops.linear_add(branch, projection.weight, x)
     return x + scale(projection(branch))
 

@@ -147,6 +147,11 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor) -> Tensor:
+    """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
+    return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
+
+
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
 
