@@ -51,14 +51,14 @@ def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torc
     x, gain = random(rows, 1, depth, dtype=dtype), random(depth, dtype=dtype, seed=1)
     weight = random(2 * columns, depth, dtype=dtype, seed=2) / depth**0.5
     half = weight[:columns].contiguous()
-    before = random(rows, 1, columns, dtype=dtype, seed=3)
+    before, bias = random(rows, 1, columns, dtype=dtype, seed=3), random(columns, dtype=dtype, seed=4)
 
     def exact(function: Any, *values: Any) -> torch.Tensor:
         wide = [v.float() if isinstance(v, torch.Tensor) else v for v in values]
         return function(*wide).to(dtype)
 
     for op, values in {
-        "linear": (x, half),
+        "linear": (x, half, bias) if rows in (1, 17) else (x, half),
         "linear_add": (x, half, before),
         "norm_linear": (x, gain, 1e-6, half),
         "norm_gated": (x, gain, 1e-6, weight),

@@ -22,6 +22,8 @@ from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
+    FlowEnds,
+    FlowGiven,
     Heads,
     LogitMask,
     Lookup,
@@ -44,13 +46,16 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "dual_linear_add": "dual_ffn",
         "dual_norm": "dual_ffn",
         "dual_norm_gated": "dual_ffn",
-        "guided_step": "flow",
+        "flow_move": "flow",
+        "flow_open": "flow",
+        "flow_turn": "flow",
         "linear": "gemv",
         "linear_add": "gemv",
         "local_attention": "local",
         "local_attention_add": "local_out",
         "norm_gated": "gemv",
         "norm_linear": "gemv",
+        "normals": "uniforms",
         "paged_attention": "paged",
         "paged_step": "paged",
         "pcm16": "pcm",
@@ -98,8 +103,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return pick("rms_norm", x)(x, weight, eps)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return pick("linear", x)(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return pick("linear", x)(x, weight, bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
@@ -200,8 +205,22 @@ def local_attention_add(qkv: Tensor, heads: Heads, weight: Tensor, residual: Ten
     return pick("local_attention_add", qkv)(qkv, heads, weight, residual)
 
 
-def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
-    return pick("guided_step", x)(x, velocity, guidance, length)
+def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    return pick("flow_open", x)(x, time, given, ends)
+
+
+def flow_move(x: Tensor, hidden: Tensor, length: float, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    return pick("flow_move", x)(x, hidden, length, given, ends)
+
+
+def flow_turn(
+    x: Tensor, hidden: Tensor, length: float, time: Tensor, given: FlowGiven, ends: FlowEnds
+) -> tuple[Tensor, Tensor]:
+    return pick("flow_turn", x)(x, hidden, length, time, given, ends)
+
+
+def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
+    return pick("normals", seed)(seed, frame, scale, count)
 
 
 def pcm16(sound: Tensor) -> Tensor:

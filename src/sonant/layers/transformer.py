@@ -142,7 +142,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
-        return self._run(x, *self.rotations(positions, x.dtype), context)
+        return self.norm(self._run(x, *self.rotations(positions, x.dtype), context))
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
@@ -157,12 +157,17 @@ class DecoderStack(nn.Module):
 
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
         """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
+        return self.norm(self.layers_at(x, positions, context))
+
+    def layers_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
+        """That without the final norm."""
         if self.rope is None:
-            return self(x, torch.arange(positions.start, positions.stop, device=x.device)[None], context)
+            every = torch.arange(positions.start, positions.stop, device=x.device)[None]
+            return self._run(x, *self._tables(every, x.dtype), context)
         cos, sin = self.rope[:, None, positions.start : positions.stop]
         return self._run(x, cos, sin, context)
 
     def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:
             x = layer(x, cos, sin, context)
-        return self.norm(x)
+        return x

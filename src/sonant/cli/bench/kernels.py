@@ -23,6 +23,7 @@ EXAMPLES = """
 sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
 sonant bench kernels --tune
+sonant bench kernels --tune --size 2b --ops norm_linear,norm_gated,linear_add --rows 32,16 --out tiles.json
 """
 
 
@@ -32,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", metavar="S,S…", help=f"whose shapes: {', '.join(_sizes(_providers()))} (default: all)"
     )
     parser.add_argument(
-        "--rows", metavar="N,N…", help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU)"
+        "--rows",
+        metavar="N,N…",
+        help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune the rows that a"
+        " table's keys end with (default: all)",
     )
     parser.add_argument(
         "--prefill", metavar="N", type=whole_number(0), help="positions; 0: none (default: 512 on a GPU, 0 on a CPU)"
@@ -70,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
     if args.tune:
-        return _tune([p for p in providers if p.TUNED_SIZE in sizes], device, ops, args.tune_seconds, args.out)
+        tuned = [p for p in providers if p.TUNED_SIZE in sizes]
+        return _tune(tuned, device, ops, args.rows and _rows(args.rows), args.tune_seconds, args.out)
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
     wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
@@ -94,7 +99,12 @@ def _sizes(providers: list[WorkloadProvider]) -> list[str]:
 
 
 def _tune(
-    providers: list[WorkloadProvider], device: torch.device, ops: list[str], seconds: int, out: Path | None
+    providers: list[WorkloadProvider],
+    device: torch.device,
+    ops: list[str],
+    rows: list[int] | None,
+    seconds: int,
+    out: Path | None,
 ) -> int:
     if device.type != "cuda":  # where triton need not be installed
         raise ConfigError(f"--tune needs a GPU, and {device} is none")
@@ -103,6 +113,7 @@ def _tune(
     from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
     from sonant.bench.kernels import tune
     from sonant.bench.kernels.tune_cases import Tunable, conv_cases, dual_cases, product_cases
+    from sonant.bench.kernels.tune_local_cases import local_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
@@ -110,8 +121,9 @@ def _tune(
     gpu = torch.cuda.get_device_name(device)
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
-        every += [*product_cases(workloads.stacks), *dual_cases(workloads.stacks), *conv_cases(workloads.codec)]
-    cases = [case for case in every if case.op in ops]
+        stacks = workloads.stacks
+        every += [*local_cases(stacks), *product_cases(stacks), *dual_cases(stacks), *conv_cases(workloads.codec)]
+    cases = [case for case in every if case.op in ops and (rows is None or case.rows in rows)]
     if not cases:
         raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))

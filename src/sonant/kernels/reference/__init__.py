@@ -17,7 +17,15 @@ from sonant.kernels.reference.conv import (
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
 from sonant.kernels.reference.dual import Sides, Split, dual_linear_add, dual_norm, dual_norm_gated, split_kinds
-from sonant.kernels.reference.flow import guided_step
+from sonant.kernels.reference.flow import (
+    FlowEnds,
+    FlowGiven,
+    flow_move,
+    flow_open,
+    flow_turn,
+    guided_step,
+    normals,
+)
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -52,6 +60,8 @@ from sonant.kernels.reference.transformer import (
 __all__ = [
     "Bounds",
     "DelayPattern",
+    "FlowEnds",
+    "FlowGiven",
     "Heads",
     "LogitMask",
     "Lookup",
@@ -72,6 +82,9 @@ __all__ = [
     "dual_norm",
     "dual_norm_gated",
     "exact_conv",
+    "flow_move",
+    "flow_open",
+    "flow_turn",
     "guided_step",
     "inside",
     "linear",
@@ -80,6 +93,7 @@ __all__ = [
     "local_attention_add",
     "norm_gated",
     "norm_linear",
+    "normals",
     "paged_attention",
     "paged_step",
     "paged_write",

@@ -38,8 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def _made_ready(
 
 @triton.jit(do_not_specialize=["rows"])
 def _local_attention_add(
-    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals, rows, columns, rope_stride, eps, scale,
+    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals,
+    rows, columns, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip

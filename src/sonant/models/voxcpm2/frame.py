@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sonant.kernels import ops
 from sonant.models.base import FramePart, FrameStep
 from sonant.models.memory import Memory, RowValues
 from sonant.models.status import Status
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.flow import Schedule, evaluations, flow, normals
+from sonant.models.voxcpm2.flow import Schedule, evaluations, flow
 from sonant.models.voxcpm2.knobs import USUAL_STEPS
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.row_state import COUNTED
@@ -76,8 +77,8 @@ class FrameDecoder:
     def _draw(self, step: PatchStep) -> None:
         assert step.own is not None and step.state is not None and step.residual is not None
         m, own, c = self.modules, step.own, self.config
-        noise = normals(own["seed"], own["frame"], c.patch_size * c.feat_dim).unflatten(1, (c.patch_size, c.feat_dim))
-        noise = noise * own["temperature"][:, None, None]
+        noise = ops.normals(own["seed"], own["frame"], own["temperature"], c.patch_size * c.feat_dim)
+        noise = noise.unflatten(1, (c.patch_size, c.feat_dim))
         prefix = m.flow_prefix(step.state, step.residual)
         before = self.memory.rows["before"][step.rows]
         plan = self.schedules[step.variant]
