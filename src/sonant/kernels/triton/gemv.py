@@ -88,7 +88,7 @@ def _product(
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     rows = x.numel() // depth
-    if not weight.is_contiguous() or x.dtype != weight.dtype:
+    if not weight.is_contiguous() or x.dtype != weight.dtype or (bias is not None and rows > 1):
         return None
     out = x.new_empty(*x.shape[:-1], columns)
     flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
@@ -96,10 +96,8 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
-    if (
-        bias is None
-        and small_m_gemm.fits(rows, depth)
-        and small_m_gemm.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile)
+    if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
     ):
         return out
     return None

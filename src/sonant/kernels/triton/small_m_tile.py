@@ -20,7 +20,10 @@ _MOST_SPLITS = 24
 _TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
         16: ((16, 512), (16, 1024), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256), (128, 128)),
-        32: ((16, 512), (32, 128), (32, 256), (32, 512), (64, 128), (64, 256), (128, 64), (128, 128)),
+        32: (
+            *((16, 512), (16, 1024), (32, 128), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256)),
+            *((128, 64), (128, 128)),
+        ),
         64: ((32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128)),
     }
 )
@@ -63,8 +66,7 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
     block_m, planes = max(_LEAST_BLOCK, 1 << (rows - 1).bit_length()), 2 if gated else 1
     for n, k in ((n, block_depth(depth, most)) for n, most in _TRIED[block_m]):
         for splits in _splits(-(-columns // n), depth // k):
-            wide = planes * n * k * item_bytes > 1 << 15
-            for warps, fold in ((8 if wide else 4, 1), (4, 4), (8, 8)):
+            for warps, fold in ((4, 1), (8, 1), (4, 4), (8, 8)):
                 deep = depth // (k * splits)  # tiles, of which the first needs no room in shared memory
                 stages = min(3 if k > 64 else 4, max(2, deep - 1))
                 tile = Tile(0, n, k, warps, stages, splits, fold=fold)
