@@ -15,7 +15,6 @@ from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
 from sonant.kernels.ops import OPS
-from sonant.kernels.tuning import LIBRARY
 from sonant.models.qwen3_tts import workload
 from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
@@ -187,19 +186,6 @@ def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixtu
     assert main(["bench", "kernels", "--ops", "rms_norm", "--where", "language", *options]) == 0
     shown, _ = capsys.readouterr()
     assert "voxcpm2 language norm" in shown and "voxcpm2 flow norm" not in shown
-
-
-def test_the_middle_of_a_local_layer_is_tuned_for_the_rows_that_a_flow_has() -> None:
-    pytest.importorskip("triton")
-    from sonant.bench.kernels.tune_local_cases import local_cases
-
-    cases = {case.rows: case for case in local_cases(voxcpm2.workloads(["2b"]).stacks)}
-    assert {rows: (case.batch, case.steps) for rows, case in cases.items()} == {
-        16: (1, 11), 32: (2, 11), 64: (5, 11), 128: (11, 11),
-    }  # fmt: skip
-    assert cases[32].key == "local_out 16x2x128x1024 16 32" and len(cases[32].candidates()) > 9
-    call = cases[16].make(CPU)
-    assert cases[16].expected(call).shape == cases[16].run(call, LIBRARY).shape == (1, 11, 1024)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def all_kernels(
     if every_form:
         gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
         x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
-        gemv.norm_gated(x, gain, 1e-6, weight, tile=Tile(0, 64, 128, stages=3, splits=2, ahead=True))
+        gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2, ahead=True))
     for dilation in (1, 3):
         fixed = values(2, 27, 96), values(96, 1, 7), values(96)
         depthwise.depthwise(*fixed, None, dilation)
@@ -160,7 +160,8 @@ def all_kernels(
     for steps in (5, 11):
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
-        local_out.local_attention_add(values(2, steps, 20 * dim), of, values(64, 16 * dim), values(2, steps, 64))
+        weight = values(64, 16 * dim)
+        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
     sampling_kernels(dtype, every_form)

@@ -107,16 +107,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return pick("linear", x)(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    return pick("linear_add", x)(x, weight, residual)
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("linear_add", x)(x, weight, residual, then)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return pick("norm_linear", x)(x, gain, eps, weight)
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("norm_linear", x)(x, gain, eps, weight, then)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return pick("norm_gated", x)(x, gain, eps, weight)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight, then)
 
 
 def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
@@ -201,8 +201,10 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return pick("local_attention", qkv)(qkv, heads)
 
 
-def local_attention_add(qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor) -> Tensor:
-    return pick("local_attention_add", qkv)(qkv, heads, weight, residual)
+def local_attention_add(
+    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+) -> Tensor:
+    return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
 
 
 def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:

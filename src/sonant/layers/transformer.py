@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
-from sonant.layers.attention import Context, LocalContext
+from sonant.layers.attention import Context
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
 
@@ -69,11 +69,6 @@ class Attention(nn.Module):
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
 
-    def gather_onto(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
-        """The whole branch where positions see only each other: x and what `o_proj` makes of the gathered."""
-        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
-        return context.mix_onto(qkv, self.heads(cos, sin), self.o_proj.weight, x)
-
     def heads(self, cos: Tensor, sin: Tensor) -> Heads:
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
@@ -102,23 +97,15 @@ class DecoderLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        if isinstance(context, LocalContext) and _adds_at_once(self.self_attn_layer_scale):
-            x = self.self_attn.gather_onto(x, self.input_layernorm, cos, sin, context)
-        else:
-            mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
-            x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
+        mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
+        x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
 
-def _adds_at_once(scale: nn.Module) -> bool:
-    """Whether nothing comes between a projection and its residual sum, as a trainer's hooks may."""
-    return isinstance(scale, nn.Identity) and not torch.is_grad_enabled()
-
-
 def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
-    """The residual sum, in one op if it can be."""
-    if _adds_at_once(scale):
+    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
+    if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
         return ops.linear_add(branch, projection.weight, x)
     return x + scale(projection(branch))
 
@@ -142,7 +129,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
-        return self.norm(self._run(x, *self.rotations(positions, x.dtype), context))
+        return self._run(x, *self.rotations(positions, x.dtype), context)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
@@ -157,17 +144,17 @@ class DecoderStack(nn.Module):
 
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
         """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
-        return self.norm(self.layers_at(x, positions, context))
+        return self._run(x, *self.rotations_at(positions, x.dtype), context)
 
-    def layers_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
-        """That without the final norm."""
+    def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [1, T, 1, head_dim]."""
         if self.rope is None:
-            every = torch.arange(positions.start, positions.stop, device=x.device)[None]
-            return self._run(x, *self._tables(every, x.dtype), context)
+            every = torch.arange(positions.start, positions.stop, device=self.norm.weight.device)[None]
+            return self._tables(every, dtype)
         cos, sin = self.rope[:, None, positions.start : positions.stop]
-        return self._run(x, cos, sin, context)
+        return cos, sin
 
     def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:
             x = layer(x, cos, sin, context)
-        return x
+        return self.norm(x)

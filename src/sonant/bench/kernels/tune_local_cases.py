@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
+from sonant.bench.kernels.tune_cases import chained, normal
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Heads
 from sonant.kernels.triton import local_out, local_tile
@@ -65,22 +66,22 @@ class LocalOutCase:
         return self
 
     def make(self, device: torch.device) -> Call:
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, device=device, dtype=torch.bfloat16)
-
         width = self.heads * self.dim
-        qkv = normal(self.batch, self.steps, (self.heads + 2 * self.kv_heads) * self.dim)
-        cos, sin = (normal(1, self.steps, 1, self.dim) for _ in range(2))
+        qkv = normal(device, self.batch, self.steps, (self.heads + 2 * self.kv_heads) * self.dim)
+        cos, sin = (normal(device, 1, self.steps, 1, self.dim) for _ in range(2))
         heads = Heads(None, None, cos, sin, self.heads, self.kv_heads, _EPS)
-        weight = normal(self.columns, width) * width**-0.5
-        return Call((qkv, heads, weight, normal(self.batch, self.steps, self.columns)), {})
+        weight = normal(device, self.columns, width) * width**-0.5
+        return Call((qkv, heads, weight, normal(device, self.batch, self.steps, self.columns)), {})
 
     def with_other_weights(self, call: Call) -> Call:
         qkv, heads, weight, residual = call.args
         return Call((qkv, heads, weight.clone(), residual), {})
 
+    def in_turn(self, calls: list[Call]) -> list[Call]:
+        return chained(calls, 2)
+
     def run(self, call: Call, tile: Tile) -> Tensor:
-        return local_out.local_attention_add(*call.args, tile=tile)
+        return local_out.local_attention_add(*call.args, **call.kwargs, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
         return reference.local_attention_add(*call.args)

@@ -122,7 +122,8 @@ def _tune(
 
     from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
     from sonant.bench.kernels import tune
-    from sonant.bench.kernels.tune_cases import conv_cases, dual_cases, product_cases
+    from sonant.bench.kernels.tune_cases import conv_cases, product_cases
+    from sonant.bench.kernels.tune_dual_cases import dual_cases
     from sonant.bench.kernels.tune_local_cases import local_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
@@ -135,9 +136,9 @@ def _tune(
         every += [*local_cases(stacks), *product_cases(stacks), *dual_cases(stacks), *conv_cases(workloads.codec)]
     cases = [case for case in every if wanted(case)]
     if not cases:
-        known = ", ".join(sorted({c.op for c in every}))
+        tunable = ", ".join(sorted({c.op for c in every}))
         raise ConfigError(
-            f"none of these has tiles to tune: ops with tiles are {known}, and --rows those of a table's keys"
+            f"none of these has tiles to tune: ops with tiles are {tunable}, and --rows those of a table's keys"
         )
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
     results = tune.run(cases, device, ceiling, seconds, _say)

@@ -82,7 +82,7 @@ def _gemv(
 
 def _product(
     x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
-    bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
+    bias: Tensor | None = None, residual: Tensor | None = None, then: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
     """None: too many rows (with a bias two are), an unusual layout, or a shape in which the library is faster."""
     depth = weight.shape[1]
@@ -97,7 +97,7 @@ def _product(
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
     if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
     ):
         return out
     return None
@@ -129,19 +129,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile 
     return reference.linear(x, weight, bias) if out is None else out
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, residual=residual, tile=tile)
+def linear_add(
+    x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, residual=residual, then=then, tile=tile)
     if out is not None:
         return out
     # into the residual itself: otherwise the library copies it first
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
+def norm_linear(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, then=then, tile=tile)
     return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
+def norm_gated(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, then=then, tile=tile)
     return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out

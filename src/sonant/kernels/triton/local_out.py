@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sonant.kernels.reference import Heads
 from sonant.kernels.triton import gemv
+from sonant.kernels.triton.fetch import fetch_next, next_options
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import ROWS, fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
@@ -39,12 +40,13 @@ def _made_ready(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "then_elements", "then_piece"])
 def _local_attention_add(
-    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals,
-    rows, columns, rope_stride, eps, scale,
+    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals, then,
+    rows, columns, rope_stride, eps, scale, then_elements, then_piece,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    THEN: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
@@ -63,6 +65,7 @@ def _local_attention_add(
     angle = sequence * rope_stride + there % STEPS * DIM
     visible = (sequence[:, None] == sequence[None]) & (line < rows)[None]
     width: tl.constexpr = HEADS + 2 * KV_HEADS
+    fetch_next(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     wait_prior(PDL)
     keys = _made_ready(qkv, k_weight, cos, sin, HEADS + kv_head, there, angle, eps, width * DIM, DIM, NORM)
     values = tl.load(qkv + (there * width * DIM + (HEADS + KV_HEADS + kv_head) * DIM)[:, None] + dim[None])
@@ -92,7 +95,7 @@ def _local_attention_add(
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, *, tile: Tile | None = None
+    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
 ) -> Tensor:
     batch, steps, width = qkv.shape
     rows, columns = batch * steps, len(weight)
@@ -104,14 +107,14 @@ def local_attention_add(
         raise ValueError(f"{tile} does not divide {heads.heads} heads of {heads.kv_heads} groups")
     qkv, cos, sin, residual = (x.contiguous() for x in (qkv, heads.cos, heads.sin, residual))
     out = qkv.new_empty(batch, steps, columns)
-    norm = heads.q_weight is not None
+    norm, launch = heads.q_weight is not None, launch_options(qkv)
     lines, strips = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, tile.n)
     _local_attention_add[(strips, tile.splits)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin, weight, residual, out,
         workspace(qkv, strips, tile.splits, lines * tile.n), counters(weight, strips, tile.splits),
-        rows, columns, 0 if len(cos) == 1 else steps * dim, heads.eps, dim**-0.5,
+        rows=rows, columns=columns, rope_stride=0 if len(cos) == 1 else steps * dim, eps=heads.eps, scale=dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines, NORM=norm,
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32", BLOCK_N=tile.n, SPLITS=tile.splits,
-        num_warps=tile.warps, **launch_options(qkv),
+        num_warps=tile.warps, **launch, **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
     )  # fmt: skip
     return out

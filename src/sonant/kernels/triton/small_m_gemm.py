@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.fetch import fetch_ahead
+from sonant.kernels.triton.fetch import fetch_ahead, fetch_next, next_options
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -95,11 +95,12 @@ def _reduce(
     return total, other, square, last
 
 
-@triton.jit(do_not_specialize=["rows", "k_tiles"])
+@triton.jit(do_not_specialize=["rows", "k_tiles", "then_elements", "then_piece"])
 def _small_m_gemm(
-    x, weight, gain, residual, out, partials, squares, arrivals, rows, columns, depth, k_tiles, eps,
+    x, weight, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
+    then_elements, then_piece,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr, AHEAD: tl.constexpr,
+    LOOP: tl.constexpr, FOLD: tl.constexpr, AHEAD: tl.constexpr, THEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -122,6 +123,7 @@ def _small_m_gemm(
         fetch_ahead(start + rest, piece)
         if GATED:
             fetch_ahead(up_start + rest, piece)
+    fetch_next(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
@@ -156,7 +158,7 @@ def fits(rows: int, depth: int) -> bool:
 
 def product(
     x: Tensor, weight: Tensor, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    tile: Tile | None = None,
+    then: Tensor | None = None, tile: Tile | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
@@ -179,11 +181,12 @@ def product(
     _small_m_gemm[(strips, tile.splits)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out,
         partials, partials[max(0, partials.numel() - squares) :], counters(weight, strips, tile.splits),
-        rows, columns, depth, k_tiles, eps,
+        rows=rows, columns=columns, depth=depth, k_tiles=k_tiles, eps=eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
         AHEAD=ahead,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch,
+        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
     )  # fmt: skip
     return True

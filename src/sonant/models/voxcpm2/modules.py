@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import FlowEnds
-from sonant.layers.attention import LocalContext
 from sonant.layers.embedding import Embedding
+from sonant.layers.local_stack import LocalStack
 from sonant.layers.transformer import DecoderStack, StackShape
 from sonant.models.voxcpm2.config import LocalConfig, VoxCPM2Config
 
@@ -52,18 +52,6 @@ def local_shape(config: VoxCPM2Config, local: LocalConfig) -> StackShape:
         qk_norm=False,
         rope_scaling=config.rope,
     )
-
-
-class LocalStack(DecoderStack):
-    """Over a few tokens that all see each other."""
-
-    def over(self, tokens: Tensor) -> Tensor:
-        """[N, T, hidden] → the same after all layers and the final norm."""
-        return self.norm(self.through(tokens))
-
-    def through(self, tokens: Tensor) -> Tensor:
-        """The same before the final norm. The tokens may be written over."""
-        return self.layers_at(tokens, range(tokens.shape[1]), LocalContext())
 
 
 class BaseModel(DecoderStack):
