@@ -112,6 +112,7 @@ def all_kernels(
         return torch.zeros(*shape, dtype=dtype)
 
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
+    norm.add_norm(values(2, 1, 2048), values(2, 1, 2048), values(2048), 1e-6)
     swiglu.swiglu(values(2, 1, 6144))
     for rows, depth in products:
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)

@@ -15,7 +15,6 @@ from sonant.kernels.reference import Heads, Place
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
-from sonant.kernels.triton.swiglu import swiglu
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +29,10 @@ def no_gradients() -> Iterator[None]:
 def test_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
     close(kernel("rms_norm")(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), dtype)
+    branch = random(*shape, dtype=dtype, seed=1)
+    given = x, branch, weight, 1e-6
+    for got, expected in zip(kernel("add_norm")(*given), reference.add_norm(*given), strict=True):
+        close(got, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,9 +97,8 @@ def test_qk_rope(heads: int, kv_heads: int, dim: int, norm: bool, dtype: torch.d
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 3072])
 def test_swiglu(width: int, dtype: torch.dtype) -> None:
-    """No op of its own: products with many rows end in it."""
     x = random(3, 2, 2 * width, dtype=dtype)
-    close(swiglu(x), reference.swiglu(x), dtype)
+    close(kernel("swiglu")(x), reference.swiglu(x), dtype)
 
 
 @pytest.mark.parametrize("rows", cases(3, 40, gpu=[64]))

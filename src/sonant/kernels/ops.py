@@ -39,6 +39,7 @@ from sonant.kernels.reference import (
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
+        "add_norm": "norm",
         "causal_conv": "conv",
         "dense_attention": None,
         "delay_step": "delay",
@@ -65,6 +66,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "sample": "sample",
         "short_attention": "short",
         "snake_beta": "snake",
+        "swiglu": "swiglu",
         "uniforms": "uniforms",
     }
 )
@@ -101,6 +103,14 @@ def pick(op: str, on: Tensor) -> Callable[..., Any]:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return pick("rms_norm", x)(x, weight, eps)
+
+
+def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return pick("add_norm", x)(x, branch, gain, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    return pick("swiglu", gate_up)(gate_up)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

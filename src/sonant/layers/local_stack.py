@@ -1,6 +1,8 @@
 """A decoder stack over a few tokens that all see each other, and nothing else: no cache, no mask.
 
-Rows are few, so its weights are what a step waits for: each op is told which weight the next one reads.
+With few rows its weights are what a step waits for: norms and sums are inside the products, and each op is told which
+weight the next one reads. With many the library's products are what it waits for. Those do nothing else (a profile of
+products with a sum inside has a copy for every other one), so a sum and the norm after it are one op between them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from torch import Tensor
 from sonant.kernels import ops
 from sonant.layers.attention import LocalContext
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
+
+_FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
@@ -42,10 +46,27 @@ class LocalStack(DecoderStack):
         """The same before the final norm. The tokens may be written over. `again`: other tokens are next."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
         context, x = LocalContext(), tokens
+        if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS:
+            return self._through_many(x, cos, sin, context)
         for layer, following in pairwise([*self._layers(), next(self._layers()) if again else None]):
             assert layer is not None
             x = layer.between(x, cos, sin, context, following)
         return x
+
+    def _through_many(self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
+        normed = next(self._layers()).input_layernorm(x)
+        for layer, following in pairwise([*self._layers(), None]):
+            assert layer is not None
+            mixer, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+            gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
+            x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
+            inner = ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight))
+            branch = ops.linear(inner, mlp.down_proj.weight)
+            if following is None:
+                break
+            norm = following.input_layernorm
+            x, normed = ops.add_norm(x, branch, norm.weight, norm.eps)
+        return x + branch
 
     def _layers(self) -> Iterator[LocalLayer]:
         for layer in self.layers:

@@ -57,7 +57,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.ATTENTION, r"flash_?(fwd|bwd|attn|mla)|fmha|attention|paged_attn|attn_(fwd|bwd)|\bmha\b|splitkv|"
                      r"decode_att|batchprefill|batchdecode|singleprefill|unified_att|merge_state|mla_(decode|prefill)|flashattn|"
                      r"_fwd_(grouped_)?kernel(_stage)?|_fwd_kernel_ep64|sdpa"),
-    (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|fused_add_norm|instance_norm"),
+    (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|add_norm|instance_norm"),
     (Work.MOE, r"moe|expert|topkgating|token_permut|align_block"),
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
                     r"cumsum|philox|distribution_|^_uniforms$|^_normals$|^_delay_step$|gathertopk|sbtopk|mbtopk|aten::sort"),

@@ -35,6 +35,17 @@ class FlowCases(CaseMaker):
         moved = weights + self.item * (qkv.numel() + 2 * residual.numel())
         flops += 2 * batch * s.context * s.hidden * width
         yield Case("local_attention_add", where, rows, make, weights, moved, flops)
+        yield from self._between_products(s, rows, batch * s.context)
+
+    def _between_products(self, s: StackWorkload, rows: int, tokens: int) -> Iterator[Case]:
+        """With many tokens, what the library's products leave to others."""
+        x, branch, gain = self.normal(tokens, 1, s.hidden), self.normal(tokens, 1, s.hidden), self.normal(s.hidden)
+        moved = self.item * (4 * x.numel() + s.hidden)
+        make = partial(Call, (x, branch, gain, _EPS), {})
+        yield Case("add_norm", f"{s.name} sum, norm", rows, make, 0, moved)
+        gate_up = self.normal(tokens, 1, 2 * s.inner)
+        make = partial(Call, (gate_up,), {})
+        yield Case("swiglu", f"{s.name} gate", rows, make, 0, self.item * 3 * gate_up.numel() // 2)
 
     def between(self, s: StackWorkload, steps: int, channels: int, rows: int) -> Iterator[Case]:
         """Patches are float32 whatever the model's dtype is."""

@@ -40,6 +40,7 @@ from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
+    add_norm,
     dense_attention,
     linear,
     linear_add,
@@ -73,6 +74,7 @@ __all__ = [
     "Snake",
     "Split",
     "Statuses",
+    "add_norm",
     "causal_conv",
     "convolve",
     "delay_step",
