@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 # see test_any_familys_workloads_can_be_measured
 OF_OTHER_FAMILIES = {
     "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention",
-    "local_attention_add", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu",
+    "local_attention_add", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu", "patch_step",
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_any_familys_workloads_can_be_measured() -> None:
         ("linear_add", "waves down", 42), ("rms_norm", "waves norm", 42),
         ("local_attention", "waves 7 positions", 3), ("local_attention_add", "waves 7 positions", 3),
         ("add_norm", "waves sum, norm", 3), ("swiglu", "waves gate", 3),
-        *((op, "waves 2 × 8", 3) for op in ("flow_open", "flow_move", "flow_turn")),
+        *((op, "waves 2 × 8", 3) for op in ("flow_open", "flow_move", "flow_turn", "patch_step")),
     }  # fmt: skip
     assert {case.op for case in cases} == set(OPS)
 

@@ -25,6 +25,9 @@ from sonant.kernels.reference import (
     Heads,
     LogitMask,
     Lookup,
+    PatchCounters,
+    PatchMemory,
+    PatchStatuses,
     Place,
     Ras,
     RowCounters,
@@ -45,6 +48,7 @@ from sonant.kernels.triton import (
     local_out,
     norm,
     paged,
+    patch,
     pcm,
     pdl,
     qk_rope,
@@ -178,6 +182,10 @@ def flow_kernels(dtype: torch.dtype) -> None:
     flow.flow_open(x, time, given, ends)
     flow.flow_turn(x, hidden, 0.1, time, given, ends)
     flow.flow_move(x, hidden, 0.1, given, ends)
+    lines, rows = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    kept = PatchMemory(torch.zeros(3, 16, 4, 64), torch.zeros(3, 4, 64), values(3, 2048), lines[:, :4])
+    own = PatchCounters(*lines[:2, :5].unbind(1))
+    patch.patch_step(x, values(2, 2048), values(2, 2), own, rows, kept, PatchStatuses(0, 2, 3))
     uniforms.normals(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), torch.zeros(2), 256)
 
 

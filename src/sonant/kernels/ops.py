@@ -27,6 +27,9 @@ from sonant.kernels.reference import (
     Heads,
     LogitMask,
     Lookup,
+    PatchCounters,
+    PatchMemory,
+    PatchStatuses,
     Place,
     Ras,
     RowCounters,
@@ -59,6 +62,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "normals": "uniforms",
         "paged_attention": "paged",
         "paged_step": "paged",
+        "patch_step": "patch",
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
@@ -233,6 +237,18 @@ def flow_turn(
 
 def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
     return pick("normals", seed)(seed, frame, scale, count)
+
+
+def patch_step(
+    patch: Tensor,
+    embedded: Tensor,
+    stop: Tensor,
+    own: PatchCounters,
+    rows: Tensor,
+    memory: PatchMemory,
+    statuses: PatchStatuses,
+) -> Tensor:
+    return pick("patch_step", patch)(patch, embedded, stop, own, rows, memory, statuses)
 
 
 def pcm16(sound: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
                      r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
     (Work.REDUCE, r"reduce|_sum|mean|triton_(red|per)_"),
     (Work.ELEMENTWISE, r"elementwise|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
-                       r"guided_step|^_flow_turn$|^_pcm16$|"
+                       r"guided_step|^_flow_turn$|^_patch_step$|^_pcm16$|"
                        r"aten::(add|sub|mul|div|pow|exp|sin|cos|neg|sqrt|rsqrt|where|clamp|eq|ne|lt|le|gt|ge|"
                        r"logical_\w+|bitwise_\w+|remainder|floor_divide)"),
 )  # fmt: skip

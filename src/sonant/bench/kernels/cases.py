@@ -56,6 +56,7 @@ class Cases(CaseMaker):
                     yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
                 if stack.patch:
                     yield from flow.between(stack, *stack.patch, count)
+                    yield flow.end(stack, *stack.patch, count)
                     yield flow.normals(count, workloads.uniforms)
         codec = CodecCases(self.device, self.dtype)
         for count in rows:

@@ -8,11 +8,12 @@ from functools import partial
 import torch
 
 from sonant.bench.kernels.case import Call, Case, CaseMaker
-from sonant.kernels.reference import FlowEnds, FlowGiven, Heads
+from sonant.kernels.reference import FlowEnds, FlowGiven, Heads, PatchCounters, PatchMemory, PatchStatuses
 from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
 _PREFIX = 2
+_RING = 8  # patches that a row keeps
 _LENGTH = 0.1  # of a step
 
 
@@ -70,6 +71,18 @@ class FlowCases(CaseMaker):
         yield case("flow_move", (x, hidden, _LENGTH), projection, turned, 2 * product)
         both = turned + told + tokens
         yield case("flow_turn", (x, hidden, _LENGTH, time), 2 * projection, both, 3 * product)
+
+    def end(self, s: StackWorkload, steps: int, channels: int, rows: int) -> Case:
+        """Of a step: what is kept of a patch, with as many rows in memory as in the batch."""
+        patch, embedded = torch.randn(rows, steps, channels, device=self.device), self.normal(rows, s.hidden)
+        lines = torch.zeros(rows, 5, dtype=torch.int32, device=self.device)
+        ring = patch[:, None].repeat(1, _RING, 1, 1)
+        memory = PatchMemory(ring, patch.clone(), embedded.clone(), torch.zeros_like(lines)[:, :4])
+        row, own = torch.arange(rows, device=self.device), PatchCounters(*lines.unbind(1))
+        stop = self.normal(rows, 2)
+        make = partial(Call, (patch, embedded, stop, own, row, memory, PatchStatuses(0, 2, 3)), {})
+        moved = 4 * 4 * patch.numel() + 2 * self.item * embedded.numel() + rows * 48
+        return Case("patch_step", f"{s.name} {steps} × {channels}", rows, make, 0, moved)
 
     def normals(self, rows: int, count: int) -> Case:
         seed = torch.ones(rows, 2, dtype=torch.int32, device=self.device)

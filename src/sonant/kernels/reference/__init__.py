@@ -26,6 +26,7 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
+from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -66,6 +67,9 @@ __all__ = [
     "Heads",
     "LogitMask",
     "Lookup",
+    "PatchCounters",
+    "PatchMemory",
+    "PatchStatuses",
     "Place",
     "Ras",
     "RowCounters",
@@ -99,6 +103,7 @@ __all__ = [
     "paged_attention",
     "paged_step",
     "paged_write",
+    "patch_step",
     "pcm16",
     "penalize",
     "qk_rope",

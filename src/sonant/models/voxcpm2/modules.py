@@ -163,6 +163,6 @@ class VoxCPM2Modules(nn.Module):
         """Both models' states [N, hidden] as the estimator's first tokens: [N, 2, dit hidden]."""
         return torch.stack([projected(self.lm_to_dit_proj, state), projected(self.res_to_dit_proj, residual)], 1)
 
-    def stops(self, state: Tensor) -> Tensor:
-        """[N] bool: whether the model would end with the patch that it makes of this state."""
-        return projected(self.stop_head, F.silu(projected(self.stop_proj, state))).argmax(-1) == 1
+    def stop_logits(self, state: Tensor) -> Tensor:
+        """[N, 2]: of going on, and of ending with the patch that is made of this state."""
+        return projected(self.stop_head, F.silu(projected(self.stop_proj, state)))
