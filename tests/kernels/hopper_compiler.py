@@ -127,7 +127,7 @@ def all_kernels(
     if every_form:
         gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
         x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
-        gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2, ahead=True))
+        gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
     for dilation in (1, 3):
         fixed = values(2, 27, 96), values(96, 1, 7), values(96)
         depthwise.depthwise(*fixed, None, dilation)

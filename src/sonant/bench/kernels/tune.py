@@ -188,7 +188,7 @@ def table(results: Iterable[Tuned]) -> str:
 
 def _row(r: Tuned) -> tuple[str, ...]:
     t = r.tile
-    tile = f"{t.m}×{t.width}×{t.k} w{t.warps} s{t.stages} /{t.splits} f{t.fold}{' ahead' if t.ahead else ''}"
+    tile = f"{t.m}×{t.width}×{t.k} w{t.warps} s{t.stages} /{t.splits} f{t.fold}"
     return (
         r.where, r.key, f"{r.floor_us:.1f}", f"{r.library_us:.1f}", f"{r.rule_us:.1f}", f"{r.best_us:.1f}",
         f"{100 * r.share:.0f}%", str(r.tried), "library" if t.library else tile,

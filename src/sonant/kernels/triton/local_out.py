@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonant.kernels.reference import Heads
 from sonant.kernels.triton import gemv
-from sonant.kernels.triton.fetch import fetch_next, next_options
+from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import ROWS, fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
@@ -50,6 +50,7 @@ def _local_attention_add(
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
+    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     own_heads: tl.constexpr = HEADS // SPLITS
     first = split * own_heads
     kv_head = first // (HEADS // KV_HEADS)
@@ -65,7 +66,6 @@ def _local_attention_add(
     angle = sequence * rope_stride + there % STEPS * DIM
     visible = (sequence[:, None] == sequence[None]) & (line < rows)[None]
     width: tl.constexpr = HEADS + 2 * KV_HEADS
-    fetch_next(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     wait_prior(PDL)
     keys = _made_ready(qkv, k_weight, cos, sin, HEADS + kv_head, there, angle, eps, width * DIM, DIM, NORM)
     values = tl.load(qkv + (there * width * DIM + (HEADS + KV_HEADS + kv_head) * DIM)[:, None] + dim[None])

@@ -1,8 +1,7 @@
 """Matrix products with a few rows on tensor cores, read at the speed of the weights.
 
 A program takes one strip of columns over all or a part of the depth. Its first tile of the weights is on its way
-before it waits for its input; the others follow through shared memory, from the device's cache if the tile says that
-they are to be there by then (`ahead`). Programs of one strip that split the depth add
+before it waits for its input; the others follow through shared memory. Programs of one strip that split the depth add
 up as split_k.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
 of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
 own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.fetch import fetch_ahead, fetch_next, next_options
+from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -100,11 +99,12 @@ def _small_m_gemm(
     x, weight, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
     then_elements, then_piece,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr, AHEAD: tl.constexpr, THEN: tl.constexpr,
+    LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
+    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -116,14 +116,6 @@ def _small_m_gemm(
     up = own
     if GATED:
         up = tl.load(up_start + k[None])
-    if AHEAD > 0:
-        # AHEAD pieces of each column, so that every thread has one
-        piece = (k_tiles - 1) * (BLOCK_K // AHEAD)
-        rest = split * k_tiles * BLOCK_K + BLOCK_K + tl.arange(0, AHEAD)[None] * piece
-        fetch_ahead(start + rest, piece)
-        if GATED:
-            fetch_ahead(up_start + rest, piece)
-    fetch_next(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
@@ -176,7 +168,6 @@ def product(
         raise ValueError(f"{tile} does not divide a depth of {depth}")
     squares = strips * tile.splits * block_m
     launch = launch_options(x)
-    ahead = triton.cdiv(32 * tile.warps, tile.n) if tile.ahead and k_tiles > 1 and launch["PDL"] else 0
     partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
     _small_m_gemm[(strips, tile.splits)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out,
@@ -184,7 +175,6 @@ def product(
         rows=rows, columns=columns, depth=depth, k_tiles=k_tiles, eps=eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
-        AHEAD=ahead,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch,
         **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from torch import Tensor
@@ -72,8 +71,6 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
                 tile = Tile(0, n, k, warps, stages, splits, fold=fold)
                 if _sensible(tile, depth, block_m, planes, item_bytes):
                     yield tile
-                    if deep > 1:
-                        yield replace(tile, ahead=True)
 
 
 def _splits(strips: int, tiles: int) -> list[int]:
