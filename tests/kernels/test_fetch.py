@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def test_pieces_cover_the_weight(shape: tuple[int, int], programs: int, warps: i
     assert piece * weight.itemsize % 16 == 0 and piece * weight.itemsize < 1 << 20 and piece <= count
     starts = [min(n * piece, count - piece) for n in range(programs * warps)]
     assert starts[0] == 0 and starts[-1] == count - piece and (count - piece) * weight.itemsize % 16 == 0
-    assert all(after - start <= piece for start, after in zip(starts, starts[1:], strict=False))
+    assert all(after - start <= piece for start, after in pairwise(starts))
 
 
 @pytest.mark.parametrize(
