@@ -19,7 +19,7 @@ from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
-ROWS = (128, 64, 32, 16)  # 16 serves all that are fewer
+ROWS = (64, 32, 16)  # 16 serves all that are fewer
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LocalOutCase:
         return self.batch * self.steps * self.heads * self.dim * (4 * self.steps + 2 * self.columns)
 
     def candidates(self) -> list[Tile]:
-        found = local_tile.candidates(self.rows, self.heads, self.kv_heads, self.dim, self.columns, _ITEM_BYTES)
+        found = local_tile.candidates(self.heads, self.kv_heads, self.dim, self.columns, _ITEM_BYTES)
         return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:

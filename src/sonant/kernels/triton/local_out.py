@@ -18,7 +18,7 @@ from sonant.kernels.reference import Heads
 from sonant.kernels.triton import gemv
 from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.local import local_attention
-from sonant.kernels.triton.local_tile import ROWS, fits, tile_for
+from sonant.kernels.triton.local_tile import fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -101,7 +101,7 @@ def local_attention_add(
     rows, columns = batch * steps, len(weight)
     dim = width // (heads.heads + 2 * heads.kv_heads)
     tile = tile or tile_for(qkv, heads, columns)
-    if rows > ROWS or tile.library or not weight.is_contiguous() or qkv.dtype != weight.dtype:
+    if tile.library or not weight.is_contiguous() or qkv.dtype != weight.dtype:
         return gemv.linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
     if not fits(tile, heads):
         raise ValueError(f"{tile} does not divide {heads.heads} heads of {heads.kv_heads} groups")

@@ -9,9 +9,8 @@ from torch import Tensor
 from sonant.kernels.reference import Heads
 from sonant.kernels.tuning import LIBRARY, Tile, find
 
-ROWS = 128  # of a tile: its scores are square
+ROWS = 64  # of a tile: its scores are square. With more it is two kernels
 _LEAST_ROWS = 16
-_RULE_ROWS = 64  # with more, who has not measured takes two kernels
 _PROCESSORS = 132  # of an H100 or H200
 _COLUMNS = (16, 32, 64, 128)
 _MOST_HELD_BYTES = 384  # of the weights, in each thread's registers
@@ -26,8 +25,10 @@ def tile_for(qkv: Tensor, heads: Heads, columns: int) -> Tile:
     rows, item = batch * steps, qkv.dtype.itemsize
     dim = width // (heads.heads + 2 * heads.kv_heads)
     shape = shape_key(heads.heads, heads.kv_heads, dim, columns, item)
+    if rows > ROWS:
+        return LIBRARY
     found = find("local_out", shape, max(rows, _LEAST_ROWS), qkv.device)
-    return found or rule(rows, heads.heads, heads.kv_heads, columns, item)
+    return found or rule(heads.heads, heads.kv_heads, columns, item)
 
 
 def fits(tile: Tile, heads: Heads) -> bool:
@@ -35,20 +36,16 @@ def fits(tile: Tile, heads: Heads) -> bool:
     return heads.heads % tile.splits == 0 and tile.splits % heads.kv_heads == 0
 
 
-def rule(rows: int, heads: int, kv_heads: int, columns: int, item_bytes: int) -> Tile:
+def rule(heads: int, kv_heads: int, columns: int, item_bytes: int) -> Tile:
     """About a program for each processor. Four bytes have no tensor cores, and a wide tile would be too many steps."""
-    if rows > _RULE_ROWS:
-        return LIBRARY
     n = 64 if item_bytes < 4 else 16
     splits = min(_splits(heads, kv_heads), key=lambda s: abs(-(-columns // n) * s - _PROCESSORS))
     return Tile(0, n, 0, warps=4, stages=1, splits=splits)
 
 
-def candidates(rows: int, heads: int, kv_heads: int, dim: int, columns: int, item_bytes: int) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first, if it has one."""
-    first = rule(rows, heads, kv_heads, columns, item_bytes)
-    if not first.library:
-        yield first
+def candidates(heads: int, kv_heads: int, dim: int, columns: int, item_bytes: int) -> Iterator[Tile]:
+    """Those worth a measurement; the rule's own comes first."""
+    yield rule(heads, kv_heads, columns, item_bytes)
     for n in _COLUMNS:
         for splits in _splits(heads, kv_heads):
             programs = -(-columns // n) * splits
