@@ -40,21 +40,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """A residual sum, and its RMSNorm with `gain`, which opens the next branch."""
+    total = x + branch
+    return total, rms_norm(total, gain, eps)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards.
+
+    Here and below, `then` is the weight that the next product reads: a kernel may fetch it while it works.
+    """
     return residual + F.linear(x, weight)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
     """The start of one: RMSNorm with `gain`, then the projection."""
     return F.linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
     """The same into SwiGLU; the first half of `weight` makes the gate."""
     return swiglu(F.linear(rms_norm(x, gain, eps), weight))
 
@@ -147,6 +156,13 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     """Of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
     q, k, v = (x.transpose(1, 2) for x in qk_rope(qkv, heads))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
+def local_attention_add(
+    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+) -> Tensor:
+    """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
+    return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
