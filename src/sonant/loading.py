@@ -10,6 +10,7 @@ from sonant.bundled import bundled_voice
 from sonant.config import EngineConfig
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import begin
+from sonant.engine.compiler import Compiler
 from sonant.engine.engine import Engine
 from sonant.engine.room import gpu_memory
 from sonant.engine.start_times import StartTimes
@@ -39,14 +40,27 @@ def load(
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
+    return load_engine(folder, device, (dtype, codec_dtype), config or EngineConfig(), sound)
+
+
+def load_engine(
+    folder: Path,
+    device: str,
+    dtype_names: tuple[str, str],
+    config: EngineConfig,
+    sound: SoundFormat,
+    compiler: Compiler | None = None,
+) -> Engine:
+    """`compiler`: one that waits already."""
     target = pick_device(device)
-    config = config or EngineConfig()
-    dtypes = pick_dtype(dtype, target), pick_dtype(codec_dtype, target)
+    dtypes = pick_dtype(dtype_names[0], target), pick_dtype(dtype_names[1], target)
     times, memory, kernels = StartTimes(), None, None
     if target.type == "cuda":
         memory = gpu_memory(target, weight_file_bytes(folder, config))
-        kernels = begin(folder, config, dtypes, memory, sound)
+        kernels = begin(folder, config, dtypes, memory, sound, compiler)
         times.took("device")
+    elif compiler is not None:
+        compiler.dismiss()
     model = load_model(folder, config, target, *dtypes)
     times.took("weights")
     return Engine(model, config, target, sound, Beginning(times, memory, kernels))
