@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from sonant.byte_size import parse_size
 from sonant.errors import ConfigError
 
 _CPU_ROWS = 8
@@ -60,6 +61,11 @@ class EngineConfig:
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
     kv_memory_fraction: float = option(0.85, "share of the GPU memory left after loading that the KV cache takes")
+    gpu_weights: str | None = option(
+        None,
+        "GPU memory for weights, as 3GiB; what does not fit lies in pinned host memory and comes when it is needed. "
+        "auto: what the cache asked for leaves. none: all of them stay",
+    )
     prefill_tokens: int = option(
         512,
         "prompt positions in one step, so that running streams do not wait; four times as many while all are ahead",
@@ -92,6 +98,8 @@ class EngineConfig:
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
                 raise ConfigError(f"{f.name} must be over 0, not {value!r}")
+        if self.gpu_weights is not None and self.gpu_weights != "auto":
+            parse_size(self.gpu_weights, "gpu_weights")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.kv_memory_fraction <= 1:

@@ -13,8 +13,11 @@ from sonant.engine.compile_ahead import begin
 from sonant.engine.engine import Engine
 from sonant.engine.room import gpu_memory
 from sonant.engine.start_times import StartTimes
+from sonant.engine.weight_budget import WeightBudget
+from sonant.engine.weight_paging import WeightPaging
 from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
+from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,14 +45,19 @@ def load(
     target = pick_device(device)
     config = config or EngineConfig()
     dtypes = pick_dtype(dtype, target), pick_dtype(codec_dtype, target)
-    times, memory, kernels = StartTimes(), None, None
+    times, memory, kernels, plan = StartTimes(), None, None, None
+    if config.gpu_weights is not None:
+        weights = WeightBudget.of(folder, config, target, dtypes)
+        config, plan = weights.config, weights.plan
     if target.type == "cuda":
-        memory = gpu_memory(target, weight_file_bytes(folder, config))
+        memory = gpu_memory(target, weight_file_bytes(folder, config) if plan is None else plan.device_bytes)
         kernels = begin(folder, config, dtypes, memory, sound)
         times.took("device")
-    model = load_model(folder, config, target, *dtypes)
+    host = None if plan is None else HostMemory(plan.host_names, target)
+    model = load_model(folder, config, target, *dtypes, host)
+    paging = None if plan is None or host is None else WeightPaging(model.weights(), plan, host)
     times.took("weights")
-    return Engine(model, config, target, sound, Beginning(times, memory, kernels))
+    return Engine(model, config, target, sound, Beginning(times, memory, kernels, paging))
 
 
 def weight_file_bytes(folder: Path, config: EngineConfig) -> int:

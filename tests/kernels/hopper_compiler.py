@@ -39,6 +39,7 @@ from sonant.kernels.triton import (
     dual_ffn,
     flow,
     gemv,
+    host_weights,
     local,
     norm,
     paged,
@@ -153,6 +154,9 @@ def all_kernels(
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
     pcm.pcm16(torch.zeros(2, 1920))
+    host_weights.host_rows(values(100, 2048), torch.zeros(2, 3, dtype=torch.int64))
+    for end in (False, True):
+        host_weights.stamp(torch.zeros(3, dtype=torch.int64), end=end, amount=5)
     flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
     sampling_kernels(dtype, every_form)
 

@@ -9,6 +9,7 @@ import torch
 from sonant.engine.compile_ahead import CompileAhead
 from sonant.engine.room import GpuMemory, gpu_memory
 from sonant.engine.start_times import StartTimes
+from sonant.engine.weight_paging import WeightPaging
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Beginning:
     times: StartTimes
     memory: GpuMemory | None  # of the GPU, where there is one
     kernels: CompileAhead | None = None  # on their way
+    paging: WeightPaging | None = None  # None: all weights stay on the device
 
     @classmethod
     def with_weights(cls, device: torch.device) -> Beginning:

@@ -46,13 +46,15 @@ class Engine(Intake):
         config = config.resolved(None if beginning.memory is None else beginning.memory.room(model.spec))
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.start_times = beginning.times
-        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels)
+        paging = beginning.paging
+        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels, paging)
         self.loop = StepLoop(runner, config)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
         )
         self._clones = VoiceCache(_REMEMBERED_CLIPS)
+        self._encode_voice = model.encode_voice if paging is None else paging.beside(model.encode_voice)
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
         return partial(self.model.opening, prompt)
@@ -68,7 +70,7 @@ class Engine(Intake):
     def encode(self, samples: Samples, text: str | None, name: str) -> Voice:
         """The voice of a clip that `read_clip` has read."""
         key = blake2b(samples.tobytes() + b"\0" + (text or "").encode(), digest_size=16).hexdigest()
-        voice = self._clones.get(key, lambda: self.model.encode_voice(samples, text, name))
+        voice = self._clones.get(key, lambda: self._encode_voice(samples, text, name))
         return voice if voice.name == name else replace(voice, name=name)
 
     @property

@@ -33,6 +33,7 @@ from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.engine.weight_paging import WeightPaging
 from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.types import AudioChunk, SoundFormat
@@ -62,8 +63,10 @@ class Runner:
         sound: SoundFormat = "float32",
         start: StartTimes | None = None,
         kernels: CompileAhead | None = None,
+        paging: WeightPaging | None = None,
     ) -> None:
-        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed. With `paging`
+        every pass through the model brings weights along."""
         start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
         self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
@@ -80,14 +83,20 @@ class Runner:
         with torch.inference_mode():
             model.bind(self.rows.memory(self.kv, config.block_tokens))
         self.span_blocks = self.table_blocks
-        scratch = self.rows.scratch
-        self.prefill = PrefillGraphs(model, config.block_tokens, self.table_blocks, device)
+        scratch, self.paging = self.rows.scratch, paging
+        run_frame, run_codec, run_prefill, self._preroll = (
+            self._run_frame, self._run_codec, model.prefill, model.preroll
+        )  # fmt: skip
+        if paging is not None:
+            run_frame, run_codec = paging.step(run_frame), paging.step(run_codec)
+            run_prefill, self._preroll = paging.step(run_prefill), paging.step(self._preroll)
+        self.prefill = PrefillGraphs(model, run_prefill, config.block_tokens, self.table_blocks, device)
         self.frame = {
-            v: GraphedStep(f"frame {v}" if v else "frame", partial(self._run_frame, variant=v), device, scratch)
+            v: GraphedStep(f"frame {v}" if v else "frame", partial(run_frame, variant=v), device, scratch)
             for v in spec.variants
         }
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
         start.took("memory")
@@ -211,7 +220,7 @@ class Runner:
         self.prefill(list(items.values()))
         for request in plan.preroll:
             item = items.get(request) or PrefillItem(request.row, request.prompt, 0, request.prefill_length)
-            request.preroll_up_to(self.model.preroll(item, request.preroll, self.sizes.chunks[-1]))
+            request.preroll_up_to(self._preroll(item, request.preroll, self.sizes.chunks[-1]))
         self.telemetry.took("prefill")
 
     def _count_first_step(self, request: Request) -> None:
