@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
 from sonant.bundled import bundled_voice
+from sonant.byte_size import shown
 from sonant.config import EngineConfig
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import begin
@@ -19,6 +21,8 @@ from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
 from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
@@ -57,7 +61,11 @@ def load(
     model = load_model(folder, config, target, *dtypes, host)
     paging = None if plan is None or host is None else WeightPaging(model.weights(), plan, host)
     times.took("weights")
-    return Engine(model, config, target, sound, Beginning(times, memory, kernels, paging))
+    engine = Engine(model, config, target, sound, Beginning(times, memory, kernels, paging))
+    if plan is not None:
+        here, there = shown(plan.device_bytes), shown(plan.host_bytes)
+        logger.info("weights: %s on the device, %s in host memory; %s", here, there, engine.weight_floor)
+    return engine
 
 
 def weight_file_bytes(folder: Path, config: EngineConfig) -> int:

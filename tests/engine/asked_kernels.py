@@ -2,7 +2,8 @@
 
 In a process of its own, since the tests' has Triton's interpreter. Both sides run on a machine without a GPU, as if for
 an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
-captures and requests included; with --paged as an engine whose weights all come and go. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
+captures and requests included; with --paged as an engine whose weights come and go. A launch fills nothing, so memory
+that is never filled must be zero: torch is told so.
 """
 
 from __future__ import annotations

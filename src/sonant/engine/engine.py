@@ -21,6 +21,7 @@ from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
 from sonant.engine.telemetry import EngineStats, Telemetry
+from sonant.engine.weight_floor import measured_floor
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
 from sonant.types import Samples, SoundFormat
@@ -48,6 +49,7 @@ class Engine(Intake):
         self.start_times = beginning.times
         paging = beginning.paging
         runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels, paging)
+        self.weight_floor = None if paging is None else measured_floor(runner, paging.plan)
         self.loop = StepLoop(runner, config)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(

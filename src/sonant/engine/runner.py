@@ -107,6 +107,12 @@ class Runner:
         """Of the KV cache, the scratch block among them."""
         return next(iter(self.kv.values())).shape[2]
 
+    @property
+    def usual_variant(self) -> int:
+        """One in the middle of those there are, for who measures a step."""
+        variants = self.model.spec.variants
+        return variants[len(variants) // 2]
+
     def on_stream(self) -> AbstractContextManager[object]:
         """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
         return nullcontext() if self.device.type != "cuda" else torch.cuda.stream(torch.cuda.Stream(self.device))

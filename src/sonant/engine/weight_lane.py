@@ -24,6 +24,20 @@ from sonant.models.weight_blocks import WeightBlock
 from sonant.models.weights.host_memory import HostBlock
 
 
+@dataclass(frozen=True)
+class PagedTotals:
+    """Since the engine was loaded."""
+
+    pass_s: float = 0.0  # that passes through the model took on the device
+    wait_s: float = 0.0  # that they waited for weights
+    copied_bytes: int = 0  # of weights that were brought
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> PagedTotals:
+        """As a `WeightClock` has them."""
+        return cls(values[1] / 1e9, values[4] / 1e9, values[2])
+
+
 class WeightClock:
     """Counted on the device, where the host need not be: what passes took, what of it they waited, and the bytes."""
 
@@ -32,6 +46,10 @@ class WeightClock:
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(2 * self.FIELDS, dtype=torch.int64, device=device)
         self.passes, self.waits = self.values[: self.FIELDS], self.values[self.FIELDS :]
+
+    def read(self) -> PagedTotals:
+        """Waits for the device."""
+        return PagedTotals.of(self.values.tolist())
 
 
 @dataclass(frozen=True)
