@@ -55,7 +55,7 @@ def test_what_is_planned_is_what_an_engine_asks_for_whose_weights_come_and_go(
     folders = (few_codebooks["custom"], tiny_higgs, tiny_voxcpm2)
     for report in json.loads(run_apart("asked_kernels.py", "--paged", *folders, cache=tmp_path)):
         assert report["missing"] == report["later"] == report["needless"] == []
-        assert {"_stamp", "_host_rows"} <= set(report["names"])
+        assert {"_weights_wanted", "_weights_there", "_pass_ends", "_host_rows"} <= set(report["names"])
 
 
 @pytest.mark.slow

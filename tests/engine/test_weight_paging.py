@@ -90,6 +90,19 @@ def test_a_budget_for_all_leaves_nothing_on_the_way(family: Family, folder: Path
         assert not any(part._forward_pre_hooks or part._forward_hooks for part in module.modules())
 
 
+def test_what_comes_and_what_it_costs_is_counted(family: Family, folder: Path, make_any: MakeEngine) -> None:
+    engine = make_any(gpu_weights=str(least_of(folder)), max_rows=1)
+    engine.speak(**family.request(1))
+    before = engine.telemetry.paged
+    spoken = engine.speak(**family.request(1))
+    paged = engine.telemetry.paged
+    assert 0 < paged.wait_s <= paged.pass_s
+    lanes = engine.loop.runner.paging.plan.lanes if engine.loop.runner.paging else {}
+    every_step = sum(b.size for lane in lanes.values() for b in lane if b.reads >= 1)
+    assert paged.copied_bytes - before.copied_bytes >= len(spoken.frames) * every_step > 0
+    assert engine.host_weight_bytes >= every_step
+
+
 def test_too_little_is_refused_before_anything_is_loaded(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"must stay on the GPU.* the least that works is \d+[MK]iB"):
         sonant.load(folder, device="cpu", config=EngineConfig(gpu_weights=str(least_of(folder) - 1)))

@@ -155,8 +155,11 @@ def all_kernels(
         local.local_attention(values(2, steps, 20 * dim), of)
     pcm.pcm16(torch.zeros(2, 1920))
     host_weights.host_rows(values(100, 2048), torch.zeros(2, 3, dtype=torch.int64))
-    for end in (False, True):
-        host_weights.stamp(torch.zeros(3, dtype=torch.int64), end=end, amount=5)
+    clock = torch.zeros(3, dtype=torch.int64)
+    host_weights.pass_begins(clock)
+    host_weights.pass_ends(clock, 5)
+    host_weights.wait_begins(clock)
+    host_weights.wait_ends(clock)
     flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
     sampling_kernels(dtype, every_form)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from sonant.kernels.host_weights import host_rows, stamp
+from sonant.kernels.host_weights import host_rows, pass_begins, pass_ends, wait_begins, wait_ends
 
 pytest.importorskip("triton")
 
@@ -26,7 +26,12 @@ def test_the_kernel_fetches_the_rows_that_are_asked_for(width: int, ids: torch.T
 def test_a_clock_counts_time_and_amounts() -> None:
     clock = torch.zeros(3, dtype=torch.int64)
     for amount in (2, 5):
-        stamp(clock, end=False)
+        pass_begins(clock)
         time.sleep(0.002)
-        stamp(clock, end=True, amount=amount)
+        pass_ends(clock, amount)
     assert clock[1] >= 4_000_000 and clock[2] == 7
+    waits = torch.zeros(3, dtype=torch.int64)
+    wait_begins(waits)
+    time.sleep(0.002)
+    wait_ends(waits)
+    assert waits[1] >= 2_000_000 and waits[2] == 0

@@ -81,6 +81,12 @@ class Engine(Intake):
         return self.loop.runner.warmup.share
 
     @property
+    def host_weight_bytes(self) -> int:
+        """Of weights that do not stay on the device."""
+        paging = self.loop.runner.paging
+        return 0 if paging is None else paging.plan.host_bytes
+
+    @property
     def telemetry(self) -> Telemetry:
         return self.loop.runner.telemetry
 

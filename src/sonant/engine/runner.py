@@ -33,6 +33,7 @@ from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.engine.weight_lane import WeightClock
 from sonant.engine.weight_paging import WeightPaging
 from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
@@ -87,6 +88,7 @@ class Runner:
         run_frame, run_codec, run_prefill, self._preroll = (
             self._run_frame, self._run_codec, model.prefill, model.preroll
         )  # fmt: skip
+        self._clock = None if paging is None else paging.steps.clock.values
         if paging is not None:
             run_frame, run_codec = paging.step(run_frame), paging.step(run_codec)
             run_prefill, self._preroll = paging.step(run_prefill), paging.step(self._preroll)
@@ -216,7 +218,7 @@ class Runner:
         users = plan.requests()
         for request in users:
             request.enter_step()
-        step = Step(decoding, users, codec, self.ring.send(records, sounds))
+        step = Step(decoding, users, codec, self.ring.send(records, sounds, self._clock))
         if codec:
             self.telemetry.took("codec")
         return step
@@ -242,6 +244,8 @@ class Runner:
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
+        if self._clock is not None:
+            self.telemetry.paged = WeightClock.totals(step.slot.clock.tolist())
         for request, (status, frame) in zip(step.decoding, step.slot.decoded(len(step.decoding)), strict=True):
             if request.book(status, frame):
                 self._count_first_step(request)

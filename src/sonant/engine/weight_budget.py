@@ -35,7 +35,7 @@ class WeightBudget:
         if budget is None:
             return cls(replace(config, gpu_weights=None), None)
         plan = plan_weights(sketch.weights(), budget)
-        if plan is not None and not can_page(device.type):
+        if plan is not None and not can_page(device):
             raise ConfigError("gpu_weights needs triton on a GPU: install it, or leave gpu_weights out")
         return cls(replace(config, gpu_weights=None if plan is None else str(budget)), plan)
 

@@ -18,24 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sonant.engine.telemetry import PagedTotals
 from sonant.engine.weight_plan import SLOTS
-from sonant.kernels.host_weights import stamp
+from sonant.kernels.host_weights import wait_begins, wait_ends
 from sonant.models.weight_blocks import WeightBlock
 from sonant.models.weights.host_memory import HostBlock
-
-
-@dataclass(frozen=True)
-class PagedTotals:
-    """Since the engine was loaded."""
-
-    pass_s: float = 0.0  # that passes through the model took on the device
-    wait_s: float = 0.0  # that they waited for weights
-    copied_bytes: int = 0  # of weights that were brought
-
-    @classmethod
-    def of(cls, values: Sequence[int]) -> PagedTotals:
-        """As a `WeightClock` has them."""
-        return cls(values[1] / 1e9, values[4] / 1e9, values[2])
 
 
 class WeightClock:
@@ -49,7 +36,13 @@ class WeightClock:
 
     def read(self) -> PagedTotals:
         """Waits for the device."""
-        return PagedTotals.of(self.values.tolist())
+        return self.totals(self.values.tolist())
+
+    @classmethod
+    def totals(cls, values: Sequence[int]) -> PagedTotals:
+        """What a copy of `values` says."""
+        _, passed_ns, copied_bytes, _, waited_ns, _ = values
+        return PagedTotals(passed_ns / 1e9, waited_ns / 1e9, copied_bytes)
 
 
 @dataclass(frozen=True)
@@ -101,9 +94,9 @@ class WeightLane:
         if (event := self._ready.pop(n, None)) is not None:
             # Plain kernels on both sides: they also keep those that start early, and read weights before they wait for
             # their input, from starting before the weights are there.
-            stamp(self.clock.waits, end=False)
+            wait_begins(self.clock.waits)
             torch.cuda.current_stream(self.device).wait_event(event)
-            stamp(self.clock.waits, end=True)
+            wait_ends(self.clock.waits)
 
     def end(self, n: int) -> None:
         """All that reads block n has been launched: the next block of its slot may follow."""
@@ -114,9 +107,9 @@ class WeightLane:
         if self.device.type == "cuda":
             self._ready[following] = self._copy_behind(following)
             return
-        stamp(self.clock.waits, end=False)
+        wait_begins(self.clock.waits)
         self._copies[following].copy_(self.parts[following].host.memory)
-        stamp(self.clock.waits, end=True)
+        wait_ends(self.clock.waits)
 
     def _copy_behind(self, n: int) -> torch.cuda.Event:
         assert self.stream is not None

@@ -16,7 +16,7 @@ import torch
 
 from sonant.engine.weight_lane import LanePart, WeightClock, WeightLane
 from sonant.engine.weight_plan import WeightPlan
-from sonant.kernels.host_weights import stamp
+from sonant.kernels.host_weights import pass_begins, pass_ends
 from sonant.models.weight_blocks import ModelWeights, WeightBlock
 from sonant.models.weights.host_memory import HostMemory
 
@@ -39,7 +39,7 @@ class LaneGroup:
         def pass_over(*args: P.args, **kwargs: P.kwargs) -> R:
             for lane in self.lanes:
                 lane.begin_pass()
-            stamp(self.clock.passes, end=False)
+            pass_begins(self.clock.passes)
             try:
                 out = run(*args, **kwargs)
             except BaseException:
@@ -47,7 +47,7 @@ class LaneGroup:
                 raise
             for lane in self.lanes:
                 lane.join()
-            stamp(self.clock.passes, end=True, amount=sum(lane.copied_bytes for lane in self.lanes))
+            pass_ends(self.clock.passes, sum(lane.copied_bytes for lane in self.lanes))
             return out
 
         return pass_over
