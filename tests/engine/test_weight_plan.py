@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonant.byte_size import parse_size
-from sonant.engine.weight_plan import PlannedBlock, WeightPlan, least_bytes, plan, slot_bytes
+from sonant.engine.weight_plan import PlannedBlock, WeightPlan, least_bytes, plan, slot_bytes, travelling
 from sonant.errors import ConfigError
 
 MB = 10**6
@@ -53,6 +53,24 @@ def test_steps_wait_for_what_they_read_and_as_often() -> None:
 def test_slots_take_turns_and_are_no_larger_than_their_own() -> None:
     uneven = [PlannedBlock(str(n), "codec", size, 1) for n, size in enumerate((300, 10, 100, 40, 20))]
     assert slot_bytes(uneven) == 300 + 40
+
+
+def test_a_block_that_has_its_slot_to_itself_does_not_travel() -> None:
+    three = [PlannedBlock(str(n), "layers", 10, 1) for n in range(3)]
+    assert [b.name for b in travelling(three)] == ["0", "2"]
+    assert travelling(three[:2]) == []
+
+
+def test_a_lane_whose_slots_would_take_most_of_it_is_left_alone() -> None:
+    uneven = [PlannedBlock(str(n), "codec", size, 1) for n, size in enumerate((900, 90, 20, 10))]
+    assert least_bytes([*uneven, *LAYERS], 0) == 1020 + 40 * MB
+    found = plan([*uneven, *LAYERS], 0, 100 * MB)
+    assert found is not None and set(found.lanes) == {"layers"}
+
+
+def test_slots_of_a_lane_that_steps_do_not_use_take_no_room() -> None:
+    aside = [PlannedBlock(str(n), "voice", 5 * MB, 0, aside=True) for n in range(2)]
+    assert least_bytes(aside, 0) == slot_bytes(aside) == 0
 
 
 def test_too_little_is_refused_with_the_least_that_works() -> None:

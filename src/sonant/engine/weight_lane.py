@@ -57,8 +57,8 @@ class WeightLane:
     ) -> None:
         self.parts, self.device, self.stream, self.clock = parts, device, stream, clock
         sizes = [part.host.memory.numel() for part in parts]
-        largest = [max(sizes[slot::SLOTS], default=0) for slot in range(SLOTS)]
-        self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for size in largest]
+        self._sizes = [max(sizes[slot::SLOTS], default=0) for slot in range(SLOTS)]
+        self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes]
         self.copied_bytes = 0  # in this pass
         self._ready: dict[int, torch.cuda.Event] = {}  # of copies that this pass has begun, by block
         self._copies: list[Tensor] = []  # where each block lies in its slot
@@ -70,6 +70,17 @@ class WeightLane:
             part.block.call.register_forward_pre_hook(lambda *_, n=n: self.begin(n))
             part.block.call.register_forward_hook(lambda *_, n=n: self.end(n))
         self.fill()
+
+    def lease(self) -> None:
+        """Take memory for the slots again, where `give_up` has given it back."""
+        for slot, size in zip(self.slots, self._sizes, strict=True):
+            slot.untyped_storage().resize_(size)
+        self.fill()
+
+    def give_up(self) -> None:
+        """Keep no memory while nobody uses the lane. Nothing may be under way."""
+        for slot in self.slots:
+            slot.untyped_storage().resize_(0)
 
     def fill(self) -> None:
         """Bring the first two blocks, whatever was under way."""

@@ -80,23 +80,32 @@ class WeightPaging:
     def _add_lane(self, blocks: Sequence[WeightBlock]) -> None:
         group = self.aside if blocks[0].aside else self.steps
         parts = [LanePart(b, self.host.adopt(b.name, [h.value for h in b.tensors()])) for b in blocks]
-        group.lanes.append(WeightLane(parts, self.device, group.stream, group.clock))
+        lane = WeightLane(parts, self.device, group.stream, group.clock)
+        group.lanes.append(lane)
+        if group is self.aside:
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+            lane.give_up()
 
     def step(self, run: Callable[P, R]) -> Callable[P, R]:
         """A pass of the step thread; it can be captured."""
         return self.steps.whole(run)
 
     def beside(self, run: Callable[P, R]) -> Callable[P, R]:
-        """A pass of any other thread: one at a time, since they share slots."""
+        """A pass of any other thread: one at a time, since they share slots, which have memory only meanwhile."""
         whole = self.aside.whole(run)
 
         @wraps(run)
         def alone(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._one_at_a_time:
-                out = whole(*args, **kwargs)
-                if self.aside.stream is not None:
-                    # The next thread may compute on another stream, and would overwrite slots that are still read.
-                    torch.cuda.current_stream(self.device).synchronize()
-                return out
+                for lane in self.aside.lanes:
+                    lane.lease()
+                try:
+                    return whole(*args, **kwargs)
+                finally:
+                    if self.aside.stream is not None:  # slots that are still read must not be given up
+                        torch.cuda.current_stream(self.device).synchronize()
+                    for lane in self.aside.lanes:
+                        lane.give_up()
 
         return alone

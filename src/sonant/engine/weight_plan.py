@@ -2,7 +2,8 @@
 
 What decode steps never read leaves first, then what they read least often: tables before blocks, since of a table only
 rows travel. Of a lane only so many blocks leave as must, spread evenly, so that copies run while others compute. What
-leaves in a lane takes turns in two slots.
+leaves in a lane takes turns in two slots; a lane that they would take most of is left alone. Lanes that are not the
+step thread's have slots only while they are used.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights.host_memory import BlockLayout
 
 SLOTS = 2
+_WORTH = 0.25  # of a lane must be saved, or it is left alone
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class PlannedBlock:
     lane: str | None
     size: int
     reads: float
+    aside: bool = False  # its lane is not the step thread's
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class WeightPlan:
     @property
     def step_bytes(self) -> float:
         """That must come to the device in a decode step, on average."""
-        return sum(b.reads * b.size for lane in self.lanes.values() for b in lane)
+        return sum(b.reads * b.size for lane in self.lanes.values() for b in travelling(lane))
 
 
 def plan_weights(weights: ModelWeights, budget: int) -> WeightPlan | None:
@@ -61,7 +64,9 @@ def fixed_bytes(weights: ModelWeights) -> int:
 
 def planned_blocks(weights: ModelWeights) -> list[PlannedBlock]:
     sizes = [BlockLayout.of([held.value for held in b.tensors()]).total_bytes for b in weights.blocks]
-    blocks = [PlannedBlock(b.name, b.lane, size, b.reads) for b, size in zip(weights.blocks, sizes, strict=True)]
+    blocks = [
+        PlannedBlock(b.name, b.lane, size, b.reads, b.aside) for b, size in zip(weights.blocks, sizes, strict=True)
+    ]
     tables = [
         PlannedBlock(t.name, None, BlockLayout.of([h.value for h in t.tensors()]).total_bytes, t.reads)
         for t in weights.tables
@@ -99,13 +104,20 @@ def plan(blocks: Sequence[PlannedBlock], fixed: int, budget: int) -> WeightPlan 
 
 def least_bytes(blocks: Sequence[PlannedBlock], fixed: int) -> int:
     """With everything on the host that can be."""
-    lanes = sum(min(sum(b.size for b in group), slot_bytes(group)) for _, group in lanes_of(blocks))
-    return fixed + lanes
+    lanes = [slot_bytes(group) if _saves(group) else sum(b.size for b in group) for _, group in lanes_of(blocks)]
+    return fixed + sum(lanes)
 
 
 def slot_bytes(blocks: Sequence[PlannedBlock]) -> int:
     """Blocks take turns in the slots, each of which is as large as the largest of its own."""
+    if blocks[0].aside:
+        return 0
     return sum(max((b.size for b in blocks[slot::SLOTS]), default=0) for slot in range(SLOTS))
+
+
+def travelling(lane: Sequence[PlannedBlock]) -> list[PlannedBlock]:
+    """Those that share their slot: one that has it to itself stays there."""
+    return [b for slot in range(SLOTS) for b in lane[slot::SLOTS] if len(lane[slot::SLOTS]) > 1]
 
 
 def lanes_of(blocks: Iterable[PlannedBlock]) -> list[tuple[str, list[PlannedBlock]]]:
@@ -117,8 +129,10 @@ def lanes_of(blocks: Iterable[PlannedBlock]) -> list[tuple[str, list[PlannedBloc
 
 
 def pick(lane: Sequence[PlannedBlock], missing: int) -> list[PlannedBlock]:
-    """Those that leave, so that `missing` bytes are saved, slots counted; all, if that is not enough; none, if even
-    that saves nothing."""
+    """Those that leave, so that `missing` bytes are saved, slots counted; all, if that is not enough; none, if that
+    saves little."""
+    if not _saves(lane):
+        return []
     total, smallest = sum(b.size for b in lane), min(b.size for b in lane)
     wanted = missing + SLOTS * smallest
     while wanted < total:
@@ -126,7 +140,7 @@ def pick(lane: Sequence[PlannedBlock], missing: int) -> list[PlannedBlock]:
         if picked and sum(b.size for b in picked) - slot_bytes(picked) >= missing:
             return picked
         wanted += smallest
-    return list(lane) if _saves(lane) else []
+    return list(lane)
 
 
 def _spread(lane: Sequence[PlannedBlock], share: float) -> list[PlannedBlock]:
@@ -141,7 +155,8 @@ def _spread(lane: Sequence[PlannedBlock], share: float) -> list[PlannedBlock]:
 
 
 def _saves(lane: Sequence[PlannedBlock]) -> bool:
-    return sum(b.size for b in lane) > slot_bytes(lane)
+    """Enough to be worth the copies."""
+    return slot_bytes(lane) <= (1 - _WORTH) * sum(b.size for b in lane)
 
 
 def _paged(blocks: Sequence[PlannedBlock]) -> list[list[PlannedBlock]]:

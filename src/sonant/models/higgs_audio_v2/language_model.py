@@ -17,21 +17,32 @@ from sonant.layers.transformer import MLP, Attention, DecoderStack, RMSNorm, Sta
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 
 
-class BothSides(nn.Module):
-    """A layer's two networks, each for its own positions. Its call is when the text's network is read: see
-    `weight_blocks.py`."""
+class DualPart(nn.Module):
+    """A half of a layer's two networks, each for its own positions. A module without weights of its own, so that there
+    is a call while the text's are read: see `weight_blocks.py`."""
 
     def __init__(self, layer: DualLayer) -> None:
         super().__init__()
         self._layer = (layer,)  # not registered: the weights are the layer's
 
+    @property
+    def layer(self) -> DualLayer:
+        return self._layer[0]
+
+
+class DualWiden(DualPart):
     def forward(self, x: Tensor, split: Split) -> Tensor:
-        (layer,) = self._layer
-        text, sound = layer.mlp, layer.audio_mlp
+        layer = self.layer
         norms = Sides(layer.post_attention_layernorm.weight, layer.audio_post_attention_layernorm.weight)
-        widening = Sides(text.gate_up_proj.weight, sound.gate_up_proj.weight)
-        inner = ops.dual_norm_gated(x, split, norms, layer.eps, widening)
-        return ops.dual_linear_add(inner, split, Sides(text.down_proj.weight, sound.down_proj.weight), x)
+        weights = Sides(layer.mlp.gate_up_proj.weight, layer.audio_mlp.gate_up_proj.weight)
+        return ops.dual_norm_gated(x, split, norms, layer.eps, weights)
+
+
+class DualNarrow(DualPart):
+    def forward(self, inner: Tensor, split: Split, residual: Tensor) -> Tensor:
+        layer = self.layer
+        weights = Sides(layer.mlp.down_proj.weight, layer.audio_mlp.down_proj.weight)
+        return ops.dual_linear_add(inner, split, weights, residual)
 
 
 class DualLayer(nn.Module):
@@ -42,7 +53,7 @@ class DualLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.audio_post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.mlp, self.audio_mlp = (MLP(shape.hidden, shape.intermediate) for _ in range(2))
-        self.both_sides = BothSides(self)
+        self.widen, self.narrow = DualWiden(self), DualNarrow(self)
         self.eps = shape.eps
 
     def forward(
@@ -60,7 +71,7 @@ class DualLayer(nn.Module):
         norms = Sides(self.input_layernorm.weight, self.audio_input_layernorm.weight)
         qkv = ops.linear(ops.dual_norm(x, split, norms, self.eps), self.self_attn.qkv_proj.weight)
         x = ops.linear_add(self.self_attn.gather(qkv, cos, sin, context), self.self_attn.o_proj.weight, x)
-        return self.both_sides(x, split)
+        return self.narrow(self.widen(x, split), split, x)
 
 
 class AudioEmbedding(nn.Module):

@@ -35,7 +35,10 @@ def text_table(model: LanguageModel) -> LookupTable:
 
 def layer_blocks(model: LanguageModel) -> list[WeightBlock]:
     layers = [layer for layer in model.model.layers if isinstance(layer, DualLayer)]
-    text = [WeightBlock(f"text {n}", "text", x.both_sides, (x.mlp,)) for n, x in enumerate(layers)]
+    text = []
+    for n, x in enumerate(layers):  # in halves, so that slots are small
+        text.append(WeightBlock(f"text {n} widening", "text", x.widen, (x.mlp.gate_up_proj,)))
+        text.append(WeightBlock(f"text {n} narrowing", "text", x.narrow, (x.mlp.down_proj,)))
     own = [WeightBlock(f"layers {n}", "layers", x, (x.self_attn, x.audio_mlp), 1) for n, x in enumerate(layers)]
     return [*text, *own]
 
