@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,11 +67,10 @@ def expected_floor(plan: WeightPlan, spec: ModelSpec, config: EngineConfig, devi
 
 
 def measured_floor(runner: Runner, plan: WeightPlan) -> StepFloor:
-    """Before the step thread begins: the scratch row is stepped."""
-    spec, config = runner.model.spec, runner.config
-    rows, batch = config.max_rows or 1, config.max_batch or 1
-    compute_s = _compute_s(runner)
-    return StepFloor(plan.step_bytes, bus_speed(runner.device), compute_s, spec.frame_s, rows, batch)
+    """Before the step thread begins: on a GPU its scratch row is stepped, as captures do. What is in there may be no
+    numbers, which only kernels can take."""
+    floor = expected_floor(plan, runner.model.spec, runner.config, runner.device)
+    return floor if runner.device.type != "cuda" else replace(floor, compute_s=_compute_s(runner))
 
 
 def _compute_s(runner: Runner) -> float:
