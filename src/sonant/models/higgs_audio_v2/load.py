@@ -34,7 +34,7 @@ def load(
 ) -> HiggsAudioV2:
     prompter = load_prompter(folder, options)
     codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
-    decoder, encoder = load_codec(codec, device, codec_dtype)
+    decoder, encoder = load_codec(codec, device, codec_dtype, host)
     model = _load_language_model(prompter.config, weights, device, dtype, host)
     sizes = options.frame_sizes(prompter.spec.frame_s, decoder.context_frames)
     return HiggsAudioV2(prompter, Modules(model, decoder, encoder), sizes)

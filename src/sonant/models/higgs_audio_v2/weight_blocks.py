@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sonant.models.higgs_audio_v2.codec import AcousticDecoder, UpsampleBlock
-from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
+from sonant.models.higgs_audio_v2.encoder_blocks import encoder_blocks
 from sonant.models.higgs_audio_v2.language_model import DualLayer, LanguageModel
-from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock, called_blocks
+from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock
 
 if TYPE_CHECKING:
     from sonant.models.higgs_audio_v2.model import Modules
@@ -51,9 +51,3 @@ def codec_blocks(decoder: AcousticDecoder) -> list[WeightBlock]:
         holds = (part.conv_t1, part.res_unit1, part.res_unit2, part.res_unit3)
         blocks.append(WeightBlock(f"codec {n}", "codec", part, holds, _CODEC_READS))
     return blocks
-
-
-def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
-    """In the order in which a clip goes through them: what it sounds like, then what it says."""
-    parts = [*encoder.acoustic_encoder.block, *encoder.semantic_model.encoder.layers]
-    return called_blocks(parts, "voice encoder", aside=True)

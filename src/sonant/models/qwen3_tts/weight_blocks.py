@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sonant.models.qwen3_tts.codec import CodecDecoder, UpsampleBlock
+from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.talker import Talker
 from sonant.models.weight_blocks import (
     LookupTable,
@@ -33,7 +34,7 @@ def model_weights(modules: Modules) -> ModelWeights:
     if modules.encoder is None:
         blocks += codec_blocks(modules.decoder)
     else:
-        blocks += called_blocks(modules.encoder.encoder_transformer.layers, "voice encoder", aside=True)
+        blocks += encoder_blocks(modules.encoder)
     blocks += talker_blocks(modules.talker)
     return ModelWeights(tuple(present), tuple(blocks), (text_table(modules.talker),))
 
@@ -48,6 +49,10 @@ def talker_blocks(talker: Talker) -> list[WeightBlock]:
         *stack_blocks(talker.model, "talker", 1),
         *stack_blocks(predictor.model, "predictor", predictor.groups - 1),
     ]
+
+
+def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
+    return called_blocks(encoder.encoder_transformer.layers, "voice encoder", aside=True)
 
 
 def codec_blocks(decoder: CodecDecoder) -> list[WeightBlock]:

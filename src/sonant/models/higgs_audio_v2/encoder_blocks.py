@@ -1,0 +1,12 @@
+"""What of the codec's encoder can leave a GPU: clips are few, so it leaves first."""
+
+from __future__ import annotations
+
+from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
+from sonant.models.weight_blocks import WeightBlock, called_blocks
+
+
+def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
+    """In the order in which a clip goes through them: what it sounds like, then what it says."""
+    parts = [*encoder.acoustic_encoder.block, *encoder.semantic_model.encoder.layers]
+    return called_blocks(parts, "voice encoder", aside=True)
