@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -56,6 +57,29 @@ def test_a_machine_that_cannot_pin_is_told_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     with pytest.raises(ConfigError, match=r"ulimit -l unlimited.*--ulimit memlock=-1.*larger gpu_weights"):
         HostMemory(frozenset(), torch.device("cuda")).take("a", [torch.empty(9, device="meta")])
+
+
+def test_memory_is_pinned_for_as_long_as_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = dict[int, int]()
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            pinned[address] = size
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> None:
+            del pinned[address]
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    host = HostMemory(frozenset(), torch.device("cuda"))
+    view = host.take("a", [torch.empty(5000, device="meta")]).views()[0]
+    del host
+    gc.collect()
+    assert list(pinned.values()) == [20_480]
+    view.fill_(1)
+    del view
+    gc.collect()
+    assert not pinned
 
 
 def test_host_memory_is_no_more_than_the_weights_in_it() -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +64,16 @@ class HostBlock:
         return all(t.untyped_storage()._cdata == mine for t in tensors)
 
 
+class _Pages(mmap.mmap):
+    """Memory that is unpinned before it is given back."""
+
+    unpin: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.unpin is not None:
+            self.unpin()
+
+
 class HostMemory:
     """For the blocks and tables named, of a model on `device`."""
 
@@ -94,19 +104,20 @@ class HostMemory:
     def _pages(self, count: int) -> Tensor:
         if self.device.type == "meta":
             return torch.empty(count, dtype=torch.uint8, device="meta")
-        pages = torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+        pages = _Pages(-1, count)
+        memory = torch.frombuffer(pages, dtype=torch.uint8)
         if self.device.type == "cuda":
-            self._pin(pages)
-        return pages
+            pages.unpin = self._pin(memory)
+        return memory
 
-    def _pin(self, pages: Tensor) -> None:
+    def _pin(self, memory: Tensor) -> Callable[[], object]:
         runtime: Any = torch.cuda.cudart()
-        error = int(runtime.cudaHostRegister(pages.data_ptr(), pages.numel(), _PORTABLE_AND_MAPPED))
+        error = int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_AND_MAPPED))
         if error:
             raise ConfigError(
                 f"this machine lets no more than {shown(self.total_bytes)} of weights be pinned in host memory, and "
-                f"{shown(pages.numel())} more are needed (CUDA error {error}): free host memory, raise the limit of "
+                f"{shown(memory.numel())} more are needed (CUDA error {error}): free host memory, raise the limit of "
                 "locked memory (ulimit -l unlimited, or for a container --ulimit memlock=-1 and more --memory), or "
                 "page less with a larger gpu_weights"
             )
-        weakref.finalize(pages.untyped_storage(), runtime.cudaHostUnregister, pages.data_ptr())
+        return partial(runtime.cudaHostUnregister, memory.data_ptr())
