@@ -51,10 +51,11 @@ def load(
     dtypes = pick_dtype(dtype, target), pick_dtype(codec_dtype, target)
     times, memory, kernels, plan = StartTimes(), None, None, None
     if config.gpu_weights is not None:
-        weights = WeightBudget.of(folder, config, target, dtypes)
-        config, plan = weights.config, weights.plan
+        budget = WeightBudget.of(folder, config, target, dtypes)
+        config, plan = budget.config, budget.plan
     if target.type == "cuda":
-        memory = gpu_memory(target, weight_file_bytes(folder, config) if plan is None else plan.device_bytes)
+        weights = weight_file_bytes(folder, config) if plan is None else plan.device_bytes
+        memory = gpu_memory(target, weights, config.gpu_share)
         kernels = begin(folder, config, dtypes, memory, sound)
         times.took("device")
     host = None if plan is None else HostMemory(plan.host_names, target)

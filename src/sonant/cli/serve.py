@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sonant.serving.start_check import check_start, page_address
 EXAMPLES = """
 sonant serve model
 sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
+sonant serve model another-model
 sonant serve --config sonant.toml
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
@@ -30,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
+    parser.add_argument(
+        "folders", metavar="MODEL", nargs="*",
+        help="the same as --model; of several each is asked for by its name, and has its share of the GPU's memory",
+    )  # fmt: skip
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
         help="TOML with any of the options below, each named as its environment variable is, in small letters and "
@@ -51,11 +56,13 @@ def run(args: argparse.Namespace) -> int:
     for warning in exposure(options):
         logger.warning("%s", warning)
     check_start(options)
-    folder = model_folder(model.model)
+    folders = [model_folder(model.model), *map(model_folder, args.folders[1:])]
+    check_names(folders)
+    folder = folders[0]
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
-    if workers == 0:
+    if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
-    return _in_processes(folder, model, options, config, workers)
+    return _in_processes(folders, model, options, shared(config, len(folders)), max(1, workers))
 
 
 def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
@@ -81,8 +88,20 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     return 0 if server.started else 1
 
 
+def check_names(folders: list[Path]) -> None:
+    """Models are told apart by the names of their folders."""
+    names = [folder.absolute().name for folder in folders]
+    if twice := [name for n, name in enumerate(names) if name in names[:n]]:
+        raise ConfigError(f"two models are called {twice[0]!r}, which clients ask for them by: rename a folder")
+
+
+def shared(config: EngineConfig, models: int) -> EngineConfig:
+    """A part of the GPU's memory for each."""
+    return config if models == 1 else replace(config, gpu_share=config.gpu_share / models)
+
+
 def _in_processes(
-    folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
+    folders: list[Path], model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
 ) -> int:
     from sonant.serving.processes.launcher import Launcher
     from sonant.serving.processes.scratch import scratch_folder
@@ -91,9 +110,10 @@ def _in_processes(
 
     with bound(options.host, options.port) as holder, scratch_folder() as scratch:
         host, port = holder.getsockname()[:2]
+        first, *others = [folder.absolute() for folder in folders]
         setup = Setup(
-            folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,
-            port=port,
+            folder=first, beside=tuple(others), scratch=scratch, model=model, serving=options, engine=config,
+            host=host, port=port,
         )  # fmt: skip
         return asyncio.run(Launcher(setup, workers).run())
 
@@ -108,7 +128,7 @@ def missing_packages() -> list[str]:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
-    args.model = given_once(args.folder, args.model)
+    args.model = given_once(args.folders[0] if args.folders else None, args.model)
     settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
     file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     found = gather(settings, args, os.environ, file)

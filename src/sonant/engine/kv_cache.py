@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sonant.config import EngineConfig
+from sonant.engine.room import free_bytes
 from sonant.errors import ConfigError
 from sonant.models.spec import ModelSpec
 
@@ -29,8 +30,7 @@ def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
     tokens = config.kv_tokens
     holders = (config.max_rows or 1) + (config.max_parked or 0)  # a parked request keeps its blocks
     if tokens is None and device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        tokens = int(free * config.kv_memory_fraction) // spec.kv_token_bytes
+        tokens = int(free_bytes(device, config.gpu_share) * config.kv_memory_fraction) // spec.kv_token_bytes
     elif tokens is None:
         tokens = holders * min(_CPU_TOKENS_PER_ROW, config.max_positions)
     blocks = tokens // config.block_tokens

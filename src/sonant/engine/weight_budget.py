@@ -9,7 +9,7 @@ import torch
 
 from sonant.byte_size import parse_size
 from sonant.config import EngineConfig
-from sonant.engine.room import row_bytes
+from sonant.engine.room import free_bytes, row_bytes
 from sonant.engine.weight_plan import WeightPlan, plan_weights
 from sonant.errors import ConfigError
 from sonant.kernels.host_weights import can_page
@@ -48,8 +48,7 @@ def budget_bytes(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
         return parse_size(config.gpu_weights, "gpu_weights")
     if device.type != "cuda":
         return None
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(0, free - _BESIDE_BYTES - cache_bytes(config, spec))
+    return max(0, free_bytes(device, config.gpu_share) - _BESIDE_BYTES - cache_bytes(config, spec))
 
 
 def cache_bytes(config: EngineConfig, spec: ModelSpec) -> int:

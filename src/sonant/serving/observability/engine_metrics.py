@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -31,6 +31,20 @@ def engine_families(link: EngineLink, report: EngineReport | None, voices: Voice
         yield from _steps(report)
         yield from _weights(report)
         yield from _gpu(report.gpu or {})
+
+
+def families_by_model(
+    engines: Mapping[str, tuple[EngineLink, EngineReport | None]], voices: VoiceCache | None
+) -> Iterator[Metric]:
+    """Of several engines: the same, with the model as a label. The voices in memory are all models'."""
+    merged: dict[str, Metric] = {}
+    for model, (link, report) in engines.items():
+        for family in engine_families(link, report, None):
+            known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known.samples += [s._replace(labels={**s.labels, "model": model}) for s in family.samples]
+    yield from merged.values()
+    if voices is not None:
+        yield from _voices(voices)
 
 
 def _state(report: EngineReport) -> Iterator[Metric]:
