@@ -1,6 +1,6 @@
 """On a GPU: models larger than what they may take of it. Full-size random weights, each engine in a process of its own.
 
-    python tests/gpu_paging.py --qwen /tmp/qwen --higgs /tmp/higgs [--voxcpm2 /tmp/voxcpm2] [--out report.json]
+    python tests/gpu_paging.py --qwen /tmp/qwen --higgs /tmp/higgs [--voxcpm2 /tmp/voxcpm2] [--sleep] [--out FILE]
 
 Not a test that pytest collects: it needs a GPU, and two to three minutes. For each model it loads an engine whose
 weights all stay, one whose budget is large enough for all (which must be the same), and one with less; the first and
@@ -49,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in CASES:
         parser.add_argument(f"--{name}", metavar="FOLDER", type=Path, help="made if it is not there; none: left out")
+    parser.add_argument("--sleep", action="store_true", help="also an engine that sleeps and wakes (Qwen3-TTS)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--engine", nargs=3, metavar=("CASE", "FOLDER", "BUDGET"), help="what a child is told")
     parser.add_argument("--make", nargs=2, metavar=("CASE", "FOLDER"), help="the same")
@@ -58,7 +59,10 @@ def main() -> int:
         return 0
     if args.engine:
         case, folder, budget = args.engine
-        print(json.dumps(measure(CASES[case], Path(folder), None if budget == "all" else budget)), flush=True)
+        if budget == "asleep":
+            print(json.dumps(sleep_and_wake(CASES[case], Path(folder))), flush=True)
+        else:
+            print(json.dumps(measure(CASES[case], Path(folder), None if budget == "all" else budget)), flush=True)
         return 0
     report, kept = {}, []
     for name, case in CASES.items():
@@ -70,6 +74,8 @@ def main() -> int:
         found = {budget: in_a_process(name, folder, budget) for budget in ("all", "100GiB", case.budget)}
         report[name] = found
         kept += promises(name, case, found["all"], found["100GiB"], found[case.budget])
+        if args.sleep and name == "qwen":
+            kept += slept(name, in_a_process(name, folder, "asleep"), found["all"])
     for words, holds in kept:
         print("PASS" if holds else "FAIL", words)
     if args.out is not None:
@@ -126,6 +132,15 @@ def promises(
     return kept
 
 
+def slept(name: str, found: dict[str, Any], whole: dict[str, Any]) -> list[tuple[str, bool]]:
+    awake, asleep = found["awake_gib"], found["asleep_gib"]
+    return [
+        (f"{name}: awake it has {awake:.2f} GiB of the card, asleep {asleep:.2f}", asleep < awake / 2),
+        (f"{name}: awake again and two frames after {found['first_words_ms']:.0f} ms", found["first_words_ms"] < 2000),
+        (f"{name}: says the same before and after", found["said"] == found["said_again"] == whole["said"]),
+    ]
+
+
 def measure(case: Case, folder: Path, budget: str | None) -> dict[str, Any]:
     import sonant
     from sonant import EngineConfig
@@ -151,6 +166,30 @@ def measure(case: Case, folder: Path, budget: str | None) -> dict[str, Any]:
         found["wait_share"] = totals.wait_s / totals.pass_s if totals.pass_s else 0.0
         found["said"] = said(engine)
         found["gpu_gib_after"] = gpu_bytes() / GIB
+    return found
+
+
+def sleep_and_wake(case: Case, folder: Path) -> dict[str, Any]:
+    """An engine whose place another one wants, and that speaks again afterwards."""
+    import tempfile
+
+    import sonant
+    from sonant import EngineConfig
+    from sonant.engine.seats import Seats
+
+    with tempfile.TemporaryDirectory() as place:
+        mine, other = (Seats(Path(place), 1, name) for name in ("mine", "other"))
+        config = EngineConfig(chunk_s=(0.08, 0.32), **case.options)
+        with sonant.load(folder, device="cuda", config=config, seats=mine) as engine:
+            found: dict[str, Any] = {"awake_gib": gpu_bytes() / GIB, "said": said(engine)}
+            while not other.take():
+                time.sleep(0.01)
+            found["asleep_gib"] = gpu_bytes() / GIB
+            other.close()
+            began_s = time.perf_counter()
+            engine.speak("hello there", seed=1, max_frames=2)
+            found["first_words_ms"] = 1000 * (time.perf_counter() - began_s)
+            found["said_again"] = said(engine)
     return found
 
 

@@ -161,19 +161,24 @@ def test_names_must_differ_and_memory_is_shared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two models are called 'x'"):
         check_names([tmp_path / "a" / "x", tmp_path / "b" / "x"])
     check_names([tmp_path / "a", tmp_path / "b"])
-    assert shared(EngineConfig(), 1) == EngineConfig()
-    assert shared(EngineConfig(gpu_share=0.8), 2).gpu_share == 0.4
+    all_awake = ServeOptions()
+    assert shared(all_awake, EngineConfig(), 1) == (all_awake, EngineConfig())
+    assert shared(all_awake, EngineConfig(gpu_share=0.8), 2)[1].gpu_share == 0.4
+    options, config = shared(ServeOptions(awake_models=1), EngineConfig(), 3)
+    assert (options.awake_models, config.gpu_share) == (1, 1.0)
+    assert shared(ServeOptions(awake_models=9), EngineConfig(), 2)[0].awake_models is None
     with pytest.raises(ConfigError, match="gpu_share"):
         EngineConfig(gpu_share=1.5)
 
 
 @pytest.mark.slow
-def test_a_server_of_two_models_in_processes(checkpoints: Mapping[str, Path]) -> None:
+@pytest.mark.parametrize("options", [(), ("--awake-models", "1")], ids=["awake", "in turns"])
+def test_a_server_of_two_models_in_processes(checkpoints: Mapping[str, Path], options: tuple[str, ...]) -> None:
     with server_processes(ready_s=120) as run:
-        _, url = run(checkpoints["custom"], "--workers", "1", "--drain", "5", beside=[checkpoints["endless"]])
+        _, url = run(checkpoints["custom"], "--workers", "1", "--drain", "5", *options, beside=[checkpoints["endless"]])
         names = [m["id"] for m in httpx.get(f"{url}/v1/models").json()["data"][:2]]
         assert names == [checkpoints["custom"].name, checkpoints["endless"].name]
-        for name in names:
+        for name in (*names, *names):
             body = {**BODY, "model": name, "voice": "alloy"}
             assert httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60).status_code == 200
             stats = json.loads(httpx.get(f"{url}/v1/engine/stats", params={"model": name}).text)

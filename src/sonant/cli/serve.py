@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
     if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
-    return _in_processes(folders, model, options, shared(config, len(folders)), max(1, workers))
+    options, config = shared(options, config, len(folders))
+    return _in_processes(folders, model, options, config, max(1, workers))
 
 
 def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
@@ -75,7 +77,7 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     pick_device(model.device)  # without a GPU it will not come while we wait
 
     def load() -> Engine:
-        kinds = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        kinds: dict[str, Any] = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
         return load_engine(folder, config=config, sound="int16", **kinds)
 
     prompter, described = load_prompter(folder, config), describe(folder)
@@ -95,9 +97,12 @@ def check_names(folders: list[Path]) -> None:
         raise ConfigError(f"two models are called {twice[0]!r}, which clients ask for them by: rename a folder")
 
 
-def shared(config: EngineConfig, models: int) -> EngineConfig:
-    """A part of the GPU's memory for each."""
-    return config if models == 1 else replace(config, gpu_share=config.gpu_share / models)
+def shared(options: ServeOptions, config: EngineConfig, models: int) -> tuple[ServeOptions, EngineConfig]:
+    """A part of the GPU's memory for each that is awake. Where all are, nobody has to sleep."""
+    awake = models if options.awake_models is None else options.awake_models
+    if awake >= models:
+        options, awake = replace(options, awake_models=None), models
+    return options, config if awake == 1 else replace(config, gpu_share=config.gpu_share / awake)
 
 
 def _in_processes(

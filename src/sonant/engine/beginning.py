@@ -8,6 +8,7 @@ import torch
 
 from sonant.engine.compile_ahead import CompileAhead
 from sonant.engine.room import GpuMemory, gpu_memory
+from sonant.engine.sleeper import Sleeper
 from sonant.engine.start_times import StartTimes
 from sonant.engine.weight_paging import WeightPaging
 
@@ -18,6 +19,7 @@ class Beginning:
     memory: GpuMemory | None  # of the GPU, where there is one
     kernels: CompileAhead | None = None  # on their way
     paging: WeightPaging | None = None  # None: all weights stay on the device
+    sleeper: Sleeper | None = None  # None: it never sleeps
 
     @classmethod
     def with_weights(cls, device: torch.device) -> Beginning:

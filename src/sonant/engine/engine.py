@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -48,9 +49,11 @@ class Engine(Intake):
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.start_times = beginning.times
         paging = beginning.paging
-        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels, paging)
+        sleeper = beginning.sleeper
+        residents = None if sleeper is None else sleeper.residents
+        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels, paging, residents)
         self.weight_floor = None if paging is None else measured_floor(runner, paging.plan)
-        self.loop = StepLoop(runner, config)
+        self.loop = StepLoop(runner, config, sleeper)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
@@ -59,7 +62,16 @@ class Engine(Intake):
         self._encode_voice = model.encode_voice if paging is None else paging.beside(model.encode_voice)
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
-        return partial(self.model.opening, prompt)
+        return partial(self._open, prompt)
+
+    def _open(self, prompt: Prompt, frames: int) -> Samples:
+        with self.awake():
+            return self.model.opening(prompt, frames)
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Weights are on the device meanwhile: for any thread but the step thread."""
+        sleeper = self.loop.sleeper
+        return nullcontext() if sleeper is None else sleeper.held_awake()
 
     def clone(self, clip: Clip, text: str | None = None, name: str = "clone") -> Voice:
         """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
@@ -72,8 +84,12 @@ class Engine(Intake):
     def encode(self, samples: Samples, text: str | None, name: str) -> Voice:
         """The voice of a clip that `read_clip` has read."""
         key = blake2b(samples.tobytes() + b"\0" + (text or "").encode(), digest_size=16).hexdigest()
-        voice = self._clones.get(key, lambda: self._encode_voice(samples, text, name))
+        voice = self._clones.get(key, lambda: self._encoded(samples, text, name))
         return voice if voice.name == name else replace(voice, name=name)
+
+    def _encoded(self, samples: Samples, text: str | None, name: str) -> Voice:
+        with self.awake():
+            return self._encode_voice(samples, text, name)
 
     @property
     def warm_share(self) -> float:

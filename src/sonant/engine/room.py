@@ -55,10 +55,12 @@ def gpu_memory(device: torch.device, weight_bytes: int = 0, share: float = 1.0) 
     return GpuMemory(p.name, (p.major, p.minor), p.multi_processor_count, p.total_memory, left)
 
 
-def free_bytes(device: torch.device, share: float = 1.0) -> int:
-    """What this process may still take: no more than is free, nor than its share has left."""
+def free_bytes(device: torch.device, share: float = 1.0, held: int = 0) -> int:
+    """What this process may still take: no more than is free, nor than its share has left. `held` it has of memory
+    that torch does not count."""
     free, total = torch.cuda.mem_get_info(device)
-    return free if share == 1 else max(0, min(free, int(share * total) - torch.cuda.memory_reserved(device)))
+    left = int(share * total) - torch.cuda.memory_reserved(device) - held
+    return free if share == 1 else max(0, min(free, left))
 
 
 def row_bytes(spec: ModelSpec) -> int:

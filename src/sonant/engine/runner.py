@@ -29,6 +29,7 @@ from sonant.engine.graphs import (
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
+from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
@@ -65,9 +66,10 @@ class Runner:
         start: StartTimes | None = None,
         kernels: CompileAhead | None = None,
         paging: WeightPaging | None = None,
+        residents: Residents | None = None,
     ) -> None:
         """`start` is told how long what took, and `kernels` is waited for where kernels are needed. With `paging`
-        every pass through the model brings weights along."""
+        every pass through the model brings weights along; `residents` is where the cache lies of one that may sleep."""
         start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
         self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
@@ -80,7 +82,7 @@ class Runner:
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         reserve_pinned(device)
-        self.kv = allocate_kv(spec, config, device)
+        self.kv = allocate_kv(spec, config, device, residents)
         with torch.inference_mode():
             model.bind(self.rows.memory(self.kv, config.block_tokens))
         self.span_blocks = self.table_blocks

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from sonant.engine.weight_lane import LanePart, WeightClock, WeightLane
 from sonant.engine.weight_plan import WeightPlan
@@ -86,6 +87,12 @@ class WeightPaging:
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
             lane.give_up()
+
+    @property
+    def own_memory(self) -> list[Tensor]:
+        """Slots, and what lies on the host."""
+        slots = [slot for group in (self.steps, self.aside) for lane in group.lanes for slot in lane.slots]
+        return [*slots, *(block.memory for block in self.host.blocks.values())]
 
     def step(self, run: Callable[P, R]) -> Callable[P, R]:
         """A pass of the step thread; it can be captured."""

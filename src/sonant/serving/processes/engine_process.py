@@ -20,6 +20,7 @@ def main() -> int:
 
 def _serve(setup: Setup) -> int:
     from sonant import load
+    from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
     from sonant.serving.channel.engine_port import EnginePort
     from sonant.serving.limits.admission import Admission
@@ -28,7 +29,10 @@ def _serve(setup: Setup) -> int:
     m = setup.model
     imports_s = process_age_s()
     kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
-    engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
+    seats, awake = None, setup.serving.awake_models
+    if awake is not None:
+        seats = Seats(setup.scratch, awake, str(setup.number))
+    engine = load(setup.folder, config=setup.engine, sound="int16", seats=seats, **kinds)
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)
