@@ -106,7 +106,8 @@ def test_what_comes_and_what_it_costs_is_counted(family: Family, folder: Path, m
     assert 0 < paged.wait_s <= paged.pass_s
     assert engine.loop.runner.paging is not None
     lanes = engine.loop.runner.paging.plan.lanes
-    every_step = sum(b.size for lane in lanes.values() for b in travelling(lane) if b.reads >= 1)
+    stacks = [lane for name, lane in lanes.items() if name != "codec"]  # which has chunks of several frames
+    every_step = sum(b.size for lane in stacks for b in travelling(lane) if b.reads >= 1)
     assert paged.copied_bytes - before.copied_bytes >= len(spoken.frames) * every_step > 0
     assert engine.host_weight_bytes >= every_step
 

@@ -1,9 +1,9 @@
 """Which weights stay on a GPU that cannot hold all of them, and what the others cost.
 
-What decode steps never read leaves first, then what they read least often: tables before blocks, since of a table only
-rows travel. Of a lane only so many blocks leave as must, spread evenly, so that copies run while others compute. What
-leaves in a lane takes turns in two slots; a lane that they would take most of is left alone. Lanes that are not the
-step thread's have slots only while they are used.
+What decode steps never read leaves first, then whatever costs them least for the room it makes: tables before blocks,
+since of a table only rows travel. Of a lane only so many blocks leave as must, spread evenly, so that copies run while
+others compute. What leaves in a lane takes turns in two slots; a lane that they would take most of is left alone. Lanes
+that are not the step thread's have slots only while they are used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights.host_memory import BlockLayout
 
 SLOTS = 2
+_ROWS_OF_A_TABLE = 0.001  # that a step looks up, of all
 _WORTH = 0.25  # of a lane must be saved, or it is left alone
 
 
@@ -164,6 +165,14 @@ def _paged(blocks: Sequence[PlannedBlock]) -> list[list[PlannedBlock]]:
 
 
 def _by_need(blocks: Sequence[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Tables one by one and whole lanes, those that steps need least first."""
+    """Tables one by one and whole lanes, those that cost a step least first."""
     groups = [[b] for b in blocks if b.lane is None] + [group for _, group in lanes_of(blocks)]
-    return sorted(groups, key=lambda group: (max(b.reads for b in group), group[0].lane is not None))
+    return sorted(groups, key=lambda group: (_cost(group), group[0].lane is not None))
+
+
+def _cost(group: Sequence[PlannedBlock]) -> float:
+    """Bytes that travel in a step for each that is saved, if all of it leaves. Of a table only rows do."""
+    if group[0].lane is None:
+        return _ROWS_OF_A_TABLE * group[0].reads
+    total = sum(b.size for b in group)
+    return sum(b.reads * b.size for b in group) / max(1, total - slot_bytes(group))

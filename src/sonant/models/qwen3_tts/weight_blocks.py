@@ -25,7 +25,7 @@ from sonant.models.weight_blocks import (
 if TYPE_CHECKING:
     from sonant.models.qwen3_tts.checkpoint import Modules
 
-_CODEC_READS = 0.25  # by a decode step: chunks have one frame at first, and sixteen when listeners are ahead
+_CODEC_READS = 1.0  # by a step, about: with some listeners a chunk of somebody is nearly always due
 
 
 def model_weights(modules: Modules) -> ModelWeights:

@@ -17,7 +17,7 @@ from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock, 
 if TYPE_CHECKING:
     from sonant.models.voxcpm2.model import Modules
 
-_CODEC_READS = 0.25  # by a decode step: chunks have one patch at first, and many when listeners are ahead
+_CODEC_READS = 1.0  # by a step, about: with some listeners a chunk of somebody is nearly always due
 
 
 def model_weights(modules: Modules) -> ModelWeights:
