@@ -1,4 +1,4 @@
-"""On a device with streams: blocks are copied before they are read, and slots not overwritten meanwhile, by events alone.
+"""On a device with streams: blocks are copied before they are read, and slots not overwritten meanwhile, by events.
 
 There is no GPU here: streams and events note what would come after what, and the test asks that order.
 """
