@@ -13,7 +13,7 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder, given_once
-from sonant.cli.options import add_codec, add_json, add_model
+from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_model
 from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
 from sonant.engine.kv_cache import block_count
@@ -76,10 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
     add_model(parser)
     add_codec(parser)
-    parser.add_argument(
-        "--gpu-weights", metavar="SIZE",
-        help="as an engine with this option would have it: which weights stay, and how fast a step can be at best",
-    )  # fmt: skip
+    add_gpu_weights(parser)
     add_json(parser)
 
 
