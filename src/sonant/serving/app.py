@@ -67,21 +67,9 @@ def create_app(
 ) -> FastAPI:
     """A front end's. `model` is what the folder says of itself; `model_name` is what clients see. `others` are served
     beside it, by their own names."""
-    store = None
-    given = parsed_aliases(options.voice_aliases)
     models = (ServedModel(link, model, model_name), *others)
-    voices = tuple(dict.fromkeys(voice for m in models for voice in m.description.voices))
-    uploads = any(m.description.clones for m in models) and options.voices_folder is not None
-    check_aliases(voices, given, uploads=uploads)
-    if options.voices_folder is not None:
-        reserved = reserved_names(voices, given)
-        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+    service, store = _service(models, options)
     keys = ApiKeys.of(options)
-    names = [VoiceNames(store, model=m.mark, given=given) for m in models]
-    service = SpeechService(link, options, names[0])
-    if others:
-        beside = [(m.name, m.link, own) for m, own in zip(others, names[1:], strict=True)]
-        service.serve_beside(model_name, beside, MODEL_ALIASES)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -131,6 +119,23 @@ def create_app(
             expose_headers=["x-request-id", "x-seed", "x-sample-rate", "retry-after"],
         )
     return app
+
+
+def _service(models: Sequence[ServedModel], options: ServeOptions) -> tuple[SpeechService, VoiceStore | None]:
+    """Of all models, and where their uploaded voices are, if there are any."""
+    store, given = None, parsed_aliases(options.voice_aliases)
+    voices = tuple(dict.fromkeys(voice for m in models for voice in m.description.voices))
+    uploads = any(m.description.clones for m in models) and options.voices_folder is not None
+    check_aliases(voices, given, uploads=uploads)
+    if options.voices_folder is not None:
+        reserved = reserved_names(voices, given)
+        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+    names = [VoiceNames(store, model=m.mark, given=given) for m in models]
+    service = SpeechService(models[0].link, options, names[0])
+    if len(models) > 1:
+        beside = [(m.name, m.link, own) for m, own in zip(models[1:], names[1:], strict=True)]
+        service.serve_beside(models[0].name, beside, MODEL_ALIASES)
+    return service, store
 
 
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
