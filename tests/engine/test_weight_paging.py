@@ -84,10 +84,11 @@ def test_a_clip_is_encoded_to_the_bit(family: Family, tiny_checkpoints: Mapping[
     voices = []
     for budget in (None, str(least_of(folder))):
         with sonant.load(folder, device="cpu", config=EngineConfig(max_rows=1, gpu_weights=budget)) as engine:
-            voices.append(engine.clone(clip, "hello the world"))
-    assert voices[0].tensors.keys() == voices[1].tensors.keys()
-    for name, tensor in voices[0].tensors.items():
-        np.testing.assert_array_equal(tensor, voices[1].tensors[name])
+            voices.append([engine.clone(clip, text) for text in ("hello the world", None)])
+    for whole, paged in zip(*voices, strict=True):
+        assert whole.tensors.keys() == paged.tensors.keys()
+        for name, tensor in whole.tensors.items():
+            np.testing.assert_array_equal(tensor, paged.tensors[name])
 
 
 def test_a_budget_for_all_leaves_nothing_on_the_way(family: Family, folder: Path, make_any: MakeEngine) -> None:

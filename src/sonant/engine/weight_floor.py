@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sonant.engine.weight_plan import WeightPlan
 from sonant.models.spec import ModelSpec
 from sonant.models.weights import HostMemory
 
-_GPU_BYTES, _CPU_BYTES = 128 << 20, 8 << 20  # of a copy that is timed
+_GPU_BYTES, _CPU_BYTES = 32 << 20, 8 << 20  # of a copy that is timed: an engine has little left
 _COPIES = 4
 _STEPS = 3
 
@@ -69,8 +69,11 @@ def expected_floor(plan: WeightPlan, spec: ModelSpec, config: EngineConfig, devi
 def measured_floor(runner: Runner, plan: WeightPlan) -> StepFloor:
     """Before the step thread begins: on a GPU its scratch row is stepped, as captures do. What is in there may be no
     numbers, which only kernels can take."""
-    floor = expected_floor(plan, runner.model.spec, runner.config, runner.device)
-    return floor if runner.device.type != "cuda" else replace(floor, compute_s=_compute_s(runner))
+    spec, config = runner.model.spec, runner.config
+    if runner.device.type != "cuda":
+        return expected_floor(plan, spec, config, runner.device)
+    rows, batch = config.max_rows or 1, config.max_batch or 1
+    return StepFloor(plan.step_bytes, bus_speed(runner.device), _compute_s(runner), spec.frame_s, rows, batch)
 
 
 def _compute_s(runner: Runner) -> float:

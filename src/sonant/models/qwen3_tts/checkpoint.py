@@ -12,7 +12,7 @@ from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
-from sonant.models.qwen3_tts.weight_blocks import encoder_blocks, talker_blocks, text_table
+from sonant.models.qwen3_tts.weight_blocks import encoder_blocks, speaker_blocks, talker_blocks, text_table
 from sonant.models.weights import HostMemory, allocate, load_into, open_weights
 
 
@@ -46,7 +46,7 @@ def load_modules(
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))
     decoder.prepare()
     if speaker is not None and encoder is not None:
-        speaker = allocate(speaker, device, torch.float32)
+        speaker = allocate(speaker, device, torch.float32, host, speaker_blocks(speaker))
         load_into(speaker, weights, prefix="speaker_encoder.", unused=("talker.",))
         encoder = allocate(encoder, device, torch.float32, host, encoder_blocks(encoder))
         load_into(encoder, codec_weights, prefix="encoder.", unused=("decoder.",))

@@ -13,6 +13,7 @@ from torch import nn
 
 from sonant.models.qwen3_tts.codec import CodecDecoder, UpsampleBlock
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
+from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
 from sonant.models.weight_blocks import (
     LookupTable,
@@ -35,6 +36,8 @@ def model_weights(modules: Modules) -> ModelWeights:
         blocks += codec_blocks(modules.decoder)
     else:
         blocks += encoder_blocks(modules.encoder)
+    if modules.speaker is not None:
+        blocks += speaker_blocks(modules.speaker)
     blocks += talker_blocks(modules.talker)
     return ModelWeights(tuple(present), tuple(blocks), (text_table(modules.talker),))
 
@@ -52,7 +55,12 @@ def talker_blocks(talker: Talker) -> list[WeightBlock]:
 
 
 def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
-    return called_blocks(encoder.encoder_transformer.layers, "voice encoder", aside=True)
+    return called_blocks([encoder.encoder, *encoder.encoder_transformer.layers], "voice encoder", aside=True)
+
+
+def speaker_blocks(speaker: SpeakerEncoder) -> list[WeightBlock]:
+    """A lane of its own: a clip whose words are not known goes through this one only."""
+    return called_blocks([*speaker.blocks, speaker.mfa, speaker.asp], "speaker encoder", aside=True)
 
 
 def codec_blocks(decoder: CodecDecoder) -> list[WeightBlock]:
