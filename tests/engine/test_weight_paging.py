@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ DTYPES = (torch.float32, torch.float32)
 ONE_FRAME = {"chunk_s": (0.01,), "max_rows": 3, "steps_ahead": 1}
 
 
+@cache
 def sketch(folder: Path) -> ModelWeights:
     return load_model(folder, EngineConfig(), torch.device("meta"), *DTYPES).weights()
 
@@ -66,7 +68,7 @@ def folder(family: Family, tiny_checkpoints: Mapping[str, Path]) -> Path:
 def test_random_arrivals_and_aborts_are_spoken_to_the_bit_at_any_budget(
     family: Family, folder: Path, make_any: MakeEngine
 ) -> None:
-    script, least = arrivals(seed=7, count=6), least_of(folder)
+    script, least = arrivals(seed=7, count=5), least_of(folder)
     wanted = heard(make_any(**ONE_FRAME), family, script)
     between = (least + sketch(folder).total_bytes) // 2
     for budget in (least, between):
@@ -177,6 +179,6 @@ def test_the_same_plan_is_made_of_the_same_checkpoint(tiny_checkpoints: Mapping[
     """The engine plans before it loads, and the process that compiles its kernels plans for itself."""
     folder = tiny_checkpoints["higgs"]
     budget = least_of(folder)
-    plans: list[WeightPlan | None] = [plan_weights(sketch(folder), budget) for _ in range(2)]
+    planned: WeightPlan | None = plan_weights(sketch(folder), budget)
     loaded: Any = load_model(folder, EngineConfig(), CPU, *DTYPES)
-    assert plans[0] == plans[1] == plan_weights(loaded.weights(), budget)
+    assert planned is not None and planned == plan_weights(loaded.weights(), budget)
