@@ -44,6 +44,7 @@ from sonant.kernels.triton import (
     dual_ffn,
     flow,
     gemv,
+    host_weights,
     local,
     local_out,
     norm,
@@ -169,6 +170,12 @@ def all_kernels(
         local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
+    host_weights.host_rows(values(100, 2048), torch.zeros(2, 3, dtype=torch.int64))
+    clock = torch.zeros(3, dtype=torch.int64)
+    host_weights.pass_begins(clock)
+    host_weights.pass_ends(clock, 5)
+    host_weights.wait_begins(clock)
+    host_weights.wait_ends(clock)
     sampling_kernels(dtype, every_form)
 
 

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
@@ -19,6 +21,7 @@ from sonant.serving.start_check import check_start, page_address
 EXAMPLES = """
 sonant serve model
 sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
+sonant serve model another-model
 sonant serve --config sonant.toml
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
@@ -30,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
+    parser.add_argument(
+        "folders", metavar="MODEL", nargs="*",
+        help="the same as --model; of several each is asked for by its name, and has its share of the GPU's memory",
+    )  # fmt: skip
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
         help="TOML with any of the options below, each named as its environment variable is, in small letters and "
@@ -51,11 +57,14 @@ def run(args: argparse.Namespace) -> int:
     for warning in exposure(options):
         logger.warning("%s", warning)
     check_start(options)
-    folder = model_folder(model.model)
+    folders = [model_folder(model.model), *map(model_folder, args.folders[1:])]
+    check_names(folders)
+    folder = folders[0]
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
-    if workers == 0:
+    if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
-    return _in_processes(folder, model, options, config, workers)
+    options, config = shared(options, config, len(folders))
+    return _in_processes(folders, model, options, config, max(1, workers))
 
 
 def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
@@ -68,7 +77,7 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     pick_device(model.device)  # without a GPU it will not come while we wait
 
     def load() -> Engine:
-        kinds = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        kinds: dict[str, Any] = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
         return load_engine(folder, config=config, sound="int16", **kinds)
 
     prompter, described = load_prompter(folder, config), describe(folder)
@@ -81,8 +90,23 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     return 0 if server.started else 1
 
 
+def check_names(folders: list[Path]) -> None:
+    """Models are told apart by the names of their folders."""
+    names = [folder.absolute().name for folder in folders]
+    if twice := [name for n, name in enumerate(names) if name in names[:n]]:
+        raise ConfigError(f"two models are called {twice[0]!r}, which clients ask for them by: rename a folder")
+
+
+def shared(options: ServeOptions, config: EngineConfig, models: int) -> tuple[ServeOptions, EngineConfig]:
+    """A part of the GPU's memory for each that is awake. Where all are, nobody has to sleep."""
+    awake = models if options.awake_models is None else options.awake_models
+    if awake >= models:
+        options, awake = replace(options, awake_models=None), models
+    return options, config if awake == 1 else replace(config, gpu_share=config.gpu_share / awake)
+
+
 def _in_processes(
-    folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
+    folders: list[Path], model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
 ) -> int:
     from sonant.serving.processes.launcher import Launcher
     from sonant.serving.processes.scratch import scratch_folder
@@ -91,9 +115,10 @@ def _in_processes(
 
     with bound(options.host, options.port) as holder, scratch_folder() as scratch:
         host, port = holder.getsockname()[:2]
+        first, *others = [folder.absolute() for folder in folders]
         setup = Setup(
-            folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,
-            port=port,
+            folder=first, beside=tuple(others), scratch=scratch, model=model, serving=options, engine=config,
+            host=host, port=port,
         )  # fmt: skip
         return asyncio.run(Launcher(setup, workers).run())
 
@@ -108,7 +133,7 @@ def missing_packages() -> list[str]:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
-    args.model = given_once(args.folder, args.model)
+    args.model = given_once(args.folders[0] if args.folders else None, args.model)
     settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
     file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     found = gather(settings, args, os.environ, file)

@@ -22,6 +22,7 @@ from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
+from sonant.engine.sleeper import Sleeper
 from sonant.engine.step_queue import OpenText
 from sonant.engine.telemetry import EngineStats
 from sonant.errors import EngineClosed, EngineError, Overloaded, TooLate
@@ -42,8 +43,8 @@ class Observer(Protocol):
 
 
 class StepLoop:
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
-        self.runner, self.config = runner, config
+    def __init__(self, runner: Runner, config: EngineConfig, sleeper: Sleeper | None = None) -> None:
+        self.runner, self.config, self.sleeper = runner, config, sleeper
         self.pool = BlockPool(runner.blocks, config.block_tokens)
         model, telemetry = runner.model, runner.telemetry
         self.scheduler = Scheduler(
@@ -61,6 +62,8 @@ class StepLoop:
         self._observer: Observer | None = None
         self.after_delivery: Callable[[], None] = _nothing  # called when all sinks have been told what there is
         self._looked_s = 0.0
+        if sleeper is not None:
+            sleeper.before_sleep = self.pool.forget
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
@@ -151,6 +154,8 @@ class StepLoop:
             self.failure = EngineError(f"the engine failed while speaking: {type(e).__name__}: {e}")
             self.failure.__cause__ = e
         self._end_all()
+        if self.sleeper is not None:
+            self.sleeper.close()
 
     def _loop(self) -> None:
         in_flight: list[Step] = []
@@ -165,6 +170,10 @@ class StepLoop:
             now_s = time.monotonic()
             if now_s - self._looked_s >= _LOOK_EVERY_S:
                 self._refuse_late(now_s)
+            if self.sleeper is not None and not self.sleeper.may_step(bool(in_flight or self.scheduler.requests)):
+                if self._wait_for_messages(observer):
+                    continue
+                return
             plan = self.scheduler.plan(now_s)
             if plan:
                 telemetry.took("plan")
@@ -225,7 +234,7 @@ class StepLoop:
                 return True
             if self._stop and (self._in_haste or not self._expected):
                 return False
-            self._wake.wait()
+            self._wake.wait(None if self.sleeper is None else _LOOK_EVERY_S)
             return True
 
     def _collect(self, step: Step) -> None:

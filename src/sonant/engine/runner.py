@@ -31,10 +31,13 @@ from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.ledger import Column, Ledger, Places
 from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
+from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.engine.weight_lane import WeightClock
+from sonant.engine.weight_paging import WeightPaging
 from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.models.status import Status
@@ -65,8 +68,11 @@ class Runner:
         sound: SoundFormat = "float32",
         start: StartTimes | None = None,
         kernels: CompileAhead | None = None,
+        paging: WeightPaging | None = None,
+        residents: Residents | None = None,
     ) -> None:
-        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed. With `paging`
+        every pass through the model brings weights along; `residents` is where the cache lies of one that may sleep."""
         start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
         self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
@@ -79,18 +85,25 @@ class Runner:
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         reserve_pinned(device)
-        self.kv = allocate_kv(spec, config, device)
+        self.kv = allocate_kv(spec, config, device, residents)
         with torch.inference_mode():
             model.bind(self.rows.memory(self.kv, config.block_tokens))
         self.span_blocks = self.table_blocks
-        scratch = self.rows.scratch
-        self.prefill = PrefillGraphs(model, config.block_tokens, self.table_blocks, device)
+        scratch, self.paging = self.rows.scratch, paging
+        run_frame, run_codec, run_prefill, self._preroll = (
+            self._run_frame, self._run_codec, model.prefill, model.preroll
+        )  # fmt: skip
+        self._clock = None if paging is None else paging.steps.clock.values
+        if paging is not None:
+            run_frame, run_codec = paging.step(run_frame), paging.step(run_codec)
+            run_prefill, self._preroll = paging.step(run_prefill), paging.step(self._preroll)
+        self.prefill = PrefillGraphs(model, run_prefill, config.block_tokens, self.table_blocks, device)
         self.frame = {
-            v: GraphedStep(f"frame {v}" if v else "frame", partial(self._run_frame, variant=v), device, scratch)
+            v: GraphedStep(f"frame {v}" if v else "frame", partial(run_frame, variant=v), device, scratch)
             for v in spec.variants
         }
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
         start.took("memory")
@@ -100,6 +113,12 @@ class Runner:
     def blocks(self) -> int:
         """Of the KV cache, the scratch block among them."""
         return next(iter(self.kv.values())).shape[2]
+
+    @property
+    def usual_variant(self) -> int:
+        """One in the middle of those there are, for who measures a step."""
+        variants = self.model.spec.variants
+        return variants[len(variants) // 2]
 
     def on_stream(self) -> AbstractContextManager[object]:
         """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
@@ -203,7 +222,7 @@ class Runner:
         codec = [(frames, group, ledger.vocoded[group] - frames) for frames, group in plan.codec.items()]
         users = plan.users()
         ledger.steps_in_flight[users] += 1
-        step = Step(decoding, users, codec, self.ring.send(records, sounds))
+        step = Step(decoding, users, codec, self.ring.send(records, sounds, self._clock))
         if codec:
             self.telemetry.took("codec")
         return step
@@ -213,7 +232,7 @@ class Runner:
         self.prefill(list(items.values()))
         for request in plan.preroll:
             item = items.get(request) or PrefillItem(request.row, request.prompt, 0, request.prefill_length)
-            request.preroll_up_to(self.model.preroll(item, request.preroll, self.sizes.chunks[-1]))
+            request.preroll_up_to(self._preroll(item, request.preroll, self.sizes.chunks[-1]))
         self.telemetry.took("prefill")
 
     def collect(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
@@ -224,6 +243,8 @@ class Runner:
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
+        if self._clock is not None:
+            self.telemetry.paged = WeightClock.totals(step.slot.clock.tolist())
         self._book(step, ledger)
         chunks = self._chunks(step, ledger)
         ledger.steps_in_flight[step.users] -= 1

@@ -15,6 +15,7 @@ from torch import Tensor
 from sonant.models.memory import Memory
 from sonant.models.prompt import Ints, Prompt, Prompter
 from sonant.models.spec import ModelSpec
+from sonant.models.weight_blocks import ModelWeights
 from sonant.types import Samples
 from sonant.voice import Voice
 
@@ -82,6 +83,10 @@ class SpeechModel(Protocol):
     spec: ModelSpec
     prompter: Prompter
     frame_parts: tuple[FramePart, ...]
+
+    def weights(self) -> ModelWeights:
+        """All of them, and what of them can leave a device that is too small."""
+        ...
 
     def opening(self, prompt: Prompt, frames: int) -> Samples:
         """Samples before those of so many frames, in a whole result only. Runs on any thread but the step thread."""

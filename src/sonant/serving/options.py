@@ -25,6 +25,9 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
+    awake_models: int | None = option(
+        None, "of several models, how many have the GPU's memory at a time; the others sleep in host memory. none: all"
+    )
     host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
     port: int = option(8000, "port to listen on; 0 picks one")
     api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
@@ -84,6 +87,7 @@ class ServeOptions:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         for name in (
+            "awake_models",
             "max_body_bytes",
             "max_bodies_bytes",
             "max_first_audio_s",

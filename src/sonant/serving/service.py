@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from copy import copy
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
@@ -44,6 +46,48 @@ class SpeechService:
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url, self.rejected)
+        self.models: dict[str, SpeechService] = {}  # by name, where several are served; this one's is the first
+        self._aliases: frozenset[str] = frozenset()
+
+    def serve_beside(
+        self, name: str, others: Iterable[tuple[str, EngineLink, VoiceNames]], aliases: Iterable[str]
+    ) -> None:
+        """Speak with several models: this one by `name`, or by an alias, and others by theirs. All that is not a
+        model's own they have in common."""
+        self._aliases = frozenset(aliases)
+        self.models = {name: self}
+        for other, link, names in others:
+            service = copy(self)
+            service.link, service.names = link, names
+            self.models[other] = service
+
+    @property
+    def all(self) -> Iterator[SpeechService]:
+        """A service for each model."""
+        return iter(self.models.values() or (self,))
+
+    @property
+    def ready(self) -> bool:
+        return all(service.link.ready for service in self.all)
+
+    @property
+    def any_link(self) -> EngineLink:
+        """To an engine that is there, for who has not said yet which model they want."""
+        return next((service.link for service in self.all if service.link.ready), self.link)
+
+    def of(self, model: str | None) -> SpeechService:
+        """The one that speaks with this model. Where there is one model only it speaks for all names."""
+        if not self.models or model is None or model in self._aliases:
+            return self
+        if model not in self.models:
+            there = ", ".join(self.models)
+            raise Refused(404, "model_not_found", f"no model {model[:64]!r}; there is {there}", param="model")
+        return self.models[model]
+
+    def drain(self) -> None:
+        """Take no more requests; those in flight go on."""
+        for service in self.all:
+            service.link.drain()
 
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
@@ -65,7 +109,7 @@ class SpeechService:
         speaks = path.startswith("/v1/audio/speech")
         with ExitStack() as resources:
             try:
-                await self.link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
+                await self.any_link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
             except (Refused, Overloaded) as e:
                 self.rejected(e)
                 raise
@@ -199,7 +243,8 @@ class SpeechService:
             return True
 
     async def close(self) -> None:
-        await self.link.close()
+        for service in self.all:
+            await service.link.close()
         self.log.close()
         self.executor.shutdown(wait=False)
         self.clips.close()

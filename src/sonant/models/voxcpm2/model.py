@@ -28,6 +28,8 @@ from sonant.models.voxcpm2.prompter import VoxCPM2Prompter
 from sonant.models.voxcpm2.row_state import settle, start_rows, state_fields
 from sonant.models.voxcpm2.vae import VAEDecoder
 from sonant.models.voxcpm2.vae_encoder import VAEEncoder
+from sonant.models.voxcpm2.weight_blocks import model_weights
+from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights import weight_bytes
 from sonant.types import Samples
 from sonant.voice import Voice
@@ -50,6 +52,9 @@ class VoxCPM2:
         self.spec = _spec(prompter, modules, sizes)
         # The codec's tails after the patches that it is primed with, by their bytes; only the step thread looks here.
         self.primers: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def weights(self) -> ModelWeights:
+        return model_weights(self.modules)
 
     # Off the step thread
 

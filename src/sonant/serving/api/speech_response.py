@@ -42,7 +42,7 @@ def speech_routes(service: SpeechService) -> APIRouter:
     async def speech(body: SpeechBody, request: Request) -> Response:
         request.state.record.asks(body, len(body.input))
         whole = not body.stream and body.stream_format == "audio"
-        open_stream = partial(service.open, body, request.state.client, whole)
+        open_stream = partial(service.of(body.model).open, body, request.state.client, whole)
         return SpeechResponse(open_stream, service.metrics, sse=body.stream_format == "sse", whole=whole)
 
     return router

@@ -23,6 +23,7 @@ def _serve(setup: Setup) -> int:
 
     m = setup.model
     compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
+    from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
     from sonant.loading import load_engine
     from sonant.serving.channel.engine_port import EnginePort
@@ -30,7 +31,11 @@ def _serve(setup: Setup) -> int:
     from sonant.serving.warm_up import warm_up
 
     imports_s = process_age_s()
-    engine = load_engine(setup.folder, m.device, (m.dtype, m.codec_dtype), setup.engine, "int16", compiler)
+    seats, awake = None, setup.serving.awake_models
+    if awake is not None:
+        seats = Seats(setup.scratch, awake, str(setup.number))
+    dtypes = (m.dtype, m.codec_dtype)
+    engine = load_engine(setup.folder, m.device, dtypes, setup.engine, "int16", seats=seats, compiler=compiler)
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)
