@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
@@ -96,13 +96,17 @@ class SpeechService:
 
         An utterance of a session has the session's place.
         """
+        admitted, given = self.link.engine.ask_in(resources, client, kind, requests)
+        await self._place(given, resources)
+        return admitted
+
+    async def _place(self, given: Awaitable[object], resources: ExitStack) -> None:
         try:
-            admitted = await self.link.engine.admit(resources, client, kind, requests)
+            await given
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
         resources.enter_context(self.in_flight.one())
-        return admitted
 
     async def check_room(self, client: str, path: str) -> None:
         """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
@@ -133,8 +137,18 @@ class SpeechService:
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
-        """Start speaking. What must be given back at the end is entered on `resources`."""
-        return await self.speak(await self.admit(client, resources), body, whole, resources)
+        """Start speaking. What must be given back at the end is entered on `resources`.
+
+        What takes no time is sent to the engine behind the question whether the client may: a listener waits for one
+        way there and back less.
+        """
+        if not _is_quick(body):
+            return await self.speak(await self.admit(client, resources), body, whole, resources)
+        admitted, given = self.link.engine.ask_in(resources, client, "speech")
+        try:
+            return await self.speak(admitted, body, whole, resources)
+        finally:
+            await self._place(given, resources)  # Whoever is refused hears that, and not what else is wrong.
 
     async def speak(
         self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
@@ -143,7 +157,7 @@ class SpeechService:
         try:
             request = await self.request(engine, body, text=body.input, live=not whole)
             if len(body.input) <= _QUICK_CHARS:
-                stream = engine.submit(request)
+                stream = admitted.submit(request)
             else:
                 stream = await run_in_threadpool(engine.submit, request)
         finally:
@@ -264,3 +278,8 @@ def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
     if task is not None and not known[task]:
         able = " or ".join(name for name, can in known.items() if can) or "none"
         raise Unsupported(f"task_type {task} needs another model; this one's is {able}")
+
+
+def _is_quick(body: SpeechBody) -> bool:
+    """Whether it costs next to nothing to lay it out, for one who may yet be refused."""
+    return len(body.input) <= _QUICK_CHARS and body.ref_audio is None and body.speakers is None

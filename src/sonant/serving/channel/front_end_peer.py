@@ -122,6 +122,8 @@ class FrontEndPeer:
     def _speak(self, ask: m.Speak) -> None:
         if ask.id in self.requests:
             raise BadChannel(f"request {ask.id} is being spoken")
+        if ask.place is not None and ask.place not in self.places:  # The answer to its `Admit` says why not.
+            return self.connection.send(m.StepDone([], [m.End(ask.id, str(FinishReason.ABORT))]))
         engine = self.port.engine
         try:
             prompt = from_wire(ask.prompt, engine.prompter.layout)
