@@ -8,11 +8,13 @@ import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.options import ModelOptions, ServeOptions
 from sonant.serving.start_check import check_start, page_address
 
@@ -20,9 +22,11 @@ EXAMPLES = """
 sonant serve model
 sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
 sonant serve --config sonant.toml
+sonant serve model --replicas 8 --host 0.0.0.0
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
 
+OWNERS = {"model": ModelOptions, "server": ServeOptions, "replicas": ClusterOptions, "engine": EngineConfig}
 _MANY_CORES = 8
 _MOST_FRONT_ENDS = 8
 
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="TOML with any of the options below, each named as its environment variable is, in small letters and "
         f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
     )  # fmt: skip
-    for title, owner in (("model", ModelOptions), ("server", ServeOptions), ("engine", EngineConfig)):
+    for title, owner in OWNERS.items():
         add_settings(parser.add_argument_group(title), settings_of(owner))
 
 
@@ -46,12 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from sonant.serving.limits.keys import exposure
     from sonant.serving.observability.log_format import configure_logging
 
-    model, options, config = read_options(args)
+    (model, options, config), cluster = read_options(args), read_cluster(args)
     configure_logging(options.log_level, options.log_format)
     for warning in exposure(options):
         logger.warning("%s", warning)
     check_start(options)
     folder = model_folder(model.model)
+    if cluster.wanted:
+        return _on_ray(folder, model, options, cluster, config)
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
     if workers == 0:
         return _in_one_process(folder, model, options, config)
@@ -98,6 +104,20 @@ def _in_processes(
         return asyncio.run(Launcher(setup, workers).run())
 
 
+def _on_ray(
+    folder: Path, model: ModelOptions, options: ServeOptions, cluster: ClusterOptions, config: EngineConfig
+) -> int:
+    if find_spec("ray") is None:
+        raise ConfigError("replicas need Ray Serve; install it with: pip install 'sonant[ray]'")
+    if options.port == 0 or options.workers is not None:
+        raise ConfigError("with replicas --port must be a number over 0, and --workers is not for them")
+    from sonant.serving.cluster.replica import ReplicaSetup
+    from sonant.serving.cluster.run import run_on_ray
+
+    setup = ReplicaSetup(folder=folder.absolute(), model=model, serving=options, engine=config)
+    return run_on_ray(setup, cluster)
+
+
 def front_ends_for(cores: int) -> int:
     """So that with a GPU's engine each has a core of its own; few cores are the engine's, which then is the CPU's."""
     return 0 if cores < _MANY_CORES else min(_MOST_FRONT_ENDS, (cores - 4) // 2)
@@ -108,10 +128,18 @@ def missing_packages() -> list[str]:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
-    args.model = given_once(args.folder, args.model)
-    settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
-    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
-    found = gather(settings, args, os.environ, file)
-    for warning in misspelt(settings, os.environ.keys() - {CONFIG_VARIABLE}):
+    found = _read(args)
+    for warning in misspelt(settings_of(*OWNERS.values()), os.environ.keys() - {CONFIG_VARIABLE}):
         logger.warning("%s", warning)
     return ModelOptions(**found[ModelOptions]), ServeOptions(**found[ServeOptions]), EngineConfig(**found[EngineConfig])
+
+
+def read_cluster(args: argparse.Namespace) -> ClusterOptions:
+    return ClusterOptions(**_read(args)[ClusterOptions])
+
+
+def _read(args: argparse.Namespace) -> dict[type, dict[str, Any]]:
+    args.model, args.folder = given_once(args.folder, args.model), None
+    settings = settings_of(*OWNERS.values())
+    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    return gather(settings, args, os.environ, file)

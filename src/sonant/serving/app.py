@@ -25,7 +25,6 @@ from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.limits.keys import ApiKeys
 from sonant.serving.limits.middleware import RequestMiddleware
-from sonant.serving.observability.engine_metrics import engine_families
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
@@ -150,6 +149,4 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        store, report = service.names.store, await service.link.report()
-        more = engine_families(service.link, report, None if store is None else store.cache)
-        return Response(await run_in_threadpool(service.metrics.text, more), media_type=CONTENT_TYPE)
+        return Response(await service.all_metrics(), media_type=CONTENT_TYPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -19,6 +20,7 @@ from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.limits.in_flight import InFlight
+from sonant.serving.observability.engine_metrics import engine_families
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.request_log import RequestLog, RequestRecord
 from sonant.serving.observability.tracing import tracer_for
@@ -44,6 +46,7 @@ class SpeechService:
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url, self.rejected)
+        self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica has those of the others too
 
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
@@ -85,6 +88,12 @@ class SpeechService:
     def rejected(self, error: Refused | Overloaded) -> None:
         waited = "too_late" if isinstance(error, TooLate) else "queue_full"
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
+
+    async def metrics_text(self) -> bytes:
+        """This server's page."""
+        store, report = self.names.store, await self.link.report()
+        more = engine_families(self.link, report, None if store is None else store.cache)
+        return await run_in_threadpool(self.metrics.text, more)
 
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack

@@ -1,0 +1,36 @@
+"""Ray Serve as we need it. It reads these from the environment of all its processes, when they start.
+
+Where Sonant starts Ray itself they are set by `sonant serve`; on a cluster of somebody else's they belong into the
+environment of `ray start` on every machine (`deploy/` has them, and a test holds both to this list).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from sonant.serving.options import ServeOptions
+
+DRAIN_NOTICE_S = 5  # in which proxies learn that a replica takes nobody new
+
+
+def ray_environment(options: ServeOptions) -> Mapping[str, str]:
+    return {
+        # HAProxy, straight into the replica's own port. Ray's proxy in Python takes milliseconds of a core for each
+        # request, and copies each chunk of sound through three processes.
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # The app runs on the event loop that reads and writes its sockets; else each chunk crosses two threads.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "sonant.serving.cluster.replica_edge:middlewares",
+        # Nothing was spoken yet where a replica answers 503 (its engine is being loaded again): another is asked.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
+        # Who reads nothing for so long is cut off, as without Ray.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(math.ceil(options.unread_s)),
+        # At each change of replicas a new HAProxy takes over, and the old one ends with its last connection. What it
+        # carries is cut off only after this time.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        "RAY_SERVE_PORT_QUARANTINE_S": "30",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_NOTICE_S),
+        # A replica that was killed is noticed by the first connection that fails, and by these.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+    }
