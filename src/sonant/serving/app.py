@@ -31,6 +31,7 @@ from sonant.serving.page.routes import page_routes
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.aliases import check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.bucket import Bucket
 from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.serving.warm_up import warm_encoders
@@ -56,7 +57,9 @@ def create_app(link: EngineLink, options: ServeOptions, model: Description, mode
     mark = f"{model.family}/{model.kind}/{model.size}"
     if options.voices_folder is not None:
         reserved = reserved_names(model.voices, given)
-        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+        bucket = None if options.voices_url is None else Bucket(options.voices_url)
+        kept = StoreOptions(consent=options.consent, reserved_names=reserved)
+        store = VoiceStore(options.voices_folder, kept, bucket)
     keys = ApiKeys.of(options)
     service = SpeechService(link, options, VoiceNames(store, model=mark, given=given))
 

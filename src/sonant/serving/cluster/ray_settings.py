@@ -22,8 +22,9 @@ def ray_environment(options: ServeOptions) -> Mapping[str, str]:
         # The app runs on the event loop that reads and writes its sockets; else each chunk crosses two threads.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "sonant.serving.cluster.replica_edge:middlewares",
-        # Nothing was spoken yet where a replica answers 503 (its engine is being loaded again): another is asked.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
+        # Nothing was spoken yet where a replica answers 503 (its engine is being loaded again), or dies before it has
+        # answered at all: another is asked. Only what fits into a buffer of HAProxy's is asked twice, so no upload is.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
         # Who reads nothing for so long is cut off, as without Ray.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(math.ceil(options.unread_s)),
         # At each change of replicas a new HAProxy takes over, and the old one ends with its last connection. What it
@@ -33,4 +34,6 @@ def ray_environment(options: ServeOptions) -> Mapping[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_NOTICE_S),
         # A replica that was killed is noticed by the first connection that fails, and by these.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        # One that is not there three times running is started again: nobody is reached meanwhile.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     }
