@@ -98,7 +98,7 @@ def test_none_is_taken_away_whose_listeners_the_others_could_not_take() -> None:
     assert busy.first_sound_s(2) < 5.0
     assert wanted(2, [told(busy)] * 2) == 2
     assert wanted(9, [told(busy)] * 9) == 9
-    assert wanted(9, [told(replace(busy, running=1, free_rows=7))] * 9) == 8
+    assert wanted(9, [told(replace(busy, running=1, free_rows=7, free_blocks=90))] * 9) == 8
 
 
 def test_many_requests_that_lend_their_rows_are_no_reason() -> None:

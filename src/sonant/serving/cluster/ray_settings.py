@@ -30,7 +30,6 @@ def ray_environment(options: ServeOptions) -> Mapping[str, str]:
         # At each change of replicas a new HAProxy takes over, and the old one ends with its last connection. What it
         # carries is cut off only after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-        "RAY_SERVE_PORT_QUARANTINE_S": "30",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_NOTICE_S),
         # A replica that was killed is noticed by the first connection that fails, and by these.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
