@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sonant.config import option
 from sonant.errors import ConfigError
 
 LOCAL = "local"
+Route = Literal["load", "voice"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,9 @@ class ClusterOptions:
     )
     replica_gpus: float | None = option(None, "GPUs of a replica; none: 1 where Ray has any and --device allows it")
     replica_cpus: float = option(1.0, "cores that Ray sets aside for a replica")
+    route: Route = option(
+        "load", "to the replica with the fewest requests, or to that which had the same voice last, if it has room"
+    )
 
     def __post_init__(self) -> None:
         for name in ("replicas", "max_replicas"):

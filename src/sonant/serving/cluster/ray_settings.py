@@ -9,13 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from sonant.serving.cluster.cluster_options import Route
 from sonant.serving.options import ServeOptions
 
 DRAIN_NOTICE_S = 5  # in which proxies learn that a replica takes nobody new
+_ROOM = 125  # percent of the mean number of requests that a replica may have before a voice goes to another
+# Ray writes this behind HAProxy's `balance`, in the section that all others inherit. What is hashed is the name or id of
+# the voice, found in the JSON as it came; of a body without one it is the body.
+_BY_VOICE = rf"""hash 'req.body,regsub("^.*\"voice\"[^\"]*(\"id\"[^\"]*)?\"([^\"]*)\".*$","\2")'
+    hash-type consistent
+    hash-balance-factor {_ROOM}
+    option http-buffer-request"""
 
 
-def ray_environment(options: ServeOptions) -> Mapping[str, str]:
+def ray_environment(options: ServeOptions, route: Route = "load") -> Mapping[str, str]:
     return {
+        # By load it is the one with the fewest connections, which are streams. By voice, whoever has its prompt at hand
+        # is preferred while it has no more than its share of requests, and a quarter.
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "leastconn" if route == "load" else _BY_VOICE,
         # HAProxy, straight into the replica's own port. Ray's proxy in Python takes milliseconds of a core for each
         # request, and copies each chunk of sound through three processes.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def run_on_ray(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
     """Until a signal comes, or the application cannot be deployed."""
     # Ray reads these when it is imported, and its processes inherit them; what the operator has set stays.
-    for name, value in ray_environment(setup.serving).items():
+    for name, value in ray_environment(setup.serving, cluster.route).items():
         os.environ.setdefault(name, value)
     import ray
 

@@ -1,0 +1,112 @@
+"""Whether the simulation of replicas says what replicas do: one and three of them on this machine, against it.
+
+    python tests/serving/cluster_capacity.py [FOLDER] [--seconds 15] [--port 8779]
+
+One replica is asked by 1, 4 and 8 clients who never stop, and the simulation is told what its steps took. Then one
+and three replicas are asked by other numbers of clients; printed is what they did, what was predicted, and by how much
+that is wrong. Everything shares this machine's cores, so it should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from serving.cluster_processes import cluster
+from serving.cluster_storm import BODY, new_session
+from sonant.bench.scale.engine_times import EngineTimes
+from sonant.bench.scale.fleet import Fleet, Load
+from sonant.config import EngineConfig
+from sonant.serving.cluster.replica import ReplicaSetup
+from sonant.serving.options import ModelOptions, ServeOptions
+
+ROWS = 8
+FRAME_S = 0.08
+LEARNT = (1, 4, 8)
+
+
+@dataclass(frozen=True)
+class Measured:
+    first_s: float  # median
+    audio_s_per_s: float
+    stream_s: float  # from the first sound to the last, median
+
+
+async def measure(url: str, clients: int, frames: int, seconds: float) -> Measured:
+    firsts: list[float] = []
+    lasts: list[float] = []
+    heard = 0
+    end_s = time.monotonic() + seconds
+
+    async def listen(session: aiohttp.ClientSession) -> None:
+        nonlocal heard
+        while (began_s := time.monotonic()) < end_s:
+            async with session.post(f"{url}/v1/audio/speech", json={**BODY, "max_frames": frames}) as answer:
+                assert answer.status == 200, await answer.text()
+                first_s = 0.0
+                async for data in answer.content.iter_any():
+                    first_s = first_s or time.monotonic()
+                    heard += len(data) if time.monotonic() < end_s else 0
+            firsts.append(first_s - began_s)
+            lasts.append(time.monotonic() - first_s)
+
+    async with new_session() as session:
+        await asyncio.gather(*(listen(session) for _ in range(clients)))
+    return Measured(float(np.median(firsts)), heard / 48_000 / seconds, float(np.median(lasts)))
+
+
+def learnt(told: dict[int, Measured], frames: int) -> EngineTimes:
+    steps = tuple((n, m.stream_s / (frames - 1)) for n, m in told.items())
+    alone_s = told[1].first_s - steps[0][1]  # a prompt, and the way there and back: half each
+    return EngineTimes(
+        frame_s=FRAME_S, steps=steps, prompt_s=alone_s / 2, prompts=ROWS, start_s=alone_s / 2, rows=ROWS, batch=ROWS
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--frames", type=int, default=50)
+    parser.add_argument("--port", type=int, default=8779)
+    args = parser.parse_args()
+    folder = None if args.folder is None else args.folder.absolute()
+    serving = ServeOptions(port=args.port, log_level="error")
+    setup = ReplicaSetup(
+        folder=folder, model=ModelOptions(device="cpu"), serving=serving, engine=EngineConfig(max_rows=ROWS)
+    )
+    engine: EngineTimes | None = None
+    worst = 0.0
+    for replicas, loads in ((1, (2, 6)), (3, (3, 9, 18))):
+        with cluster(setup, replicas) as c:
+            if engine is None:
+                told = {n: asyncio.run(measure(c.url, n, args.frames, args.seconds)) for n in LEARNT}
+                engine = learnt(told, args.frames)
+                print("steps, s:", {n: round(s, 4) for n, s in engine.steps}, f"prompt, start {engine.start_s:.4f}")
+            for clients in loads:
+                did = asyncio.run(measure(c.url, clients, args.frames, args.seconds))
+                cores = len(os.sched_getaffinity(0))
+                load = Load(listeners=clients, frames=args.frames, seconds=args.seconds, closed=True)
+                said = Fleet(engine, replicas, cores=cores).run(load)
+                pairs = ((did.first_s, said.first_quantile_s(0.5)), (did.audio_s_per_s, said.audio_s_per_s))
+                off = [predicted / measured - 1 for measured, predicted in pairs]
+                worst = max(worst, *map(abs, off))
+                first, sound = (f"{m:.3f}, predicted {p:.3f} ({100 * (p / m - 1):+.0f} %)" for m, p in pairs)
+                print(f"{replicas} replicas, {clients} clients: first sound {first} s; sound a second {sound} s")
+                print(f"    load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"off by {100 * worst:.0f} % at most")
+    return int(worst > 0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
