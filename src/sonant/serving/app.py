@@ -116,7 +116,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
     created = int(time.time())
     known = {
         name: {"id": name, "object": "model", "created": created, "owned_by": "sonant"}
-        for name in (model_name, *MODEL_ALIASES)
+        for name in (model_name, *MODEL_ALIASES, *service.others.names)
     }
 
     @app.get("/v1/models")
@@ -132,7 +132,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:
-        return {"models": [{"id": model_name, "name": model_name}]}
+        return {"models": [{"id": name, "name": name} for name in (model_name, *service.others.names)]}
 
     @app.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:

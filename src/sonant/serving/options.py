@@ -59,6 +59,9 @@ class ServeOptions:
     voice_aliases: tuple[str, ...] = option(
         (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
     )
+    other_models: tuple[str, ...] = option(
+        (), "NAME=/path or NAME=URL: requests that name this model are sent on there", flag="other-model"
+    )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
     )

@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
 from sonant.models.speech_spec import SpeechSpec
+from sonant.serving.api.other_models import OtherModels
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
@@ -40,6 +41,7 @@ _KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "bat
 class SpeechService:
     def __init__(self, link: EngineLink, options: ServeOptions, names: VoiceNames) -> None:
         self.link, self.options, self.names = link, options, names
+        self.others = OtherModels(options.other_models)
         self.metrics = Metrics()
         self.in_flight = InFlight()
         self.log = RequestLog(tracer_for(options.otlp_endpoint))

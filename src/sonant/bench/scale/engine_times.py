@@ -26,7 +26,7 @@ class EngineTimes:
         return low_s + (high_s - low_s) * (rows - low) / (high - low)
 
 
-# docs/bench.md, 15 November 2026: streams that start at once, ms a frame with the codec, less their prompts' share of it.
+# docs/bench.md, 15 November 2026: streams that start at once, a frame with the codec, less their prompts' share of it.
 # A prompt's time is what brings the 128 and 256 first sounds to where they were measured.
 H200_QWEN3_TTS = EngineTimes(
     frame_s=0.08,

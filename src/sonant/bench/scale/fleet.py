@@ -2,7 +2,7 @@
 
 A newcomer goes to the replica with the fewest requests, as Ray's proxy sends them. A replica's step takes in prompts of
 those who got a row, moves every row on by a frame (those with the least sound in hand first, where there are more than
-fit), and ends when the engine's measured times say so; on a machine with fewer cores than busy replicas they share them.
+fit), and ends when the engine's measured times say so; where there are fewer cores than busy replicas, they share them.
 """
 
 from __future__ import annotations

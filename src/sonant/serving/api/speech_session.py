@@ -195,9 +195,12 @@ class SpeechSession:
         if self.current is not None:
             raise BadMessage("session.config cannot change an utterance that has begun; send input.done first")
         try:
-            self.config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
+            config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
         except ValidationError as e:
             raise BadMessage(f"session.config: {first_mistake(e)[0]}") from None
+        if (place := self.service.others.place(config.model)) is not None:  # No client follows once it is open.
+            raise BadMessage(f"this model is served at {place}/v1/audio/speech/stream; connect there")
+        self.config = config
 
     def _take_text(self, text: object, engine: EngineConfig) -> None:
         if not isinstance(text, str):

@@ -14,8 +14,8 @@ from sonant.serving.options import ServeOptions
 
 DRAIN_NOTICE_S = 5  # in which proxies learn that a replica takes nobody new
 _ROOM = 125  # percent of the mean number of requests that a replica may have before a voice goes to another
-# Ray writes this behind HAProxy's `balance`, in the section that all others inherit. What is hashed is the name or id of
-# the voice, found in the JSON as it came; of a body without one it is the body.
+# Ray writes this behind HAProxy's `balance`, in the section that all others inherit. What is hashed is the name or id
+# of the voice, found in the JSON as it came; of a body without one it is the body.
 _BY_VOICE = rf"""hash 'req.body,regsub("^.*\"voice\"[^\"]*(\"id\"[^\"]*)?\"([^\"]*)\".*$","\2")'
     hash-type consistent
     hash-balance-factor {_ROOM}

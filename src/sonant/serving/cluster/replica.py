@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from sonant.bundled import bundled_voice
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.serving.cluster.at_prefix import AtPrefix
 from sonant.serving.cluster.engine_child import EngineChild
 from sonant.serving.cluster.listener_load import ListenerLoad
 from sonant.serving.idle_memory import IdleMemory, share_arenas
@@ -69,8 +70,8 @@ class SpeechReplica:
         self._idle_memory = IdleMemory()
         self._ticks = asyncio.create_task(self._tick())
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return self.app_of_replica
+    def __serve_build_asgi_app__(self) -> AtPrefix:
+        return AtPrefix(self.app_of_replica)
 
     def check_health(self) -> None:
         """Raises where only another replica can help. An engine that is being loaded again answers 503 meanwhile."""
