@@ -23,8 +23,10 @@ from serving.cluster_storm import Crowd, under_load
 from serving.test_clients import interpreter, run
 from serving.test_speech import seconds
 from sonant.config import EngineConfig
+from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.options import ModelOptions, ServeOptions
+from sonant.serving.ray_app import application
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +41,9 @@ SOUND_BYTES = FRAMES * 2 * 1920
 @pytest.fixture(scope="module")
 def setup(checkpoints: Mapping[str, Path]) -> ReplicaSetup:
     """Stock clients cannot say `max_frames`, and this model does not stop by itself: the budget is what they get."""
-    serving = ServeOptions(port=8771, log_level="warning", drain_s=20.0, api_keys=("the key",))
+    serving = ServeOptions(
+        port=8771, log_level="warning", drain_s=20.0, api_keys=("the key",), other_models=("large=/models/large",)
+    )
     budget = EngineConfig(budget_s=0.08 * (FRAMES - 1), budget_s_per_token=1e-4)
     return ReplicaSetup(
         folder=checkpoints["endless"], model=ModelOptions(device="cpu"), serving=serving, engine=budget
@@ -136,6 +140,30 @@ def test_pipecat_through_ray(pair: Cluster) -> None:
 def test_livekit_through_ray(pair: Cluster) -> None:
     got = run(interpreter("livekit-plugins-openai"), "livekit_agent.py", pair.url)
     assert got["default"]["seconds"] == pytest.approx(FRAMES * 0.08, abs=0.1)
+
+
+def test_another_model_is_another_application_below_a_path(
+    pair: Cluster, setup: ReplicaSetup, client: httpx.Client
+) -> None:
+    from ray import serve
+
+    large = replace(setup, serving=replace(setup.serving, other_models=()))
+    built = application(large, ClusterOptions(replicas=1, replica_cpus=0.1))
+    serve.run(built, name="large", route_prefix="/models/large")
+    try:
+        body = {**BODY, "model": "large", "max_frames": 2}
+        deadline_s = time.monotonic() + 30
+        while httpx.get(f"{pair.url}/models/large/ready").status_code != 200:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        answer = client.post("/v1/audio/speech", json=body, follow_redirects=True)
+        assert answer.status_code == 200 and len(answer.content) == 2 * 2 * 1920
+        assert answer.url.path == "/models/large/v1/audio/speech"
+        assert httpx.post(f"{pair.url}/models/large/v1/audio/speech", json=body).status_code == 401
+        counted = client.get("/models/large/metrics").text
+        assert 'outcome="length",replica=' in counted and "sonant_rows" in counted
+    finally:
+        serve.delete("large")
 
 
 def test_what_is_killed_comes_back_and_a_new_version_lets_nobody_down(
