@@ -23,13 +23,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.cluster_processes import cluster
-from serving.cluster_storm import BODY, new_session
+from serving.cluster_storm import new_session
 from sonant.bench.scale.engine_times import EngineTimes
 from sonant.bench.scale.fleet import Fleet, Load
 from sonant.config import EngineConfig
 from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.options import ModelOptions, ServeOptions
 
+# Longer than the frames that are asked for, so that each stream has just as many.
+TEXT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree."
+BODY = {"input": TEXT, "response_format": "pcm", "seed": 1}
 ROWS = 8
 FRAME_S = 0.08
 LEARNT = (1, 4, 8)
