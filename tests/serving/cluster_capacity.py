@@ -14,7 +14,7 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -68,12 +68,22 @@ async def measure(url: str, clients: int, frames: int, seconds: float) -> Measur
     return Measured(float(np.median(firsts)), heard / 48_000 / seconds, float(np.median(lasts)))
 
 
-def learnt(told: dict[int, Measured], frames: int) -> EngineTimes:
+def learnt(told: dict[int, Measured], frames: int, seconds: float) -> EngineTimes:
+    """Steps from how fast streams came; a prompt's time, and that of the way, from how soon they began."""
     steps = tuple((n, m.stream_s / (frames - 1)) for n, m in told.items())
-    alone_s = told[1].first_s - steps[0][1]  # a prompt, and the way there and back: half each
-    return EngineTimes(
-        frame_s=FRAME_S, steps=steps, prompt_s=alone_s / 2, prompts=ROWS, start_s=alone_s / 2, rows=ROWS, batch=ROWS
+    alone_s = max(1e-3, told[1].first_s - steps[0][1])
+    plain = EngineTimes(
+        frame_s=FRAME_S, steps=steps, prompt_s=0.0, prompts=ROWS, start_s=alone_s, rows=ROWS, batch=ROWS
     )
+    tried = [
+        replace(plain, prompt_s=share * alone_s, start_s=(1 - share) * alone_s) for share in np.linspace(0, 1, 11)
+    ]
+
+    def wrong(engine: EngineTimes) -> float:
+        loads = {n: Load(listeners=n, frames=frames, seconds=seconds, closed=True) for n in told}
+        return sum(abs(Fleet(engine, 1).run(loads[n]).first_quantile_s(0.5) / told[n].first_s - 1) for n in told)
+
+    return min(tried, key=wrong)
 
 
 def main() -> int:
@@ -94,8 +104,8 @@ def main() -> int:
         with cluster(setup, replicas) as c:
             if engine is None:
                 told = {n: asyncio.run(measure(c.url, n, args.frames, args.seconds)) for n in LEARNT}
-                engine = learnt(told, args.frames)
-                print("steps, s:", {n: round(s, 4) for n, s in engine.steps}, f"prompt, start {engine.start_s:.4f}")
+                engine = learnt(told, args.frames, args.seconds)
+                print("steps, s:", {n: round(s, 4) for n, s in engine.steps}, f"prompt {engine.prompt_s:.4f}, way {engine.start_s:.4f}")
             for clients in loads:
                 did = asyncio.run(measure(c.url, clients, args.frames, args.seconds))
                 cores = len(os.sched_getaffinity(0))

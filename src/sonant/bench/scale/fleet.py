@@ -53,7 +53,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Outcome:
-    first_s: tuple[float, ...]  # of every request, in order
+    first_s: tuple[float, ...]  # of every request that was heard, in order
     audio_s_per_s: float
     gap_share: float
 
@@ -69,7 +69,7 @@ class Fleet:
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, Replica | None]] = []  # a step's end, or a listener who comes
         self._count = 0
-        self._ended: list[Stream] = []
+        self._streams: list[Stream] = []
         self._frames = 0
         self._end_s = 0.0
 
@@ -91,8 +91,8 @@ class Fleet:
                 self._come(Stream(now_s, load.frames), now_s)
             else:
                 self._step_done(replica, now_s, load)
-        firsts = sorted(s.first_s - s.came_s for s in self._ended if s.first_s is not None)
-        gaps = sum(s.gap for s in self._ended) / max(1, len(self._ended))
+        firsts = sorted(s.first_s - s.came_s for s in self._streams if s.first_s is not None)
+        gaps = sum(s.gap for s in self._streams) / max(1, len(self._streams))
         return Outcome(tuple(firsts), self._frames * self.engine.frame_s / max(self._end_s, 1e-9), gaps)
 
     def _post(self, at_s: float, replica: Replica | None) -> None:
@@ -100,6 +100,7 @@ class Fleet:
         heapq.heappush(self._events, (at_s, self._count, replica))
 
     def _come(self, stream: Stream, now_s: float) -> None:
+        self._streams.append(stream)
         replica = min(self.replicas, key=lambda r: r.requests)
         replica.waiting.append(stream)
         if not replica.busy:
@@ -136,7 +137,6 @@ class Fleet:
         ended = [s for s in replica.stepped if s.made >= s.frames]
         if ended:
             replica.running = [s for s in replica.running if s.made < s.frames]
-            self._ended += ended
             if load.closed:
                 for _ in ended:
                     self._post(now_s + self.engine.start_s, None)
