@@ -102,10 +102,12 @@ def main() -> int:
     worst = 0.0
     for replicas, loads in ((1, (2, 6)), (3, (3, 9, 18))):
         with cluster(setup, replicas) as c:
+            asyncio.run(measure(c.url, 2 * replicas, args.frames, 3.0))  # so that nothing is done for the first time
             if engine is None:
                 told = {n: asyncio.run(measure(c.url, n, args.frames, args.seconds)) for n in LEARNT}
                 engine = learnt(told, args.frames, args.seconds)
-                print("steps, s:", {n: round(s, 4) for n, s in engine.steps}, f"prompt {engine.prompt_s:.4f}, way {engine.start_s:.4f}")
+                shown = {n: round(s, 4) for n, s in engine.steps}
+                print(f"steps {shown}, prompt {engine.prompt_s:.4f}, way {engine.start_s:.4f} s")
             for clients in loads:
                 did = asyncio.run(measure(c.url, clients, args.frames, args.seconds))
                 cores = len(os.sched_getaffinity(0))
