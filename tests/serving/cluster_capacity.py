@@ -2,9 +2,10 @@
 
     python tests/serving/cluster_capacity.py [FOLDER] [--seconds 15] [--port 8779]
 
-One replica is asked by 1, 4 and 8 clients who never stop, and the simulation is told what its steps took. Then one
-and three replicas are asked by other numbers of clients; printed is what they did, what was predicted, and by how much
-that is wrong. Everything shares this machine's cores, so it should have nothing else to do.
+One replica is asked by 1, 4 and 8 clients who never stop, and the simulation is told what its steps took; three are
+asked by three, and it is told how many cores that came to, since clients, proxy and front ends use them as well. Then
+one and three replicas are asked by other numbers of clients; printed is what they did, what was predicted, and by how
+much that is wrong. Each is measured three times and the best counts, but a machine with other work is no use.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class Measured:
     first_s: float  # median
     audio_s_per_s: float
     stream_s: float  # from the first sound to the last, median
+
+
+def best(url: str, clients: int, frames: int, seconds: float) -> Measured:
+    """Of three, in which the least else was done on this machine."""
+    return max((asyncio.run(measure(url, clients, frames, seconds)) for _ in range(3)), key=lambda m: m.audio_s_per_s)
 
 
 async def measure(url: str, clients: int, frames: int, seconds: float) -> Measured:
@@ -98,29 +104,41 @@ def main() -> int:
     setup = ReplicaSetup(
         folder=folder, model=ModelOptions(device="cpu"), serving=serving, engine=EngineConfig(max_rows=ROWS)
     )
-    engine: EngineTimes | None = None
     worst = 0.0
-    for replicas, loads in ((1, (2, 6)), (3, (3, 9, 18))):
-        with cluster(setup, replicas) as c:
-            asyncio.run(measure(c.url, 2 * replicas, args.frames, 3.0))  # so that nothing is done for the first time
-            if engine is None:
-                told = {n: asyncio.run(measure(c.url, n, args.frames, args.seconds)) for n in LEARNT}
-                engine = learnt(told, args.frames, args.seconds)
-                shown = {n: round(s, 4) for n, s in engine.steps}
-                print(f"steps {shown}, prompt {engine.prompt_s:.4f}, way {engine.start_s:.4f} s")
-            for clients in loads:
-                did = asyncio.run(measure(c.url, clients, args.frames, args.seconds))
-                cores = len(os.sched_getaffinity(0))
-                load = Load(listeners=clients, frames=args.frames, seconds=args.seconds, closed=True)
-                said = Fleet(engine, replicas, cores=cores).run(load)
-                pairs = ((did.first_s, said.first_quantile_s(0.5)), (did.audio_s_per_s, said.audio_s_per_s))
-                off = [predicted / measured - 1 for measured, predicted in pairs]
-                worst = max(worst, *map(abs, off))
-                first, sound = (f"{m:.3f}, predicted {p:.3f} ({100 * (p / m - 1):+.0f} %)" for m, p in pairs)
-                print(f"{replicas} replicas, {clients} clients: first sound {first} s; sound a second {sound} s")
-                print(f"    load {os.getloadavg()[0]:.1f}", flush=True)
+    with cluster(setup, 1) as c:
+        asyncio.run(measure(c.url, 2, args.frames, 3.0))  # so that nothing is done for the first time
+        told = {n: best(c.url, n, args.frames, args.seconds) for n in LEARNT}
+        engine = learnt(told, args.frames, args.seconds)
+        shown = {n: round(s, 4) for n, s in engine.steps}
+        print(f"steps {shown}, prompt {engine.prompt_s:.4f}, way {engine.start_s:.4f} s", flush=True)
+        for clients in (2, 6):
+            worst = max(worst, compare(c.url, engine, 1, None, clients, args.frames, args.seconds))
+    with cluster(setup, 3) as c:
+        asyncio.run(measure(c.url, 6, args.frames, 3.0))
+        made = best(c.url, 3, args.frames, args.seconds).audio_s_per_s
+        load = Load(listeners=3, frames=args.frames, seconds=args.seconds, closed=True)
+        tried = np.arange(1.0, len(os.sched_getaffinity(0)) + 0.01, 0.05)
+        cores = min(tried, key=lambda n: abs(Fleet(engine, 3, cores=n).run(load).audio_s_per_s - made))
+        print(f"cores for three engines: {cores:.2f}", flush=True)
+        for clients in (6, 9, 18):
+            worst = max(worst, compare(c.url, engine, 3, cores, clients, args.frames, args.seconds))
     print(f"off by {100 * worst:.0f} % at most")
     return int(worst > 0.2)
+
+
+def compare(
+    url: str, engine: EngineTimes, replicas: int, cores: float | None, clients: int, frames: int, seconds: float
+) -> float:
+    """What was measured and what was predicted → by how much the worse of two is wrong."""
+    did = best(url, clients, frames, seconds)
+    said = Fleet(engine, replicas, cores=cores).run(
+        Load(listeners=clients, frames=frames, seconds=seconds, closed=True)
+    )
+    pairs = ((did.first_s, said.first_quantile_s(0.5)), (did.audio_s_per_s, said.audio_s_per_s))
+    first, sound = (f"{m:.3f}, predicted {p:.3f} ({100 * (p / m - 1):+.0f} %)" for m, p in pairs)
+    print(f"{replicas} replicas, {clients} clients: first sound {first} s; sound a second {sound} s")
+    print(f"    load {os.getloadavg()[0]:.1f}", flush=True)
+    return max(abs(predicted / measured - 1) for measured, predicted in pairs)
 
 
 if __name__ == "__main__":

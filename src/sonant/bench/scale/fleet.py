@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Fleet:
-    def __init__(self, engine: EngineTimes, replicas: int, *, cores: int | None = None, seed: int = 0) -> None:
+    def __init__(self, engine: EngineTimes, replicas: int, *, cores: float | None = None, seed: int = 0) -> None:
         """`cores`: that the replicas share; None: each has its own device."""
         self.engine, self.cores = engine, cores
         self.replicas = [Replica() for _ in range(replicas)]
