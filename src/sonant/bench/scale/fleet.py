@@ -138,6 +138,6 @@ class Fleet:
         if ended:
             replica.running = [s for s in replica.running if s.made < s.frames]
             if load.closed:
-                for _ in ended:
-                    self._post(now_s + self.engine.start_s, None)
+                for _ in ended:  # Nobody asks again in step with the others.
+                    self._post(now_s + self._random.uniform(0.0, 2.0) * self.engine.start_s, None)
         self._step(replica, now_s)

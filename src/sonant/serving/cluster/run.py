@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Mapping
 
 from sonant.errors import ConfigError
 from sonant.serving.cluster.cluster_options import LOCAL, ClusterOptions
@@ -31,9 +32,22 @@ def run_on_ray(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
     except ConnectionError as e:
         raise ConfigError(f"no Ray is running at {cluster.address}; `ray start --head` starts one: {e}") from None
     try:
+        if address is not None:
+            _check_settings(ray_environment(setup.serving, cluster.route))
         return asyncio.run(_deploy(setup, cluster))
     finally:
         ray.shutdown()
+
+
+def _check_settings(wanted: Mapping[str, str]) -> None:
+    """Of a Ray that others started: it works without them, but more slowly and with Ray's own limits."""
+    import ray
+
+    names = list(wanted)
+    there = ray.get(ray.remote(num_cpus=0)(lambda: {name: os.environ.get(name) for name in names}).remote())
+    missing = [name for name, value in wanted.items() if there[name] != value]
+    if missing:
+        logger.warning("this Ray was started without, or with another, %s; see deploy/ray.env", ", ".join(missing))
 
 
 async def _deploy(setup: ReplicaSetup, cluster: ClusterOptions) -> int:

@@ -41,7 +41,7 @@ class Bucket:
         self._s3 = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
 
     def get(self, key: str, unless: str | None = None) -> tuple[bytes, str] | None:
-        """What it holds and its tag; None if there is none. Raises `Changed` never, but `Same` if it has that tag."""
+        """What it holds and its tag; None if there is none. `Same` is raised if it still has the tag `unless`."""
         more = {} if unless is None else {"IfNoneMatch": unless}
         with _told(key):
             try:
