@@ -15,6 +15,7 @@ from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.options import ModelOptions, ServeOptions
 from sonant.serving.start_check import check_start, page_address
 
@@ -23,9 +24,11 @@ sonant serve model
 sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
 sonant serve model another-model
 sonant serve --config sonant.toml
+sonant serve model --replicas 8 --host 0.0.0.0
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
 
+OWNERS = {"model": ModelOptions, "server": ServeOptions, "replicas": ClusterOptions, "engine": EngineConfig}
 _MANY_CORES = 8
 _MOST_FRONT_ENDS = 8
 
@@ -42,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="TOML with any of the options below, each named as its environment variable is, in small letters and "
         f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
     )  # fmt: skip
-    for title, owner in (("model", ModelOptions), ("server", ServeOptions), ("engine", EngineConfig)):
+    for title, owner in OWNERS.items():
         add_settings(parser.add_argument_group(title), settings_of(owner))
 
 
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from sonant.serving.limits.keys import exposure
     from sonant.serving.observability.log_format import configure_logging
 
-    model, options, config = read_options(args)
+    (model, options, config), cluster = read_options(args), read_cluster(args)
     configure_logging(options.log_level, options.log_format)
     for warning in exposure(options):
         logger.warning("%s", warning)
@@ -60,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     folders = [model_folder(model.model), *map(model_folder, args.folders[1:])]
     check_names(folders)
     folder = folders[0]
+    if cluster.wanted:
+        if len(folders) > 1:
+            raise ConfigError("replicas speak with one model each; start one application for each, and --other-model")
+        return _on_ray(folder, model, options, cluster, config)
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
     if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
@@ -123,6 +130,20 @@ def _in_processes(
         return asyncio.run(Launcher(setup, workers).run())
 
 
+def _on_ray(
+    folder: Path, model: ModelOptions, options: ServeOptions, cluster: ClusterOptions, config: EngineConfig
+) -> int:
+    if find_spec("ray") is None:
+        raise ConfigError("replicas need Ray Serve; install it with: pip install 'sonant[ray]'")
+    if options.port == 0 or options.workers is not None:
+        raise ConfigError("with replicas --port must be a number over 0, and --workers is not for them")
+    from sonant.serving.cluster.replica import ReplicaSetup
+    from sonant.serving.cluster.run import run_on_ray
+
+    setup = ReplicaSetup(folder=folder.absolute(), model=model, serving=options, engine=config)
+    return run_on_ray(setup, cluster)
+
+
 def front_ends_for(cores: int) -> int:
     """So that with a GPU's engine each has a core of its own; few cores are the engine's, which then is the CPU's."""
     return 0 if cores < _MANY_CORES else min(_MOST_FRONT_ENDS, (cores - 4) // 2)
@@ -134,9 +155,17 @@ def missing_packages() -> list[str]:
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
     args.model = given_once(args.folders[0] if args.folders else None, args.model)
-    settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
-    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
-    found = gather(settings, args, os.environ, file)
-    for warning in misspelt(settings, os.environ.keys() - {CONFIG_VARIABLE}):
+    found = _read(args)
+    for warning in misspelt(settings_of(*OWNERS.values()), os.environ.keys() - {CONFIG_VARIABLE}):
         logger.warning("%s", warning)
     return ModelOptions(**found[ModelOptions]), ServeOptions(**found[ServeOptions]), EngineConfig(**found[EngineConfig])
+
+
+def read_cluster(args: argparse.Namespace) -> ClusterOptions:
+    return ClusterOptions(**_read(args)[ClusterOptions])
+
+
+def _read(args: argparse.Namespace) -> dict[type, dict[str, Any]]:
+    settings = settings_of(*OWNERS.values())
+    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    return gather(settings, args, os.environ, file)

@@ -59,7 +59,7 @@ class Engine(Intake):
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
         )
         self._clones = VoiceCache(_REMEMBERED_CLIPS)
-        self._encode_voice = model.encode_voice if paging is None else paging.beside(model.encode_voice)
+        self._paging = paging
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
         return partial(self._open, prompt)
@@ -89,7 +89,8 @@ class Engine(Intake):
 
     def _encoded(self, samples: Samples, text: str | None, name: str) -> Voice:
         with self.awake():
-            return self._encode_voice(samples, text, name)
+            encode = self.model.encode_voice
+            return (encode if self._paging is None else self._paging.beside(encode))(samples, text, name)
 
     @property
     def warm_share(self) -> float:

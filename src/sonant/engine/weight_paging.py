@@ -72,7 +72,7 @@ class WeightPaging:
             held = table.tensors()
             for place, view in zip(held, host.adopt(table.name, [h.value for h in held]).views(), strict=True):
                 place.replace(view)
-            table.embedding.on_host = True
+            table.embedding.stay_on_host()
         with torch.no_grad():
             for name, planned in plan.lanes.items():
                 streamed = {block.name for block in planned}

@@ -13,10 +13,12 @@ class Embedding(nn.Embedding):
     There are none to draw there, and torch imports its whole compiler to find that out: as long again as torch itself.
     """
 
-    on_host = False  # a table that is too large for the device: rows travel when they are looked up
+    def stay_on_host(self) -> None:
+        """A table that is too large for the device: rows travel when they are looked up."""
+        self.forward = self._host_rows  # type: ignore[method-assign]
 
-    def forward(self, input: Tensor) -> Tensor:
-        return host_rows(self.weight, input) if self.on_host else super().forward(input)
+    def _host_rows(self, input: Tensor) -> Tensor:
+        return host_rows(self.weight, input)
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:

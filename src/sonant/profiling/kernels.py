@@ -75,10 +75,10 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.COPY, r"(?<!index_)copy_kernel|memcpy|copy_device|aten::(copy_|clone|contiguous)|copyfunctor|"
                 r"triton_\w*_(clone|copy)_\d|(?<!aten::)transpose"),
     (Work.EMBEDDING, r"embedding|index_?(select|put|get|copy|kernel|elementwise)|indexselect|gather|scatter|take_|"
-                     r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
+                     r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange|^_host_rows$"),
     (Work.REDUCE, r"reduce|_sum|mean|triton_(red|per)_"),
     (Work.ELEMENTWISE, r"elementwise|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
-                       r"guided_step|^_flow_turn$|^_patch_step$|^_pcm16$|"
+                       r"guided_step|^_flow_turn$|^_patch_step$|^_pcm16$|^_pass_(begins|ends)$|^_weights_(wanted|there)$|"
                        r"aten::(add|sub|mul|div|pow|exp|sin|cos|neg|sqrt|rsqrt|where|clamp|eq|ne|lt|le|gt|ge|"
                        r"logical_\w+|bitwise_\w+|remainder|floor_divide)"),
 )  # fmt: skip

@@ -26,13 +26,13 @@ from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.limits.keys import ApiKeys
 from sonant.serving.limits.middleware import RequestMiddleware
-from sonant.serving.observability.engine_metrics import engine_families, families_by_model
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.aliases import check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.bucket import Bucket
 from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.serving.warm_up import warm_encoders
@@ -129,7 +129,9 @@ def _service(models: Sequence[ServedModel], options: ServeOptions) -> tuple[Spee
     check_aliases(voices, given, uploads=uploads)
     if options.voices_folder is not None:
         reserved = reserved_names(voices, given)
-        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+        bucket = None if options.voices_url is None else Bucket(options.voices_url)
+        kept = StoreOptions(consent=options.consent, reserved_names=reserved)
+        store = VoiceStore(options.voices_folder, kept, bucket)
     names = [VoiceNames(store, model=m.mark, given=given) for m in models]
     service = SpeechService(models[0].link, options, names[0])
     if len(models) > 1:
@@ -142,7 +144,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
     created = int(time.time())
     known = {
         name: {"id": name, "object": "model", "created": created, "owned_by": "sonant"}
-        for name in (*(service.models or (model_name,)), *MODEL_ALIASES)
+        for name in (*(service.models or (model_name,)), *MODEL_ALIASES, *service.others.names)
     }
 
     @app.get("/v1/models")
@@ -158,7 +160,8 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:
-        return {"models": [{"id": name, "name": name} for name in service.models or (model_name,)]}
+        served = (*(service.models or (model_name,)), *service.others.names)
+        return {"models": [{"id": name, "name": name} for name in served]}
 
     @app.get("/v1/audio/voices")
     async def voices(model: str | None = None) -> dict[str, Any]:
@@ -180,10 +183,4 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        cache = None if service.names.store is None else service.names.store.cache
-        if service.models:
-            links = {name: s.link for name, s in service.models.items()}
-            more = families_by_model({name: (link, await link.report()) for name, link in links.items()}, cache)
-        else:
-            more = engine_families(service.link, await service.link.report(), cache)
-        return Response(await run_in_threadpool(service.metrics.text, more), media_type=CONTENT_TYPE)
+        return Response(await service.all_metrics(), media_type=CONTENT_TYPE)

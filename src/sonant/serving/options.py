@@ -56,8 +56,14 @@ class ServeOptions:
     )
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    voices_url: str | None = option(
+        None, "s3://BUCKET/PREFIX: keep them there, for servers on many machines; --voices is then a place for copies"
+    )
     voice_aliases: tuple[str, ...] = option(
         (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+    )
+    other_models: tuple[str, ...] = option(
+        (), "NAME=/path or NAME=URL: requests that name this model are sent on there", flag="other-model"
     )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
@@ -104,6 +110,8 @@ class ServeOptions:
         for name in ("max_requests_per_minute", "drain_s", "workers"):
             if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.voices_url is not None and self.voices_folder is None:
+            raise ConfigError("voices_url needs a folder for copies too: give --voices DIR")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")
         if any("/" in host or ":" in host for host in self.allowed_hosts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
 from sonant.models.speech_spec import SpeechSpec
+from sonant.serving.api.other_models import OtherModels
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
@@ -21,6 +22,7 @@ from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.limits.in_flight import InFlight
+from sonant.serving.observability.engine_metrics import engine_families, families_by_model
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.request_log import RequestLog, RequestRecord
 from sonant.serving.observability.tracing import tracer_for
@@ -40,6 +42,7 @@ _KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "bat
 class SpeechService:
     def __init__(self, link: EngineLink, options: ServeOptions, names: VoiceNames) -> None:
         self.link, self.options, self.names = link, options, names
+        self.others = OtherModels(options.other_models)
         self.metrics = Metrics()
         self.in_flight = InFlight()
         self.log = RequestLog(tracer_for(options.otlp_endpoint))
@@ -48,6 +51,7 @@ class SpeechService:
         self.clips = Clips(options.allow_url, self.rejected)
         self.models: dict[str, SpeechService] = {}  # by name, where several are served; this one's is the first
         self._aliases: frozenset[str] = frozenset()
+        self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica has those of the others too
 
     def serve_beside(
         self, name: str, others: Iterable[tuple[str, EngineLink, VoiceNames]], aliases: Iterable[str]
@@ -133,6 +137,16 @@ class SpeechService:
     def rejected(self, error: Refused | Overloaded) -> None:
         waited = "too_late" if isinstance(error, TooLate) else "queue_full"
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
+
+    async def metrics_text(self) -> bytes:
+        """This server's page."""
+        cache = None if self.names.store is None else self.names.store.cache
+        if self.models:
+            links = {name: service.link for name, service in self.models.items()}
+            more = families_by_model({name: (link, await link.report()) for name, link in links.items()}, cache)
+        else:
+            more = engine_families(self.link, await self.link.report(), cache)
+        return await run_in_threadpool(self.metrics.text, more)
 
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack

@@ -39,6 +39,9 @@ def batch_routes(service: SpeechService) -> APIRouter:
                 f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
             )
         request.state.record.asks(body, chars)
+        if (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech/batch")) is not None:
+            request.state.record.outcome = "sent_on"
+            return elsewhere
         bodies = body.bodies()
         services = {id(found): found for found in (service.of(item.model) for item in bodies)}
         if len(services) > 1:
