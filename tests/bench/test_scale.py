@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sonant.bench.scale.engine_times import H200_QWEN3_TTS, EngineTimes
+from sonant.bench.scale.engine_times import H200_1_7B, EngineTimes
 from sonant.bench.scale.fleet import Fleet, Load
 
 # docs/bench.md: streams that start at once, first sound p50 and p99 in ms, seconds of sound a second.
@@ -21,16 +21,16 @@ PLAIN = EngineTimes(
 def test_it_says_what_an_h200_did_within_a_fifth(
     streams: int, p50_ms: float, p99_ms: float, audio_s_per_s: float
 ) -> None:
-    said = Fleet(H200_QWEN3_TTS, 1).run(Load(listeners=streams, frames=125, seconds=1.0, at_once=True))
+    said = Fleet(H200_1_7B, 1).run(Load(listeners=streams, frames=125, seconds=1.0, at_once=True))
     assert 1e3 * said.first_quantile_s(0.5) == pytest.approx(p50_ms, rel=0.2)
     assert 1e3 * said.first_quantile_s(0.99) == pytest.approx(p99_ms, rel=0.2)
     assert said.audio_s_per_s == pytest.approx(audio_s_per_s, rel=0.2)
 
 
 def test_it_holds_what_was_held_and_makes_what_was_made_when_nobody_waits() -> None:
-    held = Fleet(H200_QWEN3_TTS, 1).run(Load(listeners=768, frames=125, seconds=20.0))
+    held = Fleet(H200_1_7B, 1).run(Load(listeners=768, frames=125, seconds=20.0))
     assert held.gap_share == 0 and held.first_quantile_s(1.0) < 0.5
-    saturated = replace(H200_QWEN3_TTS, rows=256, batch=256)
+    saturated = replace(H200_1_7B, rows=256, batch=256)
     made = Fleet(saturated, 1).run(Load(listeners=512, frames=125, seconds=1.0, at_once=True))
     assert made.audio_s_per_s == pytest.approx(1651.3, rel=0.2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sonant.bench.scale.engine_times import H200_QWEN3_TTS
+from sonant.bench.scale.engine_times import H200_1_7B
 from sonant.bench.scale.fleet import Fleet, Load, Outcome
 from sonant.text_table import grid
 
@@ -17,7 +17,7 @@ def held(replicas: int, first_s: float, *, most: int) -> tuple[int, Outcome | No
     low, high, felt = 0, most, None
     while high - low > max(8, high // 32):
         middle = (low + high) // 2
-        outcome = Fleet(H200_QWEN3_TTS, replicas).run(Load(listeners=middle, frames=_FRAMES, seconds=_SECONDS))
+        outcome = Fleet(H200_1_7B, replicas).run(Load(listeners=middle, frames=_FRAMES, seconds=_SECONDS))
         if outcome.gap_share == 0 and outcome.first_quantile_s(0.99) <= first_s:
             low, felt = middle, outcome
         else:
@@ -35,7 +35,7 @@ def main() -> None:
         most, felt = held(count, args.first_audio, most=4096 * count)
         first = "" if felt is None else [f"{1e3 * felt.first_quantile_s(share):.0f}" for share in (0.5, 0.99)]
         rows.append([str(count), str(most), *(first or ["", ""])])
-    print("Qwen3-TTS 1.7B on H200s, streams of 10 s, from the steps in docs/bench.md")
+    print("a talker of 1.7B on H200s, streams of 10 s, from the steps in docs/bench.md")
     print(grid([["replicas", "listeners held", "first sound p50 ms", "p99 ms"], *rows]))
 
 

@@ -28,7 +28,7 @@ class EngineTimes:
 
 # docs/bench.md, 15 November 2026: streams that start at once, a frame with the codec, less their prompts' share of it.
 # A prompt's time is what brings the 128 and 256 first sounds to where they were measured.
-H200_QWEN3_TTS = EngineTimes(
+H200_1_7B = EngineTimes(
     frame_s=0.08,
     steps=((1, 2.87e-3), (16, 4.12e-3), (64, 6.09e-3), (128, 8.10e-3), (256, 12.2e-3)),
     prompt_s=0.5e-3,
