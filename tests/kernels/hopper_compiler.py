@@ -129,26 +129,7 @@ def all_kernels(
         gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
         x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
         gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
-    for dilation in (1, 3):
-        fixed = values(2, 27, 96), values(96, 1, 7), values(96)
-        depthwise.depthwise(*fixed, None, dilation)
-        factors = torch.ones(96)
-        activation = Snake(factors, factors, log_scale=False)
-        depthwise.depthwise(*fixed, values(2, 6 * dilation, 96), dilation, snake=activation)
-    for inputs, columns, taps in convolutions:
-        channels = min(columns, 768)
-        x, bias = values(32, 640, inputs), values(channels)
-        weight = values(columns, taps, inputs).permute(0, 2, 1)
-        past = values(32, taps - 1, inputs)
-        residual = values(32, 640, columns)
-        if taps > 1:
-            conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
-        else:
-            conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
-        if every_form and taps < 7:  # one with samples for columns, one with channels
-            edges, fine = torch.zeros(32, dtype=torch.int32), Snake(bias.float(), bias.float(), log_scale=False)
-            window = values(32, 700, columns)[:, 30:-30]
-            conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
+    convolution_kernels(dtype, convolutions, every_form)
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
     rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
@@ -170,13 +151,43 @@ def all_kernels(
         local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
-    host_weights.host_rows(values(100, 2048), torch.zeros(2, 3, dtype=torch.int64))
+    paging_kernels(dtype)
+    sampling_kernels(dtype, every_form)
+
+
+def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every_form: bool) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    for dilation in (1, 3):
+        fixed = values(2, 27, 96), values(96, 1, 7), values(96)
+        depthwise.depthwise(*fixed, None, dilation)
+        factors = torch.ones(96)
+        activation = Snake(factors, factors, log_scale=False)
+        depthwise.depthwise(*fixed, values(2, 6 * dilation, 96), dilation, snake=activation)
+    for inputs, columns, taps in convolutions:
+        channels = min(columns, 768)
+        x, bias = values(32, 640, inputs), values(channels)
+        weight = values(columns, taps, inputs).permute(0, 2, 1)
+        past = values(32, taps - 1, inputs)
+        residual = values(32, 640, columns)
+        if taps > 1:
+            conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
+        else:
+            conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
+        if every_form and taps < 7:  # one with samples for columns, one with channels
+            edges, fine = torch.zeros(32, dtype=torch.int32), Snake(bias.float(), bias.float(), log_scale=False)
+            window = values(32, 700, columns)[:, 30:-30]
+            conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
+
+
+def paging_kernels(dtype: torch.dtype) -> None:
+    host_weights.host_rows(torch.zeros(100, 2048, dtype=dtype), torch.zeros(2, 3, dtype=torch.int64))
     clock = torch.zeros(3, dtype=torch.int64)
     host_weights.pass_begins(clock)
     host_weights.pass_ends(clock, 5)
     host_weights.wait_begins(clock)
     host_weights.wait_ends(clock)
-    sampling_kernels(dtype, every_form)
 
 
 def flow_kernels(dtype: torch.dtype) -> None:

@@ -98,7 +98,8 @@ class StepLoop:
             self._wake.notify()
 
     def heard(self, request: Request) -> None:
-        self._heard.append(request)  # the step thread looks at it when it looks next
+        with self._wake:
+            self._heard.append(request)  # the step thread looks at it when it looks next
 
     def watch(self, text: OpenText) -> None:
         """Tell this one when the engine ends."""
@@ -203,7 +204,7 @@ class StepLoop:
         with self._wake:
             inbox, self._inbox = self._inbox, []
             aborts, self._aborts = self._aborts, []
-        heard, self._heard = self._heard, []
+            heard, self._heard = self._heard, []
         for request in heard:
             request.show_heard()
         self.scheduler.waiting.extend(inbox)
