@@ -15,13 +15,13 @@ from torch import Tensor
 from sonant.bench.kernels.case import Call
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Snake
-from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile
+from sonant.kernels.triton import conv, conv_tile, gemv, gemv_tile, held_tile, small_m_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
-PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
+PRODUCT_ROWS = (64, 1, 32, 16)  # 16 serves all that are fewer but one
 CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
 
 
@@ -66,7 +66,7 @@ class ProductCase:
     @property
     def key(self) -> str:
         shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, self.op.startswith("norm"), _ITEM_BYTES)
-        return tuning.key("small_m", shape, self.rows)
+        return tuning.key("gemv" if self.rows == 1 else "small_m", shape, self.rows)
 
     @property
     def streamed_bytes(self) -> int:
@@ -82,8 +82,15 @@ class ProductCase:
         return 2 * self.rows * self.depth * self.columns * (2 if self.gated else 1)
 
     def candidates(self) -> list[Tile]:
-        found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)
-        return list(dict.fromkeys(found))
+        if self.rows == 1:
+            return list(dict.fromkeys(gemv_tile.candidates(self.depth, self.columns, self.gated)))
+        shape = self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES
+        found = list(dict.fromkeys(small_m_tile.candidates(*shape)))
+        found += held_tile.candidates(*shape)
+        if self.op.startswith("norm") and self.rows > 32:  # there a norm inside costs every turn of a loop over the depth
+            looped = [t for t in found if self.depth > t.k * t.splits and t.k <= 128 and not t.held]
+            found += [replace(t, apart=True) for t in looped]
+        return found
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         return self.op, self.rows, self.told, replace(tile, m=0), self.depth // (tile.k * tile.splits) > 1

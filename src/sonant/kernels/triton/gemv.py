@@ -5,7 +5,7 @@ One row is a sum over registers: a program takes some columns over the whole dep
 before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
 each program anew, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py), and from
 there on, or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile`
-is what a tuner tries with more than one row; None: the best known.
+is what a tuner tries; None: the best known.
 """
 
 from __future__ import annotations
@@ -15,16 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.triton import norm, small_m_gemm
+from sonant.kernels.triton import gemv_tile, norm, small_m_gemm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
-
-_DEEPEST = 8192
-_VECTORS = 64  # elements of the weights in each thread's hands …
-_TILED_VECTORS = 100  # … and where the depth is no power of two, so that it is cut into tiles of …
-_TILE = 1024
-_PROGRAMS = 512  # fewer would leave processors idle
 
 
 @triton.jit
@@ -49,6 +43,9 @@ def _gemv(
         if NORM:
             scales = scales + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)  # noqa: RUF005
     wait_prior(PDL)
+    before = tl.zeros([BLOCK_N], dtype)
+    if ADD:  # here, since at the end it would be waited for
+        before = tl.load(residual + column, mask=known, other=0.0)
     values = ()
     square = tl.zeros([BLOCK_K], tl.float32)
     for tile in tl.static_range(TILES):
@@ -75,8 +72,7 @@ def _gemv(
         silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
         result = (silu * tl.sum(other, axis=1).to(dtype).to(tl.float32)).to(dtype)
     if ADD:
-        before = tl.load(residual + column, mask=known, other=0.0).to(tl.float32)
-        result = (before + result.to(tl.float32)).to(dtype)
+        result = (before.to(tl.float32) + result.to(tl.float32)).to(dtype)
     tl.store(out + column, result, mask=known)
 
 
@@ -93,8 +89,11 @@ def _product(
     out = x.new_empty(*x.shape[:-1], columns)
     flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
     residual = None if residual is None else residual.contiguous()
-    if rows == 1 and depth <= _DEEPEST:
-        _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
+    if rows == 1 and depth <= gemv_tile.DEEPEST:
+        tile = tile or gemv_tile.tile_for(flat, columns, gated, norm=gain is not None)
+        if tile.library:
+            return None
+        _launch_gemv(flat, weight, wanted, tile, gain, eps, gated, bias, residual)
         return out
     if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
         flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
@@ -104,23 +103,15 @@ def _product(
 
 
 def _launch_gemv(
-    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, bias: Tensor | None,
-    residual: Tensor | None,
+    x: Tensor, weight: Tensor, out: Tensor, tile: Tile, gain: Tensor | None, eps: float, gated: bool,
+    bias: Tensor | None, residual: Tensor | None,
 ) -> None:  # fmt: skip
     depth, columns = x.shape[1], out.shape[1]
-    planes = 2 if gated else 1
-    block_k, tiles = triton.next_power_of_2(depth), 1
-    warps = 8 if block_k > 4096 else 4
-    block_n = max(1, _VECTORS * 32 * warps // block_k // planes)
-    if block_k != depth and depth % _TILE == 0:  # no lane is idle then
-        block_k, tiles, warps = _TILE, depth // _TILE, 4
-        most = min(_TILED_VECTORS * 32 * warps // (depth * planes), columns // _PROGRAMS)
-        block_n = 1 << max(0, most.bit_length() - 1)
-    _gemv[(triton.cdiv(columns, block_n),)](
+    _gemv[(triton.cdiv(columns, tile.n),)](
         x, weight, weight if gain is None else gain, weight if bias is None else bias,
         out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, BIAS=bias is not None, ADD=residual is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, TILES=tiles, num_warps=warps, **launch_options(x),
+        BLOCK_N=tile.n, BLOCK_K=tile.k, TILES=triton.cdiv(depth, tile.k), num_warps=tile.warps, **launch_options(x),
     )  # fmt: skip
 
 

@@ -37,12 +37,12 @@ def _ras_sample(
         mask=(lane < ROWS) & (lane >= ROWS - looked_at), other=-1,
     )  # fmt: skip
     own = uniform + row * uniform_stride + book * draw_stride
+    share_at, heat = tl.load(own), tl.load(temperature + row * temperature_stride)
+    wanted, share = tl.load(top_k + row * top_k_stride), tl.load(top_p + row * top_p_stride)
+    is_greedy = tl.load(greedy + row * greedy_stride) != 0
     highest, best = tl.max(score, axis=0, return_indices=True)
-    chosen = draw(
-        score, highest, column, inside, vocab, own, temperature + row * temperature_stride,
-        top_k + row * top_k_stride, top_p + row * top_p_stride, BITS,
-    )  # fmt: skip
-    chosen = tl.where(tl.load(greedy + row * greedy_stride) != 0, best, chosen)
+    chosen = draw(score, highest, column, inside, vocab, share_at, heat, wanted, share, BITS)
+    chosen = tl.where(is_greedy, best, chosen)
     count = tl.sum((kept == chosen).to(tl.int32), axis=0)
     count = tl.where(chosen < first_special, count, 0)
     if (looked_at > 0) & (count >= tl.load(repeats + row * repeats_stride)):

@@ -69,22 +69,20 @@ def invert(weight, column, inside, share):
 
 
 @triton.jit
-def draw(score, highest, column, inside, vocab, uniform, temperature, top_k, top_p, BITS: tl.constexpr):
-    """One id of the scores, of which `highest` is the largest; `uniform` and those after it are the row's pointers."""
+def draw(score, highest, column, inside, vocab, uniform, heat, wanted, share, BITS: tl.constexpr):
+    """One id of the scores, of which `highest` is the largest; `uniform` and those after it are the row's own values:
+    a kernel reads them beside its scores, since each would be a wait of its own between two sums."""
     order = _ordered(score, BITS)  # which no temperature changes
-    heat = tl.load(temperature)
     weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
 
-    wanted = tl.load(top_k)
     lowest = _kth(order, inside, tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted), BITS)
     weight = tl.where(order >= lowest, weight, 0.0)
 
-    share = tl.load(top_p)
     if share < 1:
         # a score stays if the weight above it is less than the share, and the highest always does
         lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
         weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
-    return invert(weight, column, inside, tl.load(uniform))
+    return invert(weight, column, inside, uniform)
 
 
 @triton.jit
@@ -101,6 +99,9 @@ def _sample(
     inside = column < vocab
     wait_prior(PDL)
     score = tl.load(logits + row * vocab + column, mask=inside, other=float("-inf")).to(tl.float32)
+    at, heat = tl.load(uniform + row * uniform_stride), tl.load(temperature + row * temperature_stride)
+    wanted, share = tl.load(top_k + row * top_k_stride), tl.load(top_p + row * top_p_stride)
+    is_greedy = tl.load(greedy + row * greedy_stride) != 0
     if MASKED:
         factor = tl.load(penalty + row * penalty_stride)
         line = row
@@ -112,11 +113,8 @@ def _sample(
         too_early = (tl.load(suppress_stop + row) != 0) & (column == stop_id)
         score = tl.where(never | too_early, float("-inf"), score)
     highest, best = tl.max(score, axis=0, return_indices=True)
-    drawn = draw(
-        score, highest, column, inside, vocab, uniform + row * uniform_stride, temperature + row * temperature_stride,
-        top_k + row * top_k_stride, top_p + row * top_p_stride, BITS,
-    )  # fmt: skip
-    chosen = tl.where(tl.load(greedy + row * greedy_stride) != 0, best, drawn)
+    drawn = draw(score, highest, column, inside, vocab, at, heat, wanted, share, BITS)
+    chosen = tl.where(is_greedy, best, drawn)
     tl.store(out + row, chosen.to(tl.int64))
     if WIDTH > 0:
         place = tl.arange(0, LINE)

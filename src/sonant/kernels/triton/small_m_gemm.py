@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.triton import held_gemm
 from sonant.kernels.triton.fetch import fetch_share, next_options
+from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -21,14 +23,19 @@ from sonant.kernels.tuning import Tile
 
 
 @triton.jit
-def _values(x, gain, row, k, depth, NORM: tl.constexpr):
+def _gain(gain, k, NORM: tl.constexpr):
+    return tl.load(gain + k) if NORM else k
+
+
+@triton.jit
+def _values(x, factor, row, k, depth, NORM: tl.constexpr):
     """[K, M] of the input, scaled by the norm's gain, and the squares' sum of each row."""
     value = tl.load(x + row[None] * depth + k[:, None])
     square = tl.zeros([row.shape[0]], tl.float32)
     if NORM:
         wide = value.to(tl.float32)
         square = tl.sum(wide * wide, axis=0)
-        value = (wide * tl.load(gain + k).to(tl.float32)[:, None]).to(value.dtype)
+        value = (wide * factor.to(tl.float32)[:, None]).to(value.dtype)
     return value, square
 
 
@@ -51,7 +58,7 @@ def _swiglu(gate, up):
 
 @triton.jit
 def _finish(
-    total, other, square, residual, out, row, column, rows, columns, depth, eps,
+    total, other, square, before, out, row, column, rows, columns, depth, eps,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     dtype = out.dtype.element_ty
@@ -64,7 +71,7 @@ def _finish(
     at = row[None] * columns + column[:, None]
     mask = (row < rows)[None] & (column < columns)[:, None]
     if ADD:
-        total = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + total.to(dtype).to(tl.float32)
+        total = before.to(tl.float32) + total.to(dtype).to(tl.float32)
     tl.store(out + at, total.to(dtype), mask=mask)
 
 
@@ -116,14 +123,19 @@ def _small_m_gemm(
     up = own
     if GATED:
         up = tl.load(up_start + k[None])
+    factor = _gain(gain, k, NORM)
     wait_prior(PDL)
-    value, square = _values(x, gain, there, k, depth, NORM)
+    value, square = _values(x, factor, there, k, depth, NORM)
+    before = value
+    if ADD:  # here, since at the end it would be waited for
+        mask = (row < rows)[None] & (column < columns)[:, None]
+        before = tl.load(residual + row[None] * columns + column[:, None], mask=mask, other=0.0)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
     other = total
     if LOOP:
         for k_tile in range(1, k_tiles):
             at = k + k_tile * BLOCK_K
-            next_value, next_square = _values(x, gain, there, at, depth, NORM)
+            next_value, next_square = _values(x, _gain(gain, at, NORM), there, at, depth, NORM)
             square += next_square
             total = _plus_product(total, tl.load(start + at[None]), next_value, FOLD, PRECISION)
             if GATED:
@@ -141,7 +153,7 @@ def _small_m_gemm(
             total, other, square, partials, squares, arrivals, strip, split, NORM, GATED, BLOCK_M, BLOCK_N, SPLITS
         )
     if last:
-        _finish(total, other, square, residual, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
+        _finish(total, other, square, before, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
 
 
 def fits(rows: int, depth: int) -> bool:
@@ -161,6 +173,11 @@ def product(
     tile = tile or tile_for(x, columns, gated, norm=gain is not None)
     if tile.library:
         return False
+    if tile.apart and gain is not None:
+        x, gain = rms_norm(x, gain, eps), None
+    if tile.held:
+        held_gemm.product(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual)
+        return True
     block_m = max(16, triton.next_power_of_2(rows))
     strips = triton.cdiv(columns, tile.n)
     k_tiles = depth // (tile.k * tile.splits)
