@@ -195,6 +195,19 @@ static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
 
+// All lanes up to their next barrier; whether any could move.
+static bool run_warp(int warp) {
+    bool moved = false;
+    for (int index = warp * 32; index < warp * 32 + 32; index++) {
+        if (!ready(index)) continue;
+        moved = true;
+        machine.current = index;
+        threadIdx = {index, 0, 0};
+        swapcontext(&machine.scheduler, &me().context);
+    }
+    return moved;
+}
+
 static void run_block() {
     memset(shared_memory, 0xff, sizeof shared_memory);
     for (Fibre& fibre : machine.fibres) {
@@ -209,21 +222,12 @@ static void run_block() {
         fibre.open.clear();
         makecontext(&fibre.context, begin, 0);
     }
-    const int count = static_cast<int>(machine.fibres.size());
-    for (bool any = true; any;) {
+    const int warps = static_cast<int>(machine.fibres.size()) / 32;
+    for (bool any = true; any;) {  // a warp runs as far as it gets while the others stand still, then another
         any = false;
-        const int start = machine.draws() % (count / 32);  // a warp runs as far as it gets, some before others
-        for (int n = 0; n < count; n++) {
-            const int index = (start * 32 + n) % count;
-            while (ready(index)) {
-                any = true;
-                machine.current = index;
-                threadIdx = {index, 0, 0};
-                const int before = me().warp_waits + me().block_waits;
-                swapcontext(&machine.scheduler, &me().context);
-                if (me().done || me().warp_waits + me().block_waits != before) break;
-            }
-        }
+        const int start = machine.draws() % warps;
+        for (int n = 0; n < warps && !any; n++)
+            while (run_warp((start + n) % warps)) any = true;
     }
     for (const Fibre& fibre : machine.fibres)
         if (!fibre.done) abort();  // somebody waits for ever
