@@ -14,14 +14,14 @@ import torch
 from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.runner import Runner
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
+from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.models.registry import load_model
 
 
 class Rehearsal:
     def __init__(self, gpu: Gpu, make_stages: Callable[[], Sequence[Callable[[], object]]]) -> None:
         self.gpu = gpu
-        self._found: list[KernelForm] = []
+        self._found: list[AnyForm] = []
         self._recorder = LaunchRecorder(gpu, self._found.append)
         with planning_for(gpu), launches_recorded(self._recorder):
             self._stages = make_stages()
@@ -34,7 +34,7 @@ class Rehearsal:
     def __len__(self) -> int:
         return len(self._stages)
 
-    def run(self, stage: int) -> list[KernelForm]:
+    def run(self, stage: int) -> list[AnyForm]:
         """The kernels that this stage launches, but for those that were told before."""
         with torch.inference_mode(), planning_for(self.gpu), launches_recorded(self._recorder):
             self._stages[stage]()

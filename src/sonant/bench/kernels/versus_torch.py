@@ -21,6 +21,7 @@ from sonant.bench.engine.step_counts import count
 from sonant.bench.kernels.case import Call, Case
 from sonant.bench.report.results import FORMAT
 from sonant.kernels import reference
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.ops import Choice, choose
 from sonant.text_table import grid
 
@@ -104,7 +105,7 @@ def run(
 
 
 def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
-    choice = choose(case.op, device.type, training=False)
+    choice = choose(case.op, device.type, gpu=gpu_of(device))
     calls = _calls(case)
     plain = getattr(reference, case.op)
     ours = choice.function is not plain

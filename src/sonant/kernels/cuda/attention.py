@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, find, find_compiler
+from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
@@ -47,14 +47,14 @@ _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 def decode_kernel(dim: int) -> CudaKernel:
     row = 2 * dim
     shared = 4 * _STAGES[dim] * 2 * 16 * row + 16 * row + 16
-    return CudaKernel(Program("decode.cu", {"HEAD_DIM": dim, "STAGES": _STAGES[dim]}), "decode", _DECODE, shared)
+    return CudaKernel(Program("decode.cu", {"HEAD_DIM": dim, "STAGES": _STAGES[dim]}), "paged_decode", _DECODE, shared)
 
 
 @cache
 def prefill_kernel(dim: int, queries: int) -> CudaKernel:
     row = 2 * dim
     shared = queries * row + 2 * 2 * 64 * row + 4 * queries + 32
-    return CudaKernel(Program("prefill.cu", {"HEAD_DIM": dim}), f"prefill_{queries}", _PREFILL, shared)
+    return CudaKernel(Program("prefill.cu", {"HEAD_DIM": dim}), f"paged_prefill_{queries}", _PREFILL, shared)
 
 
 def programs() -> Iterator[Program]:
@@ -75,9 +75,11 @@ def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
     if gpu.capability < _HOPPER:
         return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    if find_compiler() is None and any(find(program, gpu.arch) is None for program in programs()):
+    missing = [program for program in programs() if find(program, gpu.arch) is None]
+    if missing and find_compiler() is None:
         return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
-    return None
+    reasons = (refused(program, gpu.arch) for program in missing)
+    return next((" ".join(reason.split()) for reason in reasons if reason), None)
 
 
 def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
@@ -108,7 +110,7 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     block_tokens, kv_heads = cache.shape[2:4]
     q, positions = q.contiguous(), positions.contiguous()
     out = q.new_empty(q.shape)
-    queries = int(kernel.entry.removeprefix("prefill_"))
+    queries = int(kernel.entry.removeprefix("paged_prefill_"))
     kernel.launch(
         q.device, (batch * kv_heads, -(-length * (heads // kv_heads) // queries), 1),
         q.data_ptr(), cache.data_ptr(), tables.data_ptr(), positions.data_ptr(), out.data_ptr(), cache.stride(0),

@@ -94,6 +94,16 @@ def find(program: Program, arch: int) -> Path | None:
     return next((path for path in (SHIPPED / name, cache_folder() / name) if path.is_file()), None)
 
 
+def refused(program: Program, arch: int) -> str | None:
+    """Why this nvcc did not compile it when somebody last tried; None: nobody did, or it is worth another try."""
+    compiler = find_compiler()
+    return None if compiler is None else _noted(_note_path(program, arch), compiler)
+
+
+def _note_path(program: Program, arch: int) -> Path:
+    return (cache_folder() / program.file_name(arch)).with_suffix(".refused")
+
+
 def build(program: Program, arch: int, *, timeout_s: float = _TIMEOUT_S) -> Path:
     """The cubin, which is compiled if it must be. BuildError if it cannot."""
     if (found := find(program, arch)) is not None:
@@ -102,13 +112,13 @@ def build(program: Program, arch: int, *, timeout_s: float = _TIMEOUT_S) -> Path
     if compiler is None:
         raise BuildError("there is no nvcc; install NVIDIA's compiler, or name its folder in CUDA_HOME")
     target = cache_folder() / program.file_name(arch)
-    refused = target.with_suffix(".refused")
-    if (reason := _noted(refused, compiler)) is not None:
+    note = _note_path(program, arch)
+    if (reason := _noted(note, compiler)) is not None:
         raise BuildError(reason)
     try:
         compile_to(target, program, arch, compiler, timeout_s=timeout_s)
     except BuildError as error:
-        _note(refused, compiler, str(error))
+        _note(note, compiler, str(error))
         raise
     return target
 

@@ -178,7 +178,7 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_constant__ DecodeArgs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __grid_constant__ DecodeArgs a) {
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;

@@ -229,5 +229,5 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) prefill_64(const __grid_constant__ PrefillArgs a) { prefill<1>(a); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) prefill_128(const __grid_constant__ PrefillArgs a) { prefill<2>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill_64(const __grid_constant__ PrefillArgs a) { prefill<1>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill_128(const __grid_constant__ PrefillArgs a) { prefill<2>(a); }
