@@ -1,4 +1,4 @@
-"""Made-up paged caches and what attention over them should be, at shapes that are drawn: for the CUDA kernels' tests."""
+"""Made-up paged caches of drawn shapes, and what attention over them should be: for tests of the CUDA kernels."""
 
 from __future__ import annotations
 

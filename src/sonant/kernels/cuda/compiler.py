@@ -123,9 +123,7 @@ def build(program: Program, arch: int, *, timeout_s: float = _TIMEOUT_S) -> Path
     return target
 
 
-def compile_to(
-    target: Path, program: Program, arch: int, compiler: Compiler, *, timeout_s: float = _TIMEOUT_S
-) -> None:
+def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *, timeout_s: float = _TIMEOUT_S) -> None:
     """Whole or not at all."""
     defines = [f"-D{name}={value}" for name, value in program.defines.items()]
     try:
