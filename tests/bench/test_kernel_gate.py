@@ -1,4 +1,4 @@
-"""`sonant bench kernels --against`: what became slower fails, noise and a slower GPU do not. All figures are made up."""
+"""`sonant bench kernels --against`: what became slower fails, noise and a slower GPU do not. Figures are made up."""
 
 from __future__ import annotations
 
