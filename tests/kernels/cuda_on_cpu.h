@@ -181,6 +181,11 @@ static inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, 
     }
 }
 
+static inline void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    c[0] = c[1] = c[2] = c[3] = 0.0f;
+    multiply(c, a, b0, b1);
+}
+
 static inline float power_of_two(float x) { return exp2f(x); }
 static inline uint32_t rounded_bits(float x) {
     uint32_t bits;

@@ -94,13 +94,19 @@ struct Gathered {
     __device__ __forceinline__ void add(
         const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
     ) {
-        float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+        float s[2][4];
+        const shared_t keys_at = keys + by_pieces(lane), values_at = values + by_rows(lane);
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
             uint32_t b[4];
-            load_matrices(b, keys + by_pieces(0, 2 * k, lane));
-            multiply(s[0], q[k], b[0], b[1]);
-            multiply(s[1], q[k], b[2], b[3]);
+            load_matrices(b, pair(keys_at, k));
+            if (k == 0) {
+                multiply_first(s[0], q[k], b[0], b[1]);
+                multiply_first(s[1], q[k], b[2], b[3]);
+            } else {
+                multiply(s[0], q[k], b[0], b[1]);
+                multiply(s[1], q[k], b[2], b[3]);
+            }
         }
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -138,7 +144,7 @@ struct Gathered {
 #pragma unroll
         for (int n = 0; n < DIM / 16; n++) {
             uint32_t b[4];
-            load_matrices_turned(b, values + by_rows(0, 2 * n, lane));
+            load_matrices_turned(b, pair(values_at, n));
             multiply(total[2 * n], p, b[0], b[1]);
             multiply(total[2 * n + 1], p, b[2], b[3]);
         }
@@ -199,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     const int first = split * each * UNIT;
     const Pages pages = {
         reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
-        static_cast<int64_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
+        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
         a.block_tokens, a.block_magic, min(first + each * UNIT, past),
     };
     const shared_t ring = shared_base() + warp * RING_BYTES;
@@ -254,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     __syncthreads();  // every warp reads all queries; the first reads the new position, which the last has made
     uint32_t q[DIM / 16][4];
 #pragma unroll
-    for (int k = 0; k < DIM / 16; k++) load_matrices(q[k], shared_base() + QUERIES_AT + by_rows(0, 2 * k, lane));
+    for (int k = 0; k < DIM / 16; k++) load_matrices(q[k], pair(shared_base() + QUERIES_AT + by_rows(lane), k));
     Gathered sums;
     sums.clear();
     if (split == 0 && warp == 0) sums.add(q, ring + fresh, ring + fresh + CHUNK_BYTES, 1, a.scale, lane);

@@ -32,7 +32,7 @@ __device__ __forceinline__ int64_t read_position(const void* positions, int64_t 
 struct Pages {
     const uint8_t* keys;    // of this head
     int64_t plane_bytes;    // from keys to values
-    int64_t token_bytes;    // from one position to the next
+    uint32_t token_bytes;   // from one position to the next
     const int* table;       // of this row
     int block_tokens;
     uint32_t block_magic;   // 2³² / block_tokens, rounded up: exact below 2³² / block_tokens positions; 0: one each
@@ -48,25 +48,32 @@ struct Pages {
 
     // Sixteen positions by one warp, `slot` being each lane's own as above; the copies are not committed.
     __device__ __forceinline__ void copy(shared_t to_keys, shared_t to_values, int slot, int lane) const {
+        constexpr int ROWS = 32 / PIECES;  // in one turn
+        const int row = lane / PIECES, piece = lane % PIECES;
+        const uint32_t first = place(row, piece);
+        const uint8_t* source = keys + piece * 16;
 #pragma unroll
-        for (int turn = 0; turn < CHUNK * PIECES / 32; turn++) {
-            const int row = (turn * 32 + lane) / PIECES, piece = lane % PIECES;
-            const int from = __shfl_sync(ALL, slot, row);
+        for (int turn = 0; turn < CHUNK / ROWS; turn++) {
+            const int from = __shfl_sync(ALL, slot, turn * ROWS + row);
             const bool there = from >= 0;
-            const uint8_t* source = keys + (there ? from : 0) * token_bytes + piece * 16;
-            copy16(to_keys + place(row, piece), source, there);
-            copy16(to_values + place(row, piece), source + plane_bytes, there);
+            const uint8_t* at = source + static_cast<uint64_t>(there ? from : 0) * token_bytes;
+            // place(turn * ROWS + row, piece): the bits of turn * ROWS and row do not overlap
+            const uint32_t to = turn * ROWS * ROW_BYTES + (first ^ ((turn * ROWS & 7) << 4));
+            copy16(to_keys + to, at, there);
+            copy16(to_values + to, at + plane_bytes, there);
         }
     }
 };
 
-// Where a lane points a matrix load, as an offset into a tile whose first row is a multiple of 8.
-// Rows 0…15 and two pieces: matrices are (rows 0…7, first), (8…15, first), (0…7, second), (8…15, second).
-__device__ __forceinline__ uint32_t by_rows(int row, int piece, int lane) {
-    return place(row + (lane & 15), piece + (lane >> 4));
-}
+// Where a lane points a matrix load, as an offset into a tile: rows 0…15 and the first pair of pieces.
+// Matrices are (rows 0…7, first piece), (8…15, first), (0…7, second), (8…15, second).
+__device__ __forceinline__ uint32_t by_rows(int lane) { return place(lane & 15, lane >> 4); }
 
 // The same with the second and third in each other's place: a product's right side, whose columns are the rows here.
-__device__ __forceinline__ uint32_t by_pieces(int row, int piece, int lane) {
-    return place(row + (lane & 7) + (lane >> 4) * 8, piece + ((lane >> 3) & 1));
+__device__ __forceinline__ uint32_t by_pieces(int lane) {
+    return place((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
 }
+
+// From such an address, which is of a tile that begins at a multiple of ROW_BYTES, to pair n of the same rows: pieces
+// are permuted by exclusive or, and so is a pair's number.
+__device__ __forceinline__ shared_t pair(shared_t address, int n) { return address ^ (n << 5); }

@@ -80,7 +80,7 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     }
     const Pages pages = {
         reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
-        static_cast<int64_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
+        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
         a.block_tokens, a.block_magic, highest + 1,
     };
     const int tiles = (pages.end + KEYS - 1) / KEYS;
@@ -106,6 +106,7 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         }
     }
     const int rows_at = warp * M * 16;  // my queries, in the tile
+    const shared_t queries_at = base + rows_at * ROW_BYTES + by_rows(lane);
     for (int tile = 0; tile < tiles; tile++) {
         copies_wait<0>();
         __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
@@ -115,27 +116,27 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             next_slot = pages.slot((tile + 2) * KEYS + warp * CHUNK, lane);
         }
         copies_commit();
-        const shared_t keys = stages + (tile & 1) * STAGE_BYTES, values = keys + TILE_BYTES;
+        const shared_t stage = stages + (tile & 1) * STAGE_BYTES;
+        const shared_t keys = stage + by_pieces(lane), values = stage + TILE_BYTES + by_rows(lane);
         float s[M][KEYS / 8][4];
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
             uint32_t q[M][4];
 #pragma unroll
-            for (int m = 0; m < M; m++) load_matrices(q[m], base + by_rows(rows_at + m * 16, 2 * k, lane));
+            for (int m = 0; m < M; m++) load_matrices(q[m], pair(queries_at, k) + m * 16 * ROW_BYTES);
 #pragma unroll
             for (int n = 0; n < KEYS / 16; n++) {
                 uint32_t b[4];
-                load_matrices(b, keys + by_pieces(n * 16, 2 * k, lane));
+                load_matrices(b, pair(keys, k) + n * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    multiply(s[m][2 * n], q[m], b[0], b[1]);
-                    multiply(s[m][2 * n + 1], q[m], b[2], b[3]);
+                    if (k == 0) {
+                        multiply_first(s[m][2 * n], q[m], b[0], b[1]);
+                        multiply_first(s[m][2 * n + 1], q[m], b[2], b[3]);
+                    } else {
+                        multiply(s[m][2 * n], q[m], b[0], b[1]);
+                        multiply(s[m][2 * n + 1], q[m], b[2], b[3]);
+                    }
                 }
             }
         }
@@ -172,10 +173,12 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                         sum += s[m][n][i];
                     }
                 weight[m][half] = weight[m][half] * shrink + sum;
+                if (__any_sync(ALL, shrink != 1.0f)) {  // seldom, once the first tiles have been seen
 #pragma unroll
-                for (int n = 0; n < DIM / 8; n++) {
-                    total[m][n][2 * half] *= shrink;
-                    total[m][n][2 * half + 1] *= shrink;
+                    for (int n = 0; n < DIM / 8; n++) {
+                        total[m][n][2 * half] *= shrink;
+                        total[m][n][2 * half + 1] *= shrink;
+                    }
                 }
             }
 #pragma unroll
@@ -191,7 +194,7 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 #pragma unroll
             for (int n = 0; n < DIM / 16; n++) {
                 uint32_t b[4];
-                load_matrices_turned(b, values + by_rows(k * 16, 2 * n, lane));
+                load_matrices_turned(b, pair(values, n) + k * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     multiply(total[m][2 * n], p[m], b[0], b[1]);
