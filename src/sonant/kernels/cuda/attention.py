@@ -100,6 +100,13 @@ def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions
     return None
 
 
+def _step_refusal(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
+    gains = [gain for gain in (heads.q_weight, heads.k_weight) if gain is not None]
+    if any(values.dtype != torch.bfloat16 for values in (heads.cos, heads.sin, *gains)):
+        return "gains or rotations are not bfloat16"
+    return refusal(qkv, heads.heads, cache, tables, positions)
+
+
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
     batch, length, heads, dim = q.shape
     kernel = _prefill_for(batch, length, heads, cache)
@@ -136,7 +143,7 @@ def paged_step(
 
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
     kernel = decode_kernel(dim if dim in _DIMS else _DIMS[-1])
-    if refusal(qkv, heads.heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
+    if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
         return paged.paged_step(qkv, heads, cache, tables, positions, span_blocks)
