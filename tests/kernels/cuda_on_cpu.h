@@ -22,6 +22,9 @@ struct Index {
     int x, y, z;
 };
 static Index threadIdx, blockIdx, gridDim;
+struct int2 {
+    int x, y;
+};
 typedef uint32_t shared_t;
 alignas(1024) static uint8_t shared_memory[232448];
 

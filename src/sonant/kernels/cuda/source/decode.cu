@@ -5,7 +5,8 @@
 // loop has no barrier of the block; the warps' sums are put together at the end, and those of the blocks by whichever
 // block arrives last. How many blocks share a row's positions follows from its length, which only the device knows: the
 // others of the grid leave at once.
-#include "paged.cuh"
+#include "gathered.cuh"
+#include "heads.cuh"
 
 #ifndef STAGES
 #define STAGES (HEAD_DIM == 128 ? 3 : 6)
@@ -40,116 +41,90 @@ struct DecodeArgs {
 };
 static_assert(sizeof(DecodeArgs) == 160, "as attention.py packs it");
 
-// A head of the fused projection, normed and rotated, each result rounded where the reference rounds it. A lane has the
-// columns that a rotation mixes: E of the first half and the same of the second.
-constexpr int HALF = DIM / 2, E = HALF / 32;
-
-__device__ __forceinline__ void make_head(
-    const uint16_t* source, const uint16_t* gain, const uint16_t* cos, const uint16_t* sin, const DecodeArgs& a,
-    int lane, uint16_t (&first)[E], uint16_t (&second)[E]
+// The new position's key and value, by one warp: into the cache, and as a chunk of one position into `keys` and `values`.
+__device__ __forceinline__ void make_position(
+    const DecodeArgs& a, const uint16_t* source, const Columns& gain, const Columns& cos, const Columns& sin,
+    const int* table, int at, int kv_head, uint8_t* keys, uint8_t* values, int lane
 ) {
-    float x[E], y[E], squares = 0.0f;
+    Columns key, value;
+    key.read(source + (a.heads + kv_head) * DIM, lane);
+    value.read(source + (a.heads + a.kv_heads + kv_head) * DIM, lane);
+    const int block = at / a.block_tokens;
+    const int64_t begin = static_cast<int64_t>(read_fresh(table + block)) * a.block_tokens;
+    for (int byte = lane * 4; byte < CHUNK_BYTES; byte += 128) *reinterpret_cast<uint32_t*>(values + byte) = 0;
+    key = make_head(key, gain, cos, sin, a.norm, a.eps);
+    __syncwarp();  // zeros were written by other lanes than the values that follow
+    put(keys, 0, key, lane);
+    put(values, 0, value, lane);
+    uint16_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
+    write(to, key, lane);
+    write(to + a.plane, value, lane);
+}
+
+// One warp's sums, to where all threads of the block find them.
+__device__ __forceinline__ void leave(const Gathered& sums, int share, int warp, int lane) {
+    float* totals = reinterpret_cast<float*>(shared_memory);
+    float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
 #pragma unroll
-    for (int e = 0; e < E; e++) {
-        x[e] = bf16(source[lane * E + e]);
-        y[e] = bf16(source[HALF + lane * E + e]);
-        squares += x[e] * x[e] + y[e] * y[e];
-    }
-    if (a.norm) {
+    for (int half = 0; half < 2; half++) {
+        const int member = warp * 16 + lane / 4 + half * 8;
+        float weight = sums.weight[half];
+        weight += __shfl_xor_sync(ALL, weight, 1);
+        weight += __shfl_xor_sync(ALL, weight, 2);
+        if (lane / 4 + half * 8 >= share) continue;
+        float* to = totals + member * DIM + (lane & 3) * 2;
 #pragma unroll
-        for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(ALL, squares, step);
-        const float scale = rsqrtf(squares / DIM + a.eps);
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            x[e] = rounded(bf16(gain[lane * E + e]) * rounded(x[e] * scale));
-            y[e] = rounded(bf16(gain[HALF + lane * E + e]) * rounded(y[e] * scale));
+        for (int n = 0; n < DIM / 8; n++) {
+            to[n * 8] = sums.total[n][2 * half];
+            to[n * 8 + 1] = sums.total[n][2 * half + 1];
         }
-    }
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        const int c = lane * E + e, d = HALF + c;
-        first[e] = to_bf16(rounded(x[e] * bf16(cos[c])) + rounded(-y[e] * bf16(sin[c])));
-        second[e] = to_bf16(rounded(y[e] * bf16(cos[d])) + rounded(x[e] * bf16(sin[d])));
+        if ((lane & 3) == 0) {
+            weights[member * 2] = sums.best[half];
+            weights[member * 2 + 1] = weight;
+        }
     }
 }
 
-__device__ __forceinline__ void put(uint8_t* tile, int row, int column, uint16_t value) {
-    *reinterpret_cast<uint16_t*>(tile + place(row, column / 8) + column % 8 * 2) = value;
+// All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
+__device__ __forceinline__ void add_warps(float* own, uint16_t* out, bool alone, int share) {
+    const float* totals = reinterpret_cast<const float*>(shared_memory);
+    const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
+    for (int cell = threadIdx.x; cell < share * DIM; cell += THREADS) {
+        const int member = cell / DIM;
+        float best = lowest(), total = 0.0f, weight = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) best = fmaxf(best, weights[(w * 16 + member) * 2]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
+            const float factor = power_of_two(weights[(w * 16 + member) * 2] - best);
+            total += factor * totals[w * 16 * DIM + cell];
+            weight += factor * weights[(w * 16 + member) * 2 + 1];
+        }
+        if (alone) {
+            out[cell] = to_bf16(total / weight);
+            continue;
+        }
+        own[cell] = total;
+        if (cell % DIM == 0) {
+            own[share * DIM + member] = best;
+            own[share * DIM + share + member] = weight;
+        }
+    }
 }
 
-// What one warp has gathered: totals over weights, relative to scores of `best`; a lane has rows lane / 4 and + 8.
-struct Gathered {
-    float total[DIM / 8][4], best[2], weight[2];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) total[n][i] = 0.0f;
-        best[0] = best[1] = lowest();
-        weight[0] = weight[1] = 0.0f;
+// Whether this block is the last of `active`; the count is at zero then, for the next launch.
+__device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
+    int* is_last = reinterpret_cast<int*>(shared_memory + FLAG_AT);
+    __threadfence();  // what I wrote is seen by other blocks before the count that says so
+    __syncthreads();  // … and so is what all my threads wrote
+    if (threadIdx.x == 0) {
+        const uint32_t most = active - 1;
+        *is_last = atomicInc(arrivals, most) == most;
+        __threadfence();  // the others' sums are not read before the count
     }
-
-    // A chunk of which the first `valid` positions (at least one) count; the values of all others must be zeros.
-    __device__ __forceinline__ void add(
-        const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
-    ) {
-        float s[2][4];
-        const shared_t keys_at = keys + by_pieces(lane), values_at = values + by_rows(lane);
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++) {
-            uint32_t b[4];
-            load_matrices(b, pair(keys_at, k));
-            if (k == 0) {
-                multiply_first(s[0], q[k], b[0], b[1]);
-                multiply_first(s[1], q[k], b[2], b[3]);
-            } else {
-                multiply(s[0], q[k], b[0], b[1]);
-                multiply(s[1], q[k], b[2], b[3]);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[n][i] = n * 8 + (lane & 3) * 2 + (i & 1) < valid ? s[n][i] * scale : lowest();
-        bool higher = false;
-        float shrink[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float highest = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
-            highest = fmaxf(highest, __shfl_xor_sync(ALL, highest, 1));
-            highest = fmaxf(highest, __shfl_xor_sync(ALL, highest, 2));
-            highest = fmaxf(highest, best[half]);
-            higher |= highest > best[half];
-            shrink[half] = power_of_two(best[half] - highest);  // 0 for the first chunk
-            best[half] = highest;
-            weight[half] *= shrink[half];
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    s[n][i] = power_of_two(s[n][i] - highest);
-                    weight[half] += s[n][i];
-                }
-        }
-        if (__any_sync(ALL, higher)) {
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) total[n][i] *= shrink[i / 2];
-        }
-        const uint32_t p[4] = {pack(s[0][0], s[0][1]), pack(s[0][2], s[0][3]), pack(s[1][0], s[1][1]),
-                               pack(s[1][2], s[1][3])};
-#pragma unroll
-        for (int n = 0; n < DIM / 16; n++) {
-            uint32_t b[4];
-            load_matrices_turned(b, pair(values_at, n));
-            multiply(total[2 * n], p, b[0], b[1]);
-            multiply(total[2 * n + 1], p, b[2], b[3]);
-        }
-    }
-};
+    __syncthreads();  // all threads know
+    return *is_last;
+}
 
 // The last block's work: all blocks' sums, in their order, whoever came last.
 __device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, uint16_t* out) {
@@ -220,42 +195,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
         copies_commit();
     }
     int next_slot = slots[STAGES - 1];
+    Columns q_gain = {}, k_gain = {}, cos, sin;
+    if (a.norm) {  // weights, which no kernel writes
+        q_gain.read(a.q_weight, lane);
+        k_gain.read(a.k_weight, lane);
+    }
     if (a.early) wait_prior();
 
     uint8_t* queries = shared_memory + QUERIES_AT;
     const uint16_t* source = a.qkv + static_cast<int64_t>(row) * (a.heads + 2 * a.kv_heads) * DIM;
-    const uint16_t *cos = a.cos + static_cast<int64_t>(row) * a.rope_stride, *sin = a.sin + (cos - a.cos);
-    uint16_t left[E], right[E];
+    cos.read(a.cos + static_cast<int64_t>(row) * a.rope_stride, lane);
+    sin.read(a.sin + static_cast<int64_t>(row) * a.rope_stride, lane);
     for (int head = warp; head < 16; head += WARPS) {
-        for (int e = 0; e < E; e++) left[e] = right[e] = 0;
-        if (head < share) make_head(source + (kv_head * share + head) * DIM, a.q_weight, cos, sin, a, lane, left, right);
-        for (int e = 0; e < E; e++) {
-            put(queries, head, lane * E + e, left[e]);
-            put(queries, head, HALF + lane * E + e, right[e]);
+        Columns made = {};
+        if (head < share) {
+            made.read(source + (kv_head * share + head) * DIM, lane);
+            made = make_head(made, q_gain, cos, sin, a.norm, a.eps);
         }
+        put(queries, head, made, lane);
     }
     // the new position is a chunk of its own, in the one stage of the first warp that no copy is under way to
     const int fresh = (STAGES - 1) * STAGE_BYTES;
     if (split == 0 && warp == WARPS - 1) {
-        uint8_t *keys = shared_memory + fresh, *values = keys + CHUNK_BYTES;
-        const uint16_t *key = source + (a.heads + kv_head) * DIM, *value = key + a.kv_heads * DIM;
-        for (int at = lane * 4; at < CHUNK_BYTES; at += 128) *reinterpret_cast<uint32_t*>(values + at) = 0;
-        make_head(key, a.k_weight, cos, sin, a, lane, left, right);
-        const int block = past / a.block_tokens;
-        const int64_t slot = static_cast<int64_t>(read_fresh(pages.table + block)) * a.block_tokens + past - block * a.block_tokens;
-        uint16_t* to = a.cache + (slot * a.kv_heads + kv_head) * DIM;
-        __syncwarp();  // zeros were written by other lanes than the values that follow
-        for (int e = 0; e < E; e++) {
-            const int c = lane * E + e, d = HALF + c;
-            put(keys, 0, c, left[e]);
-            put(keys, 0, d, right[e]);
-            put(values, 0, c, value[c]);
-            put(values, 0, d, value[d]);
-            to[c] = left[e];
-            to[d] = right[e];
-            to[a.plane + c] = value[c];
-            to[a.plane + d] = value[d];
-        }
+        make_position(
+            a, source, k_gain, cos, sin, pages.table, past, kv_head, shared_memory + fresh,
+            shared_memory + fresh + CHUNK_BYTES, lane
+        );
     }
     __syncthreads();  // every warp reads all queries; the first reads the new position, which the last has made
     uint32_t q[DIM / 16][4];
@@ -281,61 +246,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     }
 
     __syncthreads();  // the rings are read to the end: their place is taken
-    float* totals = reinterpret_cast<float*>(shared_memory);
-    float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int member = lane / 4 + half * 8;
-        float weight = sums.weight[half];
-        weight += __shfl_xor_sync(ALL, weight, 1);
-        weight += __shfl_xor_sync(ALL, weight, 2);
-        if (member < share) {
-            float* mine_of = totals + (warp * 16 + member) * DIM + (lane & 3) * 2;
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++) {
-                mine_of[n * 8] = sums.total[n][2 * half];
-                mine_of[n * 8 + 1] = sums.total[n][2 * half + 1];
-            }
-            if ((lane & 3) == 0) {
-                weights[(warp * 16 + member) * 2] = sums.best[half];
-                weights[(warp * 16 + member) * 2 + 1] = weight;
-            }
-        }
-    }
+    leave(sums, share, warp, lane);
     __syncthreads();  // each thread now adds what all warps left
     const int cells = share * (DIM + 2);
     const int64_t group = static_cast<int64_t>(row) * a.kv_heads + kv_head;
-    float* own = a.partials + (group * a.splits + split) * cells;
-    for (int cell = threadIdx.x; cell < share * DIM; cell += THREADS) {
-        const int member = cell / DIM;
-        float best = lowest(), total = 0.0f, weight = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) best = fmaxf(best, weights[(w * 16 + member) * 2]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
-            const float factor = power_of_two(weights[(w * 16 + member) * 2] - best);
-            total += factor * totals[w * 16 * DIM + cell];
-            weight += factor * weights[(w * 16 + member) * 2 + 1];
-        }
-        if (active == 1) {
-            out[cell] = to_bf16(total / weight);
-        } else {
-            own[cell] = total;
-            if (cell % DIM == 0) {
-                own[share * DIM + member] = best;
-                own[share * DIM + share + member] = weight;
-            }
-        }
-    }
-    if (active == 1) return;
-    int* is_last = reinterpret_cast<int*>(shared_memory + FLAG_AT);
-    __threadfence();  // what I wrote is seen by other blocks before the count that says so
-    __syncthreads();  // … and so is what all my threads wrote
-    if (threadIdx.x == 0) {
-        const uint32_t most = active - 1;
-        *is_last = atomicInc(a.arrivals + group, most) == most;  // which leaves it at zero for the next launch
-        __threadfence();  // the others' sums are not read before the count
-    }
-    __syncthreads();  // all threads know
-    if (*is_last) combine(a.partials + group * a.splits * cells, cells, active, share, out);
+    float* slots_of = a.partials + group * a.splits * cells;
+    add_warps(slots_of + static_cast<int64_t>(split) * cells, out, active == 1, share);
+    if (active > 1 && arrived_last(a.arrivals + group, active)) combine(slots_of, cells, active, share, out);
 }
