@@ -1,7 +1,7 @@
 """Attention in CUDA C++ on a GPU: build, check against the reference, measure.
 
     PYTHONPATH=src:tests python3 tests/gpu_attention.py                       # all of it, about a minute
-    PYTHONPATH=src:tests python3 tests/gpu_attention.py --sweep               # splits and early reads, too
+    PYTHONPATH=src:tests python3 tests/gpu_attention.py --shapes 50 --sweep   # splits, stages, early reads
     PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 tests/gpu_attention.py --shapes 24 --no-bench
     PYTHONPATH=src:tests compute-sanitizer --tool racecheck python3 tests/gpu_attention.py --shapes 12 --no-bench
 
@@ -14,18 +14,21 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from kernels.paged_cases import RELATIVE_ERROR, draw, error_of, exact_attention, exact_step, prefill_call, step_call
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
 from sonant.bench.kernels.attention_cases import AttentionCases
-from sonant.bench.kernels.case import Case
+from sonant.bench.kernels.case import Call, Case
 from sonant.bench.kernels.versus_torch import Ceiling, call_us, calls_of, rival_us
 from sonant.kernels.cuda import attention, compiler
 from sonant.kernels.gpu import gpu_of
 
 CUDA = torch.device("cuda")
+OURS = {"paged_step": attention.paged_step, "paged_attention": attention.paged_attention}
 
 
 def build() -> None:
@@ -72,12 +75,14 @@ def check(shapes: int) -> int:
 
 
 def bench(sweep: bool) -> None:
+    """The long contexts, and steps as an engine has them, which must not be slower than Triton's."""
     ceiling = Ceiling(copy_bandwidth(CUDA), product_rate(CUDA, torch.bfloat16))
     print(f"copy {ceiling.bytes_per_s / 1e9:,.0f} GB/s, product {ceiling.flops_per_s / 1e12:,.0f} TFLOP/s")
-    ours = {"paged_step": attention.paged_step, "paged_attention": attention.paged_attention}
-    for case in AttentionCases(CUDA, torch.bfloat16).every():
+    cases = AttentionCases(CUDA, torch.bfloat16)
+    usual = (cases.decode(rows, span) for rows, span in ((1, 300), (16, 300), (64, 300), (256, 200), (512, 200)))
+    for case in (*cases.every(), *usual, cases.prefill(1, 256), cases.prefill(16, 64)):
         calls = calls_of(case)
-        us, floor = call_us(ours[case.op], calls, CUDA), ceiling.floor_us(case)
+        us, floor = call_us(OURS[case.op], calls, CUDA), ceiling.floor_us(case)
         rates = f"{case.bytes / us / 1e3:,.0f} GB/s, {case.flops / us / 1e6:,.0f} TFLOP/s"
         others = ", ".join(f"{name} {rival_us(r, calls, CUDA):.2f}" for name, r in case.rivals.items())
         print(
@@ -88,24 +93,30 @@ def bench(sweep: bool) -> None:
             turn_knobs(case, calls, floor)
 
 
-def turn_knobs(case: Case, calls: list, floor: float) -> None:
-    if case.op == "paged_step":
-        groups = case.rows * 8
-        for splits in sorted({1, 2, 3, 4, 8, 16, 24, 32, 48, 64}):
-            if groups * splits > 4096:
-                continue
-            told = []
-            for early in (False, True):
-                us = call_us(lambda *args: attention.paged_step(*args, splits=splits, early=early), calls, CUDA)  # noqa: B023
-                told.append(f"{us:.2f} µs ({100 * floor / us:.0f} %)")
-            print(f"    at most {splits} blocks a row: {told[0]}, with early reads {told[1]}", flush=True)
+def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
+    def told(function: Callable[..., object]) -> str:
+        us = call_us(function, calls, CUDA)
+        return f"{us:.2f} µs ({100 * floor / us:.0f} %)"
+
+    if case.op == "paged_attention":
+        picked = attention._prefill_for
+        for queries in (64, 128):
+            attention._prefill_for = lambda *sizes, queries=queries: attention.prefill_kernel(128, queries)
+            print(f"    tiles of {queries} queries: {told(attention.paged_attention)}", flush=True)
+        attention._prefill_for = picked
         return
-    picked = attention._prefill_for
-    for queries in (64, 128):
-        attention._prefill_for = lambda *sizes: attention.prefill_kernel(128, queries)  # noqa: B023
-        us = call_us(attention.paged_attention, calls, CUDA)
-        print(f"    tiles of {queries} queries: {us:.2f} µs ({case.flops / us / 1e6:,.0f} TFLOP/s)", flush=True)
-    attention._prefill_for = picked
+    print(f"    without early reads: {told(partial(attention.paged_step, early=False))}", flush=True)
+    for splits in (1, 2, 3, 4, 8, 16, 32, 64):
+        if 8 * case.rows * splits <= 4096:
+            print(
+                f"    at most {splits} blocks a row: {told(partial(attention.paged_step, splits=splits))}", flush=True
+            )
+    for stages in (2, 4):
+        attention._STAGES[128] = stages
+        attention.decode_kernel.cache_clear()
+        print(f"    {stages} stages: {told(attention.paged_step)}", flush=True)
+    attention._STAGES[128] = 3
+    attention.decode_kernel.cache_clear()
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ class OnCpu:
 
     def _build(self, kernel: CudaKernel) -> Any:
         structure = {"paged_decode": "DecodeArgs"}.get(kernel.entry, "PrefillArgs")
-        made = self.folder / f"{kernel.entry}-{kernel.program.defines['HEAD_DIM']}.so"
+        made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
         defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
         subprocess.run(
             ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
