@@ -164,8 +164,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;
     uint16_t* out = a.out + (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
+    Pages pages = {
+        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
+        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
+        a.block_tokens, a.block_magic, 0,
+    };
     launch_dependents();
     if (!a.early) wait_prior();
+    // a block that has a row to itself knows where it begins: the table is on its way together with the row's length
+    int slots[STAGES];
+    if (a.splits == 1) {
+#pragma unroll
+        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up(warp * CHUNK + n * UNIT, a.capacity, lane);
+    }
     const int64_t last = read_position(a.positions, static_cast<int64_t>(row) * a.position_stride, a.wide_positions);
     if (last < 0 || last >= a.capacity) {  // no such position: nothing to see, nowhere to write
         wait_prior();
@@ -178,17 +189,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     const int active = max(1, (units + each - 1) / each);
     if (split >= active) return;  // the first block of each row waits for the kernel before, so the grid does not end
     const int first = split * each * UNIT;
-    const Pages pages = {
-        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
-        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
-        a.block_tokens, a.block_magic, min(first + each * UNIT, past),
-    };
+    pages.end = min(first + each * UNIT, past);
     const shared_t ring = shared_base() + warp * RING_BYTES;
     const int mine = first + warp * CHUNK;  // my chunks begin here and every UNIT positions
     const int chunks = pages.end > mine ? (pages.end - mine + UNIT - 1) / UNIT : 0;
-    int slots[STAGES];
 #pragma unroll
-    for (int n = 0; n < STAGES; n++) slots[n] = pages.slot(mine + n * UNIT, lane);
+    for (int n = 0; n < STAGES; n++) {
+        const int from = mine + n * UNIT;
+        slots[n] = a.splits == 1 ? pages.slot_in(slots[n], from, lane) : pages.slot(from, lane);
+    }
 #pragma unroll
     for (int n = 0; n < STAGES - 1; n++) {
         if (n < chunks) pages.copy(ring + n * STAGE_BYTES, ring + n * STAGE_BYTES + CHUNK_BYTES, slots[n], lane);

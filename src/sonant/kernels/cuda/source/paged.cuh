@@ -38,12 +38,25 @@ struct Pages {
     uint32_t block_magic;   // 2³² / block_tokens, rounded up: exact below 2³² / block_tokens positions; 0: one each
     int end;                // first position that is not to be read
 
-    // Of position `first` + lane % 16: where it lies in the cache, or -1 where there is nothing to read.
-    __device__ __forceinline__ int slot(int first, int lane) const {
+    // Of a position: the place of its block in the table.
+    __device__ __forceinline__ int block_of(int at) const {
+        return block_magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(at), block_magic)) : at;
+    }
+
+    // Of position `first` + lane % 16, which is below `limit`: what the table says of its block.
+    __device__ __forceinline__ int look_up(int first, int limit, int lane) const {
         const int at = first + (lane & 15);
-        if (at >= end) return -1;
-        const int block = block_magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(at), block_magic)) : at;
-        return read_fresh(table + block) * block_tokens + at - block * block_tokens;
+        return at < limit ? read_fresh(table + block_of(at)) : 0;
+    }
+
+    // … and where it then lies in the cache, or -1 where there is nothing to read.
+    __device__ __forceinline__ int slot_in(int block, int first, int lane) const {
+        const int at = first + (lane & 15);
+        return at < end ? (block - block_of(at)) * block_tokens + at : -1;
+    }
+
+    __device__ __forceinline__ int slot(int first, int lane) const {
+        return slot_in(look_up(first, end, lane), first, lane);
     }
 
     // Sixteen positions by one warp, `slot` being each lane's own as above; the copies are not committed.
