@@ -179,6 +179,23 @@ def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
     assert seen <= {"halfwhole"} and len(list(compiler.cache_folder().iterdir())) == 1
 
 
+def test_the_process_that_compiles_ahead_builds_what_steps_need(nvcc: StandIn) -> None:
+    """In its children, and each program once; it tells where they lie."""
+    pytest.importorskip("triton")
+    from sonant.engine.compile_process import Compiling
+    from sonant.engine.rehearsal import Rehearsal
+
+    def step() -> None:
+        for dim in (64, 128, 128):
+            attention.decode_kernel(dim).launch(torch.device("meta"), (1, 1, 1))
+
+    compiling = Compiling(Rehearsal(attention.Gpu("NVIDIA H200", (9, 0)), lambda: [step, step]), workers=1)
+    compiling.finish()
+    assert (compiling.found, compiling.compiled, compiling.stages, compiling.failures) == (2, 2, 2, [])
+    assert len(nvcc.asked) == 2 and set(compiling.folders) == {str(compiler.cache_folder())}
+    assert all(compiler.find(attention.decode_kernel(dim).program, ARCH) for dim in (64, 128))
+
+
 def test_a_kernel_that_cannot_be_built_is_not_ready_and_says_so_once(
     nvcc: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

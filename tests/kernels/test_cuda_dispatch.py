@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.paged_cases import Shape, prefill_call, step_call
+from sonant.cli import machine
 from sonant.errors import ConfigError
 from sonant.kernels import ops, reference
 from sonant.kernels.cuda import attention, compiler
@@ -90,6 +91,19 @@ def test_the_environment_can_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(attention.VARIABLE, "flash")
     with pytest.raises(ConfigError, match="one of auto, cuda, triton, torch, not 'flash'"):
         chosen(Gpu("NVIDIA H100", (9, 0)))
+
+
+@pytest.mark.parametrize(("gpu", "implementation"), [(H200, "cuda"), (A100, "triton")])
+def test_doctor_tells_which_attention_runs_and_why(
+    gpu: Gpu, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(machine, "gpu_of", lambda device: gpu if device.type == "cuda" else None)
+    told = {k.op: k for k in machine.this_machine().kernels if k.device == "cuda"}
+    assert {told[op].implementation for op in ops.IN_CUDA} == {implementation}
+    assert all("CUDA C++" in told[op].reason and "NVIDIA" in told[op].reason for op in ops.IN_CUDA)
+    assert told["rms_norm"].implementation == "triton"
 
 
 SHAPE = Shape(16, 8, 128, 16, (20, 3), 4, False, True, 0)
