@@ -111,12 +111,17 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
             print(
                 f"    at most {splits} blocks a row: {told(partial(attention.paged_step, splits=splits))}", flush=True
             )
-    for stages in (2, 4):
+    shipped, least = attention._STAGES[128], attention._LEAST_UNITS
+    for stages in {2, 3, 4} - {shipped}:
         attention._STAGES[128] = stages
         attention.decode_kernel.cache_clear()
         print(f"    {stages} stages: {told(attention.paged_step)}", flush=True)
-    attention._STAGES[128] = 3
+    attention._STAGES[128] = shipped
     attention.decode_kernel.cache_clear()
+    for units in {1, 2, 4, 8} - {least} if case.rows <= 16 else ():
+        attention._LEAST_UNITS = units
+        print(f"    shares of {64 * units} positions at least: {told(attention.paged_step)}", flush=True)
+    attention._LEAST_UNITS = least
 
 
 def main() -> int:

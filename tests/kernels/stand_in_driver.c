@@ -12,7 +12,7 @@ typedef struct {
 
 struct {
     unsigned grid[3], block[3], shared_bytes, attribute_count;
-    int attribute, allowed, launches, context_set, asked_attribute, asked_value, refuse, no_context;
+    int attribute, allowed, launches, context_set, asked_attribute, asked_value, refuse, carveout;
     void *stream, *function;
     char arguments[16], code[16], entry[32];
 } seen;
@@ -34,7 +34,8 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     return module == (void*)0x123456789abcdef0 ? 0 : 400;
 }
 int cuFuncSetAttribute(void* function, int attribute, int value) {
-    seen.asked_attribute = attribute, seen.asked_value = value;
+    if (attribute == 9) seen.carveout = value;
+    else seen.asked_attribute = attribute, seen.asked_value = value;
     return 0;
 }
 int cuLaunchKernelEx(const Config* config, void* function, void** arguments, void** extra) {

@@ -25,7 +25,7 @@ class Seen(ctypes.Structure):
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
         ("attribute_count", ctypes.c_uint), ("attribute", ctypes.c_int), ("allowed", ctypes.c_int),
         ("launches", ctypes.c_int), ("context_set", ctypes.c_int), ("asked_attribute", ctypes.c_int),
-        ("asked_value", ctypes.c_int), ("refuse", ctypes.c_int), ("no_context", ctypes.c_int),
+        ("asked_value", ctypes.c_int), ("refuse", ctypes.c_int), ("carveout", ctypes.c_int),
         ("stream", ctypes.c_void_p), ("function", ctypes.c_void_p), ("arguments", ctypes.c_char * 16),
         ("code", ctypes.c_char * 16), ("entry", ctypes.c_char * 32),
     )  # fmt: skip
@@ -67,6 +67,7 @@ def test_a_launch_has_its_grid_memory_stream_and_one_structure(seen: Seen, cubin
         8,
         102416,
     )
+    assert seen.carveout == 100
     function.launch((8, 64, 3), b"sixteen bytes!!\x00")
     told: Any = seen
     assert (list(told.grid), list(told.block), told.shared_bytes) == ([8, 64, 3], [128, 1, 1], 102416)

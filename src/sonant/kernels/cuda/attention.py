@@ -35,7 +35,7 @@ _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
 _LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
 _LOG2_E = math.log2(math.e)
-_STAGES = {64: 6, 128: 3}  # 96 KiB of copies under way, twice on a processor
+_STAGES = {64: 4, 128: 2}  # 64 KiB of copies, and three such blocks on a processor
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 

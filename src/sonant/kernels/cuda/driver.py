@@ -18,6 +18,7 @@ import torch
 from sonant.kernels.cuda.compiler import BuildError
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the GPU yet
 
@@ -79,6 +80,8 @@ def load(cubin: Path, entry: str, device: int, threads: int, shared_bytes: int) 
         _use_primary_context(device)
         module = _module(cubin, device)
         _check(driver.cuModuleGetFunction(ctypes.byref(handle), module, entry.encode()), f"looking for {entry}")
+        # as many blocks of a processor as its shared memory holds: its first-level cache is of no use to us
+        _check(driver.cuFuncSetAttribute(handle, _CARVEOUT, 100), f"shared memory for {entry}")
         _check(driver.cuFuncSetAttribute(handle, _SHARED_BYTES, shared_bytes), f"{shared_bytes} bytes for {entry}")
     assert handle.value is not None
     return Function(handle.value, device, threads, shared_bytes)

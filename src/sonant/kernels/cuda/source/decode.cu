@@ -9,7 +9,7 @@
 #include "heads.cuh"
 
 #ifndef STAGES
-#define STAGES (HEAD_DIM == 128 ? 3 : 6)
+#define STAGES (HEAD_DIM == 128 ? 2 : 4)
 #endif
 
 constexpr int STAGE_BYTES = 2 * CHUNK_BYTES;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __grid_constant__ DecodeArgs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, STAGES * DIM > 256 ? 2 : 3) paged_decode(const __grid_constant__ DecodeArgs a) {
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;
@@ -171,11 +171,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
     };
     launch_dependents();
     if (!a.early) wait_prior();
-    // a block that has a row to itself knows where it begins: the table is on its way together with the row's length
+    // where shares are the smallest for any length, a block knows where its own begins: the table is then on its way
+    // together with the row's length
+    const bool fixed = a.splits == 1 || a.splits * a.least_units * UNIT >= a.capacity;
     int slots[STAGES];
-    if (a.splits == 1) {
+    if (fixed) {
+        const int from = split * a.least_units * UNIT + warp * CHUNK;
 #pragma unroll
-        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up(warp * CHUNK + n * UNIT, a.capacity, lane);
+        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up(from + n * UNIT, a.capacity, lane);
     }
     const int64_t last = read_position(a.positions, static_cast<int64_t>(row) * a.position_stride, a.wide_positions);
     if (last < 0 || last >= a.capacity) {  // no such position: nothing to see, nowhere to write
@@ -196,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const __gr
 #pragma unroll
     for (int n = 0; n < STAGES; n++) {
         const int from = mine + n * UNIT;
-        slots[n] = a.splits == 1 ? pages.slot_in(slots[n], from, lane) : pages.slot(from, lane);
+        slots[n] = fixed ? pages.slot_in(slots[n], from, lane) : pages.slot(from, lane);
     }
 #pragma unroll
     for (int n = 0; n < STAGES - 1; n++) {
