@@ -105,6 +105,17 @@ def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
     return exact_attention(q, cache, tables, positions, span)
 
 
+def cache_error(got: Tensor, expected: Tensor) -> float:
+    """Of the worst head of all that was written; infinite where one has written what the other has not.
+
+    By norm: a rotation may leave little of two large values, of which one was rounded the other way.
+    """
+    if not torch.equal(got.isnan(), expected.isnan()):
+        return float("inf")
+    wide, right = got.nan_to_num().float(), expected.nan_to_num().float()
+    return float(((wide - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-3)).max())
+
+
 def error_of(got: Tensor, expected: Tensor) -> float:
     """Relative, of the worst row; infinite where something is not a number."""
     if got.shape != expected.shape or not bool(got.isfinite().all()):
