@@ -49,7 +49,8 @@ def build() -> None:
         path = compiler.build(program, gpu.arch)
         print(f"built {path.name} in {time.monotonic() - began:.1f} s", flush=True)
     for dim in (64, 128):
-        kernels = [attention.decode_kernel(dim), *(attention.prefill_kernel(dim, n) for n in (64, 128))]
+        kernels = [attention.decode_kernel(dim, n) for n in (2, 3, 4)]
+        kernels += [attention.prefill_kernel(dim, n) for n in (64, 128)]
         if not all(kernel.is_ready(CUDA) for kernel in kernels):
             sys.exit("a kernel does not load: see the log")
 
@@ -65,7 +66,7 @@ def check(shapes: int) -> int:
             call = step_call(shape, seed, "cuda")
             own = call[2].clone()
             expected = exact_step(*call)
-            options = {"splits": seed % 9, "early": seed % 3 > 0}
+            options = {"splits": seed % 9, "stages": (None, 2, 3, 4)[seed % 4], "early": seed % 3 > 0}
             error = error_of(attention.paged_step(*call[:2], own, *call[3:], **options), expected)
             error = max(error, cache_error(own, call[2]))
         else:
@@ -119,13 +120,9 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
             print(
                 f"    at most {splits} blocks a row: {told(partial(attention.paged_step, splits=splits))}", flush=True
             )
-    shipped, least = attention._STAGES[128], attention._LEAST_UNITS
-    for stages in {2, 3, 4} - {shipped}:
-        attention._STAGES[128] = stages
-        attention.decode_kernel.cache_clear()
-        print(f"    {stages} stages: {told(attention.paged_step)}", flush=True)
-    attention._STAGES[128] = shipped
-    attention.decode_kernel.cache_clear()
+    for stages in (2, 3, 4):
+        print(f"    {stages} stages: {told(partial(attention.paged_step, stages=stages))}", flush=True)
+    least = attention._LEAST_UNITS
     for units in {1, 2, 4, 8} - {least} if case.rows <= 16 else ():
         attention._LEAST_UNITS = units
         print(f"    shares of {64 * units} positions at least: {told(attention.paged_step)}", flush=True)

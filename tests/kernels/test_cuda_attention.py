@@ -26,6 +26,7 @@ from kernels.paged_cases import (
 )
 from sonant.kernels import ops
 from sonant.kernels.cuda import attention
+from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import gpu_of
 
 pytestmark = pytest.mark.gpu
@@ -39,10 +40,15 @@ def in_cuda() -> Iterator[None]:
     if (obstacle := attention.obstacle(gpu)) is not None:
         pytest.skip(obstacle)
     for dim in (64, 128):
-        for kernel in (attention.decode_kernel(dim), *(attention.prefill_kernel(dim, n) for n in (64, 128))):
+        for kernel in every_kernel(dim):
             assert kernel.is_ready(torch.device("cuda")), f"{kernel.entry} was not built: see the log"
     with torch.inference_mode():
         yield
+
+
+def every_kernel(dim: int) -> list[CudaKernel]:
+    steps = [attention.decode_kernel(dim, stages) for stages in (2, 3, 4)]
+    return steps + [attention.prefill_kernel(dim, queries) for queries in (64, 128)]
 
 
 def drawn(seed: int, *, queries: int) -> Shape:
@@ -59,7 +65,7 @@ def test_steps(first: int) -> None:
         call = step_call(shape, seed, "cuda")
         own = call[2].clone()
         expected = exact_step(*call)
-        options = {"splits": seed % 9} if seed % 2 else {}  # 0: by the rule
+        options = {"splits": seed % 9, "stages": 2 + seed % 5 % 3} if seed % 2 else {}  # 0: by the rule
         got = attention.paged_step(*call[:2], own, *call[3:], **options, early=seed % 3 > 0)
         assert error_of(got, expected) < RELATIVE_ERROR, (seed, shape, error_of(got, expected))
         assert cache_error(own, call[2]) < RELATIVE_ERROR, (seed, shape)

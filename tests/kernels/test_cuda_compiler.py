@@ -15,7 +15,7 @@ import torch
 from sonant.kernels.cuda import attention, compiler, kernel
 from sonant.kernels.cuda.compiler import BuildError, Program, build
 
-PROGRAM = Program("decode.cu", {"HEAD_DIM": 128, "STAGES": 3})
+PROGRAM = Program("decode.cu", {"HEAD_DIM": 128})
 ARCH = 90
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "stand-in"; echo "Build $VERSION"; exit 0; fi
@@ -64,7 +64,7 @@ def test_a_program_is_compiled_once(nvcc: StandIn) -> None:
     first = build(PROGRAM, ARCH)
     assert first.read_text() == "machine code\n" and build(PROGRAM, ARCH) == first
     (asked,) = nvcc.asked
-    assert {"-cubin", "-arch=sm_90", "-DHEAD_DIM=128", "-DSTAGES=3"} <= set(asked.split())
+    assert {"-cubin", "-arch=sm_90", "-DHEAD_DIM=128"} <= set(asked.split())
     assert asked.endswith("decode.cu")
     assert [path.name for path in first.parent.iterdir()] == [first.name]  # nothing is left lying about
 
@@ -159,7 +159,7 @@ def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
     nvcc.does('printf half > "$2"; sleep 0.3; printf whole >> "$2"')
     script = (
         "from sonant.kernels.cuda.compiler import Program, build\n"
-        "print(build(Program('decode.cu', {'HEAD_DIM': 128, 'STAGES': 3}), 90).read_text())"
+        "print(build(Program('decode.cu', {'HEAD_DIM': 128}), 90).read_text())"
     )
     seen: set[str] = set()
     ended = threading.Event()
@@ -187,13 +187,13 @@ def test_the_process_that_compiles_ahead_builds_what_steps_need(nvcc: StandIn) -
 
     def step() -> None:
         for dim in (64, 128, 128):
-            attention.decode_kernel(dim).launch(torch.device("meta"), (1, 1, 1))
+            attention.decode_kernel(dim, 2).launch(torch.device("meta"), (1, 1, 1))
 
     compiling = Compiling(Rehearsal(attention.Gpu("NVIDIA H200", (9, 0)), lambda: [step, step]), workers=1)
     compiling.finish()
     assert (compiling.found, compiling.compiled, compiling.stages, compiling.failures) == (2, 2, 2, [])
     assert len(nvcc.asked) == 2 and set(compiling.folders) == {str(compiler.cache_folder())}
-    assert all(compiler.find(attention.decode_kernel(dim).program, ARCH) for dim in (64, 128))
+    assert all(compiler.find(attention.decode_kernel(dim, 2).program, ARCH) for dim in (64, 128))
 
 
 def test_a_kernel_that_cannot_be_built_is_not_ready_and_says_so_once(
@@ -202,7 +202,7 @@ def test_a_kernel_that_cannot_be_built_is_not_ready_and_says_so_once(
     nvcc.does("echo broken >&2; exit 1")
     monkeypatch.setattr(kernel, "gpu_of", lambda device: attention.Gpu("NVIDIA H200", (9, 0)))
     kernel._function.cache_clear()
-    mine = attention.decode_kernel(128)
+    mine = attention.decode_kernel(128, 2)
     assert [mine.is_ready(torch.device("cuda", 0)) for _ in range(3)] == [False] * 3
     assert [record.message.count("broken") for record in caplog.records] == [1]
     kernel._function.cache_clear()

@@ -158,7 +158,7 @@ def test_steps_that_are_rehearsed_tell_which_programs_they_need() -> None:
             assert ops.paged_step(meta[0], heads, *meta[2:]).shape == (2, 1, 16, 128)
             assert ops.paged_attention(*prefill).shape == (2, 4, 16, 128)
     programs = [form.program for form in found if isinstance(form, CudaForm)]
-    assert programs == [attention.decode_kernel(128).program, attention.prefill_kernel(128, 64).program]
+    assert programs == [attention.decode_kernel(128, 4).program, attention.prefill_kernel(128, 64).program]
     assert len(found) == 2
 
 
@@ -167,6 +167,7 @@ def test_blocks_for_a_row() -> None:
     assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
     assert attention.splits_for(8, 8192) == 32 and attention.splits_for(8, 256) == 1
     assert attention.splits_for(1, 1 << 20) == 64
+    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 264, 265, 4096)] == [4, 4, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 12, 16, 100, 256, 1000, 4096])

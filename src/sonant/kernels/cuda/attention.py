@@ -35,7 +35,6 @@ _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
 _LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
 _LOG2_E = math.log2(math.e)
-_STAGES = {64: 4, 128: 2}  # 64 KiB of copies, and three such blocks on a processor
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
@@ -44,10 +43,11 @@ _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
 @cache
-def decode_kernel(dim: int) -> CudaKernel:
-    row = 2 * dim
-    shared = 4 * _STAGES[dim] * 2 * 16 * row + 16 * row + 16
-    return CudaKernel(Program("decode.cu", {"HEAD_DIM": dim, "STAGES": _STAGES[dim]}), "paged_decode", _DECODE, shared)
+def decode_kernel(dim: int, stages: int) -> CudaKernel:
+    """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
+    return CudaKernel(
+        Program("decode.cu", {"HEAD_DIM": dim}), f"paged_decode_{stages}", _DECODE, (stages << 15) + 32 * dim
+    )
 
 
 @cache
@@ -59,7 +59,7 @@ def prefill_kernel(dim: int, queries: int) -> CudaKernel:
 
 def programs() -> Iterator[Program]:
     for dim in _DIMS:
-        yield decode_kernel(dim).program
+        yield decode_kernel(dim, 2).program
         yield prefill_kernel(dim, 64).program
 
 
@@ -136,13 +136,15 @@ def _prefill_for(batch: int, length: int, heads: int, cache: Tensor) -> CudaKern
 
 def paged_step(
     qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, *,
-    splits: int | None = None, early: bool = True,
+    splits: int | None = None, stages: int | None = None, early: bool = True,
 ) -> Tensor:  # fmt: skip
-    """`splits` and `early` are for who measures: blocks that share a row at most, and reads before the wait."""
+    """The options are for who measures: blocks that share a row at most, their rings, and reads before the wait."""
     from sonant.kernels.triton.split_k import counters, workspace
 
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
-    kernel = decode_kernel(dim if dim in _DIMS else _DIMS[-1])
+    groups, share = batch * kv_heads, heads.heads // kv_heads
+    splits = splits or splits_for(groups, span_blocks * block_tokens)
+    kernel = decode_kernel(dim if dim in _DIMS else _DIMS[-1], stages or stages_for(groups * splits))
     if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
@@ -150,8 +152,6 @@ def paged_step(
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
-    groups, share = batch * kv_heads, heads.heads // kv_heads
-    splits = splits or splits_for(groups, span_blocks * block_tokens)
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
     partials = workspace(qkv, groups, splits, share * (dim + 2))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
@@ -170,6 +170,11 @@ def splits_for(groups: int, span: int) -> int:
     """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
     shorter than is worth it. How many of them have work the device decides, by each row's length."""
     return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // (64 * _LEAST_UNITS))))
+
+
+def stages_for(blocks: int) -> int:
+    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read."""
+    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 2 * _PROCESSORS else 2
 
 
 def magic(block_tokens: int) -> int:

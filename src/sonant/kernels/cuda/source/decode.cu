@@ -8,21 +8,15 @@
 #include "gathered.cuh"
 #include "heads.cuh"
 
-#ifndef STAGES
-#define STAGES (HEAD_DIM == 128 ? 2 : 4)
-#endif
-
 constexpr int STAGE_BYTES = 2 * CHUNK_BYTES;
-constexpr int RING_BYTES = STAGES * STAGE_BYTES;           // of one warp
-constexpr int QUERIES_AT = WARPS * RING_BYTES;             // [16, DIM], as tiles of keys lie
-constexpr int FLAG_AT = QUERIES_AT + 16 * ROW_BYTES;
-constexpr int UNIT = WARPS * CHUNK;                        // positions that all warps take in one turn
+constexpr int UNIT = WARPS * CHUNK;  // positions that all warps take in one turn
 constexpr int MOST_SPLITS = 64;
 // after the loop, in the place of the rings
-constexpr int TOTALS_BYTES = WARPS * 16 * DIM * 4;         // [WARPS, 16, DIM]
-constexpr int WEIGHTS_AT = TOTALS_BYTES;                   // [WARPS, 16, 2]: highest score, sum
+constexpr int TOTALS_BYTES = WARPS * 16 * DIM * 4;           // [WARPS, 16, DIM]
+constexpr int WEIGHTS_AT = TOTALS_BYTES;                     // [WARPS, 16, 2]: highest score, sum
 constexpr int FACTORS_AT = WEIGHTS_AT + WARPS * 16 * 2 * 4;  // [2, MOST_SPLITS, 16], then [16] sums
-static_assert(FACTORS_AT + (2 * MOST_SPLITS + 1) * 16 * 4 <= QUERIES_AT, "they fit there");
+constexpr int FLAG_AT = FACTORS_AT + (2 * MOST_SPLITS + 1) * 16 * 4;
+static_assert(FLAG_AT + 4 <= 2 * WARPS * 2 * 16 * 256, "they fit into the least of rings");
 
 struct DecodeArgs {
     const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
@@ -159,7 +153,11 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, STAGES * DIM > 256 ? 2 : 3) paged_decode(const __grid_constant__ DecodeArgs a) {
+// STAGES: chunks of a warp that shared memory has room for, of which all but one are on their way.
+template <int STAGES>
+__device__ __forceinline__ void decode(const DecodeArgs& a) {
+    constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of one warp
+    constexpr int QUERIES_AT = WARPS * RING_BYTES;    // [16, DIM], as tiles of keys lie
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;
@@ -265,4 +263,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGES * DIM > 256 ? 2 : 3
     float* slots_of = a.partials + group * a.splits * cells;
     add_warps(slots_of + static_cast<int64_t>(split) * cells, out, active == 1, share);
     if (active > 1 && arrived_last(a.arrivals + group, active)) combine(slots_of, cells, active, share, out);
+}
+
+// More blocks of a processor with fewer chunks each, or the reverse: which is for a grid of so many is the host's to say.
+constexpr int CHUNKS = 128 / DIM;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) paged_decode_2(const __grid_constant__ DecodeArgs a) {
+    decode<2 * CHUNKS>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode_3(const __grid_constant__ DecodeArgs a) {
+    decode<3 * CHUNKS>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_decode_4(const __grid_constant__ DecodeArgs a) {
+    decode<4 * CHUNKS>(a);
 }
