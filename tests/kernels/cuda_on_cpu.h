@@ -1,6 +1,6 @@
 // A GPU's block on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
 // until it must wait for others. Who runs next is drawn, and so is whether an asynchronous copy arrives at once or no
-// sooner than it is waited for; shared memory is NaN at first. So what a barrier or a wait is missing for comes out wrong.
+// sooner than it is waited for; shared memory is NaN at first. So what lacks a barrier or a wait comes out wrong.
 #pragma once
 #include <math.h>
 #include <stdint.h>

@@ -35,7 +35,7 @@ struct DecodeArgs {
 };
 static_assert(sizeof(DecodeArgs) == 160, "as attention.py packs it");
 
-// The new position's key and value, by one warp: into the cache, and as a chunk of one position into `keys` and `values`.
+// The new position's key and value, by one warp: into the cache, and as a chunk of one position to `keys`, `values`.
 __device__ __forceinline__ void make_position(
     const DecodeArgs& a, const uint16_t* source, const Columns& gain, const Columns& cos, const Columns& sin,
     const int* table, int at, int kv_head, uint8_t* keys, uint8_t* values, int lane
@@ -265,7 +265,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (active > 1 && arrived_last(a.arrivals + group, active)) combine(slots_of, cells, active, share, out);
 }
 
-// More blocks of a processor with fewer chunks each, or the reverse: which is for a grid of so many is the host's to say.
+// More blocks on a processor with fewer chunks each, or the reverse: which is for what grid is the host's to say.
 constexpr int CHUNKS = 128 / DIM;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) paged_decode_2(const __grid_constant__ DecodeArgs a) {
