@@ -1,6 +1,6 @@
 // A GPU's block on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
-// until it must wait for others. Who runs next is drawn, and so is whether an asynchronous copy arrives at once or no
-// sooner than it is waited for; shared memory is NaN at first. So what lacks a barrier or a wait comes out wrong.
+// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives: at once, when it is
+// waited for, or between; shared memory is NaN at first. So what lacks a barrier or a wait comes out wrong.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -71,13 +71,29 @@ static bool ready(int index) {
     return true;
 }
 
-static inline void __syncwarp() { me().warp_waits++, rest(); }
-static inline void __syncthreads() { me().block_waits++, rest(); }
-static inline void __threadfence() {}
-
 static void check(shared_t at, int bytes) {
     if (at + bytes > static_cast<uint32_t>(machine.shared_bytes)) abort();
 }
+
+static void arrive(const Copy& copy) {
+    check(copy.to, 16);
+    if (copy.to % 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) abort();
+    if (copy.there) memcpy(shared_memory + copy.to, copy.from, 16);
+    else memset(shared_memory + copy.to, 0, 16);
+}
+
+// Copies on their way may arrive at any time.
+static void some_arrive() {
+    if (machine.draws() % 4) return;
+    for (auto& group : me().groups) {
+        for (const Copy& copy : group) arrive(copy);
+        group.clear();
+    }
+}
+
+static inline void __syncwarp() { me().warp_waits++, rest(), some_arrive(); }
+static inline void __syncthreads() { me().block_waits++, rest(), some_arrive(); }
+static inline void __threadfence() {}
 
 // Each lane shows some words; all can read everybody's.
 static inline int shown(const uint32_t* words, int count) {
@@ -120,12 +136,6 @@ static inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
 }
 
 static inline shared_t shared_base() { return 0; }
-static void arrive(const Copy& copy) {
-    check(copy.to, 16);
-    if (copy.to % 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) abort();
-    if (copy.there) memcpy(shared_memory + copy.to, copy.from, 16);
-    else memset(shared_memory + copy.to, 0, 16);
-}
 static inline void copy16(shared_t to, const void* from, bool there) {
     const Copy copy = {to, from, there};
     if (machine.draws() & 1) arrive(copy);
@@ -238,7 +248,7 @@ static void run_block() {
             while (run_warp((start + n) % warps)) any = true;
     }
     for (const Fibre& fibre : machine.fibres)
-        if (!fibre.done) abort();  // somebody waits for ever
+        if (!fibre.done || fibre.block_waits != machine.fibres[0].block_waits) abort();  // somebody waits for ever
 }
 
 static void run_grid(std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed) {
