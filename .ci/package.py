@@ -1,6 +1,7 @@
 """Builds wheel and sdist as for a release, and looks whether they hold what no import would miss: voice, page, tables.
 
-The wheel is then installed by itself, without dependencies, into a fresh environment, and asked for its version.
+The wheel is then installed by itself, without dependencies, into a fresh environment of each Python that we know and
+that is on this machine, and asked for its version.
 Needs `build`, which `make package` installs.
 """
 
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -19,6 +19,7 @@ PACKAGE = ROOT / "src" / "sonant"
 # All that is in these folders and no Python, besides single files.
 DATA = ("voices", "serving/page/static", "kernels/tables", "kernels/cuda/source", "bench/prompt_sets")
 FILES = ("py.typed", "profiling/page.html")
+PYTHONS = ("python3.11", "python3.12", "python3.13")
 FOR_SOURCES = ("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
 
@@ -53,10 +54,25 @@ def check_contents(wheel: Path, sdist: Path) -> None:
         sys.exit(f"not packaged: {', '.join(lacking)}")
 
 
-def check_install(wheel: Path, folder: Path) -> str:
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+def interpreters() -> dict[str, Path]:
+    """Those of `PYTHONS` that are here and run, by version, and this one."""
+    found = {}
+    for name in (sys.executable, *PYTHONS):
+        show = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"
+        try:
+            done = subprocess.run([name, "-c", show], capture_output=True, text=True)
+        except OSError:
+            continue
+        if done.returncode == 0:  # A name may be there for a version that is not switched on.
+            version, path = done.stdout.split()
+            found.setdefault(version, Path(path))
+    return found
+
+
+def check_install(python: Path, wheel: Path, folder: Path) -> str:
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    own = folder / "bin" / "python"
+    subprocess.run([own, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
     done = subprocess.run([folder / "bin" / "sonant", "--version"], capture_output=True, text=True)
     return done.stdout.strip() or f"nothing, but: {done.stderr.strip()}"
 
@@ -65,11 +81,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheel, sdist = build(Path(folder) / "dist")
         check_contents(wheel, sdist)
-        shown = check_install(wheel, Path(folder) / "venv")
         version = wheel.name.split("-")[1]
-        if shown != f"sonant {version}":
-            sys.exit(f"asked for version {version}, the installed command says {shown}")
-        print(f"{wheel.name} and {sdist.name}: complete; `{shown}` from the wheel alone")
+        pythons = interpreters()
+        for name, python in pythons.items():
+            shown = check_install(python, wheel, Path(folder) / f"venv-{name}")
+            if shown != f"sonant {version}":
+                sys.exit(f"asked for version {version}, the command installed on Python {name} says {shown}")
+        on = ", ".join(sorted(pythons))
+        print(f"{wheel.name} and {sdist.name}: complete; `sonant {version}` from the wheel alone, on Python {on}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
 seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
-are 1,500 listeners). Each speaks 125 frames. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
+are 1,500 listeners). Each speaks 125 frames, of a text that takes about as long to say. Start-up with empty kernel
+caches is `tests/gpu_start.py`'s.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def bench(out: Path, name: str, *options: str) -> Path:
     """One run of `sonant bench serve`; its table is printed."""
     path = out / f"{name}.json"
     command = [sys.executable, "-m", "sonant.cli.main", "bench", "serve", "--base-url", URL, "--voice", "alloy"]
-    command += ["--extra-body", json.dumps({"max_frames": FRAMES}), "--length", "long", "--warmups", "0", "--quiet"]
+    command += ["--extra-body", json.dumps({"max_frames": FRAMES}), "--length", "medium", "--warmups", "0", "--quiet"]
     print(f"== {name}", flush=True)
     subprocess.run([*command, *options, "--out", str(path)], check=False)
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from sonant.byte_size import parse_size
 from sonant.errors import ConfigError
 
 _CPU_ROWS = 8
@@ -60,6 +61,14 @@ class EngineConfig:
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
     kv_memory_fraction: float = option(0.85, "share of the GPU memory left after loading that the KV cache takes")
+    gpu_share: float = option(
+        1.0, "share of the GPU's memory that this engine may take; a server of several models divides it among them"
+    )
+    gpu_weights: str | None = option(
+        None,
+        "GPU memory for weights, as 3GiB; what does not fit lies in pinned host memory and comes when it is needed. "
+        "auto: what the cache asked for leaves. none: all of them stay",
+    )
     prefill_tokens: int = option(
         512,
         "prompt positions in one step, so that running streams do not wait; four times as many while all are ahead",
@@ -92,8 +101,12 @@ class EngineConfig:
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
                 raise ConfigError(f"{f.name} must be over 0, not {value!r}")
+        if self.gpu_weights is not None and self.gpu_weights != "auto":
+            parse_size(self.gpu_weights, "gpu_weights")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
+        if not self.gpu_share <= 1:
+            raise ConfigError(f"gpu_share must be at most 1, not {self.gpu_share!r}")
         if not self.kv_memory_fraction <= 1:
             raise ConfigError(f"kv_memory_fraction must be at most 1, not {self.kv_memory_fraction!r}")
         if not self.chunk_s or not all(0 < seconds < float("inf") for seconds in self.chunk_s):

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 
 import torch
 
 from sonant.bundled import bundled_voice
+from sonant.byte_size import shown
 from sonant.config import EngineConfig
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import begin
+from sonant.engine.compiler import Compiler
 from sonant.engine.engine import Engine
+from sonant.engine.residents import Residents
 from sonant.engine.room import gpu_memory
+from sonant.engine.seats import Seats
+from sonant.engine.sleeper import Sleeper
 from sonant.engine.start_times import StartTimes
+from sonant.engine.weight_budget import WeightBudget
+from sonant.engine.weight_paging import WeightPaging
 from sonant.errors import ConfigError
 from sonant.models.registry import load_model, titles
+from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
 
+logger = logging.getLogger(__name__)
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_POLL_S = 0.05
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -29,27 +42,59 @@ def load(
     codec_dtype: str = "auto",
     config: EngineConfig | None = None,
     sound: SoundFormat = "float32",
+    seats: Seats | None = None,
 ) -> Engine:
     """Load a published checkpoint folder and start an engine on it. Without one: the built-in voice.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
     sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
+    seats: places on the GPU that several engines take in turns; this one waits for its first, and sleeps without
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
+    return load_engine(folder, device, (dtype, codec_dtype), config or EngineConfig(), sound, seats=seats)
+
+
+def load_engine(
+    folder: Path,
+    device: str,
+    dtype_names: tuple[str, str],
+    config: EngineConfig,
+    sound: SoundFormat,
+    *,
+    seats: Seats | None = None,
+    compiler: Compiler | None = None,
+) -> Engine:
+    """`load` of a folder that is there; `compiler`: one that waits already."""
     target = pick_device(device)
-    config = config or EngineConfig()
-    dtypes = pick_dtype(dtype, target), pick_dtype(codec_dtype, target)
-    times, memory, kernels = StartTimes(), None, None
+    dtypes = pick_dtype(dtype_names[0], target), pick_dtype(dtype_names[1], target)
+    while seats is not None and not seats.take():
+        time.sleep(_POLL_S)
+    times, memory, kernels, plan = StartTimes(), None, None, None
+    if config.gpu_weights is not None:
+        budget = WeightBudget.of(folder, config, target, dtypes)
+        config, plan = budget.config, budget.plan
     if target.type == "cuda":
-        memory = gpu_memory(target, weight_file_bytes(folder, config))
-        kernels = begin(folder, config, dtypes, memory, sound)
+        weights = weight_file_bytes(folder, config) if plan is None else plan.device_bytes
+        memory = gpu_memory(target, weights, config.gpu_share)
+        kernels = begin(folder, config, dtypes, memory, sound, compiler)
         times.took("device")
-    model = load_model(folder, config, target, *dtypes)
+    elif compiler is not None:
+        compiler.dismiss()
+    host = None if plan is None else HostMemory(plan.host_names, target)
+    model = load_model(folder, config, target, *dtypes, host)
+    paging = None if plan is None or host is None else WeightPaging(model.weights(), plan, host)
+    sleeper = None
+    if seats is not None:
+        sleeper = Sleeper(Residents(model.weights(), target, [] if paging is None else paging.own_memory), seats)
     times.took("weights")
-    return Engine(model, config, target, sound, Beginning(times, memory, kernels))
+    engine = Engine(model, config, target, sound, Beginning(times, memory, kernels, paging, sleeper))
+    if plan is not None:
+        here, there = shown(plan.device_bytes), shown(plan.host_bytes)
+        logger.info("weights: %s on the device, %s in host memory; %s", here, there, engine.weight_floor)
+    return engine
 
 
 def weight_file_bytes(folder: Path, config: EngineConfig) -> int:

@@ -22,7 +22,8 @@ from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
 CPU = torch.device("cpu")
 # see test_any_familys_workloads_can_be_measured
 OF_OTHER_FAMILIES = {
-    "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention", "guided_step",
+    "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention",
+    "local_attention_add", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu", "patch_step",
 }  # fmt: skip
 
 
@@ -77,7 +78,9 @@ def test_any_familys_workloads_can_be_measured() -> None:
     assert {(op, where, rows) for op, where, rows in rows if where.startswith("waves")} == {
         ("norm_linear", "waves qkv", 42), ("linear_add", "waves o", 42), ("norm_gated", "waves gate, up", 42),
         ("linear_add", "waves down", 42), ("rms_norm", "waves norm", 42),
-        ("local_attention", "waves 7 positions", 3), ("guided_step", "waves 2 × 8", 3),
+        ("local_attention", "waves 7 positions", 3), ("local_attention_add", "waves 7 positions", 3),
+        ("add_norm", "waves sum, norm", 3), ("swiglu", "waves gate", 3),
+        *((op, "waves 2 × 8", 3) for op in ("flow_open", "flow_move", "flow_turn", "patch_step")),
     }  # fmt: skip
     assert {case.op for case in cases} == set(OPS)
 
@@ -117,7 +120,9 @@ def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
     assert told.codec.samples_per_frame == 7680 and told.uniforms == 4 * 64
     cases = {case.op: case for case in Cases(CPU, torch.float32).every(replace(told, stacks=(flow,)), [3], prefill=0)}
     assert cases["local_attention"].make().args[0].shape == (6, 11, 2560)
-    assert cases["guided_step"].make().args[1].shape == (6, 4, 64)
+    assert cases["local_attention_add"].streamed_bytes == 4 * 2048 * 1024
+    assert cases["flow_turn"].make().args[1].shape == (6, 11, 1024)
+    assert cases["flow_turn"].streamed_bytes == 4 * 2 * 64 * 1024
     assert cases["norm_gated"].flops == 2 * 66 * 2 * 1024 * 4096
     assert "sample" not in cases and "linear" not in cases
 
@@ -174,11 +179,14 @@ def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: py
 
 def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--size", "2b", "--rows", "1", "--device", "cpu"]  # all ops of it would be half a minute
-    assert main(["bench", "kernels", "--ops", "local_attention,guided_step,rms_norm,sample", *options]) == 0
+    assert main(["bench", "kernels", "--ops", "local_attention,flow_turn,rms_norm,sample", *options]) == 0
     shown, told = capsys.readouterr()
     for words in ("voxcpm2 flow 11 positions", "voxcpm2 flow 4 × 64", "voxcpm2 language norm"):
         assert words in shown
     assert "nothing was measured of sample" in told
+    assert main(["bench", "kernels", "--ops", "rms_norm", "--where", "language", *options]) == 0
+    shown, _ = capsys.readouterr()
+    assert "voxcpm2 language norm" in shown and "voxcpm2 flow norm" not in shown
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import StackWorkload
 
 pytest.importorskip("triton")
-from sonant.bench.kernels.tune_cases import ConvCase, DualCase, ProductCase, conv_cases, dual_cases, product_cases
+from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
+from sonant.bench.kernels.tune_dual_cases import DualCase, dual_cases
+from sonant.bench.kernels.tune_local_cases import LocalOutCase, local_cases
 from sonant.kernels.triton import dual_tile
 
 SHAPES = workloads(["1.7b"])
@@ -30,6 +32,7 @@ BOTH = StackWorkload("both", 3072, 8192, 24, 8, 128, vocab=8208, context=300, pe
 DUAL = list(dual_cases((*SHAPES.stacks, BOTH)))
 FLOW = voxcpm2.workloads(["2b"])
 FLOW_PRODUCTS, FLOW_CONVOLUTIONS = list(product_cases(FLOW.stacks)), list(conv_cases(FLOW.codec))
+LOCAL = list(local_cases((*SHAPES.stacks, *FLOW.stacks)))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 
@@ -39,6 +42,7 @@ class Fake:
     op: str = "linear"
     key: str = "small_m shape 16"
     where: str = "nowhere"
+    rows: int = 16
     bytes: int = 1 << 20
     streamed_bytes: int = 1 << 30
     flops: int = 0
@@ -57,6 +61,9 @@ class Fake:
 
     def with_other_weights(self, call: Call) -> Call:
         return call
+
+    def in_turn(self, calls: list[Call]) -> list[Call]:
+        return calls
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return call.args[0] * (2 if tile == WRONG else 1)
@@ -92,7 +99,8 @@ def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_gpu_there_is_nothing_to_tune(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "sonant.bench.kernels.tune_cases")
+    for name in ("tune_cases", "tune_dual_cases", "tune_local_cases"):
+        monkeypatch.delitem(sys.modules, f"sonant.bench.kernels.{name}")
     monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has none
     for name in [n for n in sys.modules if n.startswith("sonant.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)
@@ -110,7 +118,7 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS):
+    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
@@ -118,6 +126,8 @@ def test_every_candidate_fits_its_shape() -> None:
                 assert case.depth % (tile.k * tile.splits) == 0
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
+            elif isinstance(case, LocalOutCase):
+                assert case.heads % tile.splits == 0 and tile.splits % case.kv_heads == 0
             else:
                 assert tile.splits <= case.depth // tile.k and tile.m <= case.rows
                 assert dual_tile.shared_bytes(tile, case.gated, item_bytes=2) <= 227 << 10
@@ -134,6 +144,26 @@ def test_what_draws_no_codes_and_is_depthwise_is_tuned_for_what_it_runs() -> Non
     assert frame[-1] == (32, 1, 1, 7, 7680)
     assert all(taps < 7 for _, _, _, taps, _ in frame[:-1])
     assert len({c.key for c in FLOW_PRODUCTS}) == len(FLOW_PRODUCTS)
+
+
+def test_the_middle_of_a_local_layer_is_tuned_for_the_rows_that_a_flow_has() -> None:
+    assert {case.rows: (case.batch, case.steps) for case in LOCAL} == {
+        16: (1, 11), 32: (2, 11), 64: (5, 11),
+    }  # fmt: skip
+    assert len({case.key for case in LOCAL}) == len(LOCAL)
+
+
+def test_in_a_local_stack_each_call_is_told_the_next_ones_weight() -> None:
+    """And only there, since elsewhere nobody says so."""
+    told = [case for case in FLOW_PRODUCTS if case.told and case.rows == 16]
+    assert {case.where.split()[-1] for case in told} == {"qkv", "up", "down"}
+    for case in (told[0], LOCAL[-1]):
+        first = case.make(CPU)
+        calls = case.in_turn([first, case.with_other_weights(first)])
+        weights = [call.args[case.weight_at if isinstance(case, ProductCase) else 2] for call in calls]
+        assert calls[0].kwargs["then"] is weights[1] and calls[1].kwargs["then"] is weights[0]
+        assert torch.equal(case.run(calls[0], LIBRARY), case.run(first, LIBRARY))
+    assert not any(case.told for case in PRODUCTS) and PRODUCTS[0].in_turn([first]) == [first]
 
 
 def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:

@@ -99,6 +99,26 @@ def test_doctor_weighs_a_model_from_its_headers(run: Run, tiny_checkpoints: Fold
     assert model["needed_bytes"] > model["weight_bytes"] + model["row_bytes"] + model["kv_token_bytes"]
 
 
+def test_doctor_tells_how_fast_a_step_can_be_whose_weights_come_over_the_bus(run: Run, tiny_higgs: Path) -> None:
+    done = run("doctor", str(tiny_higgs), "--gpu-weights", "8MiB", "--json")
+    model = json.loads(done.out)["model"]
+    weights = model["weights"]
+    assert (done.code, model["error"]) == (0, None)
+    assert weights["device_bytes"] <= 8 << 20 < weights["device_bytes"] + weights["host_bytes"]
+    assert weights["floor_s"] >= weights["step_bytes"] / weights["bus_bytes_per_s"] and weights["listeners"] >= 1
+    shown = run("doctor", "--model", tiny_higgs, "--gpu-weights", "8MiB").out.decode()
+    assert "in host memory" in shown and "can listen in real time" in shown
+
+
+def test_doctor_refuses_too_little_with_the_least_that_works(run: Run, tiny_higgs: Path) -> None:
+    done = run("doctor", str(tiny_higgs), "--gpu-weights", "1MiB", "--json")
+    (problem,) = json.loads(done.out)["problems"]
+    assert done.code == 1 and "the least that works is" in problem
+    least = problem.rsplit(" ", 1)[1]
+    assert json.loads(run("doctor", str(tiny_higgs), "--gpu-weights", least, "--json").out)["problems"] == []
+    assert run("doctor", "--gpu-weights", "1MiB").code != 0
+
+
 def test_doctor_weighs_a_codec_in_a_pickle(run: Run, tiny_voxcpm2: Path, tmp_path: Path) -> None:
     done = run("doctor", "--json", "--model", tiny_voxcpm2)
     model = json.loads(done.out)["model"]

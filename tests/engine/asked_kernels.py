@@ -2,7 +2,8 @@
 
 In a process of its own, since the tests' has Triton's interpreter. Both sides run on a machine without a GPU, as if for
 an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
-captures and requests included. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
+captures and requests included; with --paged as an engine whose weights come and go. A launch fills nothing, so memory
+that is never filled must be zero: torch is told so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,11 +32,16 @@ from sonant.engine.rehearsal import Rehearsal
 from sonant.engine.room import GpuMemory
 from sonant.engine.runner import Runner
 from sonant.engine.start_times import StartTimes
-from sonant.kernels import ops, tuning
+from sonant.engine.weight_budget import WeightBudget
+from sonant.engine.weight_paging import WeightPaging
+from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
+from sonant.kernels import host_weights, ops, tuning
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import pdl
+from sonant.models.base import SpeechModel
 from sonant.models.registry import load_model
+from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
 
 GPU = Gpu("NVIDIA H200", (9, 0))
@@ -47,8 +54,15 @@ CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_a
 Kernel = tuple[str, str]
 
 
-def planned(folder: Path) -> tuple[int, set[Kernel]]:
-    job = CompileJob(str(folder), vars(CONFIG), "bfloat16", "bfloat16", vars(MEMORY), 1, "", SOUND)
+def config_for(folder: Path, paged: bool) -> EngineConfig:
+    if not paged:
+        return CONFIG
+    weights = load_model(folder, CONFIG, torch.device("meta"), torch.bfloat16, torch.bfloat16).weights()
+    return replace(CONFIG, gpu_weights=str(least_bytes(planned_blocks(weights), fixed_bytes(weights))))
+
+
+def planned(folder: Path, config: EngineConfig) -> tuple[int, set[Kernel]]:
+    job = CompileJob(str(folder), vars(config), "bfloat16", "bfloat16", vars(MEMORY), 1, "", SOUND)
     rehearsal = Rehearsal.of(job)
     forms = [form for stage in range(len(rehearsal)) for form in rehearsal.run(stage)]
     return len(rehearsal), {(form.name, form.key) for form in forms}
@@ -77,7 +91,17 @@ def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-def asked_for(folder: Path) -> tuple[set[Kernel], set[Kernel]]:
+def load_paged(folder: Path, config: EngineConfig) -> tuple[SpeechModel, WeightPaging | None]:
+    cpu, dtypes = torch.device("cpu"), (torch.bfloat16, torch.bfloat16)
+    plan = WeightBudget.of(folder, config, cpu, dtypes).plan
+    if plan is None:
+        return load_model(folder, config, cpu, *dtypes), None
+    host = HostMemory(plan.host_names, cpu)
+    model = load_model(folder, config, cpu, *dtypes, host)
+    return model, WeightPaging(model.weights(), plan, host)
+
+
+def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kernel]]:
     """By the start of an engine, and then by requests."""
     noted = set[Kernel]()
 
@@ -92,11 +116,13 @@ def asked_for(folder: Path) -> tuple[set[Kernel], set[Kernel]]:
         mock.patch.object(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None)),
         mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),
+        mock.patch.object(host_weights, "gpu_of", lambda device: GPU),
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),
         launches_recorded(LaunchRecorder(GPU, note)),
     ):
-        model = load_model(folder, CONFIG, torch.device("cpu"), torch.bfloat16, torch.bfloat16)
-        with Engine(model, CONFIG, torch.device("cpu"), SOUND, Beginning(StartTimes(), MEMORY)) as engine:
+        model, paging = load_paged(folder, config)
+        beginning = Beginning(StartTimes(), MEMORY, paging=paging)
+        with Engine(model, config, torch.device("cpu"), SOUND, beginning) as engine:
             with torch.inference_mode():
                 engine.loop.runner.prefill.compile()
             started = {*noted}
@@ -120,13 +146,15 @@ def speak_for_a_while(engine: Engine) -> None:
         stream.abort()
 
 
-def compare(folder: Path) -> dict[str, Any]:
-    stages, known = planned(folder)
-    started, later = asked_for(folder)
+def compare(folder: Path, paged: bool) -> dict[str, Any]:
+    config = config_for(folder, paged)
+    stages, known = planned(folder, config)
+    started, later = asked_for(folder, config)
     return {
         "stages": stages,
         "planned": len(known),
         "asked": len(started),
+        "names": sorted({name for name, _ in known}),
         "missing": sorted(started - known),
         "later": sorted(later - known),
         "needless": sorted(known - started),
@@ -134,4 +162,5 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([compare(Path(folder)) for folder in sys.argv[1:]]))
+    folders = [Path(folder) for folder in sys.argv[1:] if folder != "--paged"]
+    print(json.dumps([compare(folder, "--paged" in sys.argv) for folder in folders]))

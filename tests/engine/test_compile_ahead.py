@@ -17,6 +17,7 @@ import torch
 
 from sonant.config import EngineConfig
 from sonant.engine.compile_ahead import CompileAhead, CompileJob, begin, workers_for
+from sonant.engine.compiler import Compiler, compiler_for
 from sonant.engine.room import GpuMemory
 
 pytest.importorskip("triton")
@@ -49,6 +50,16 @@ def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
 
 
 @pytest.mark.slow
+def test_what_is_planned_is_what_an_engine_asks_for_whose_weights_come_and_go(
+    few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path, tmp_path: Path
+) -> None:
+    folders = (few_codebooks["custom"], tiny_higgs, tiny_voxcpm2)
+    for report in json.loads(run_apart("asked_kernels.py", "--paged", *folders, cache=tmp_path)):
+        assert report["missing"] == report["later"] == report["needless"] == []
+        assert {"_weights_wanted", "_weights_there", "_pass_ends", "_host_rows"} <= set(report["names"])
+
+
+@pytest.mark.slow
 def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path) -> None:
     report = json.loads(run_apart("parallel_compile.py", cache=tmp_path))
     assert report["failures"] == [] and report["stages"] == 2 and report["misses"] == 0
@@ -69,7 +80,7 @@ Say = Callable[[str], CompileAhead]
 @pytest.fixture
 def say(job: CompileJob) -> Say:
     """A process that is told nothing and says this."""
-    return lambda script: CompileAhead(job, (sys.executable, "-c", f"import json, sys, time\n{script}"))
+    return lambda script: CompileAhead(job, Compiler((sys.executable, "-c", f"import json, sys, time\n{script}")))
 
 
 def news(found: int, compiled: int, stages: int, planned: bool) -> str:
@@ -118,7 +129,7 @@ def test_what_is_compiled_already_starts_no_process(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     begun: list[CompileJob] = []
-    monkeypatch.setattr("sonant.engine.compile_ahead.CompileAhead", begun.append)
+    monkeypatch.setattr("sonant.engine.compile_ahead.CompileAhead", lambda job, compiler: begun.append(job))
     config = EngineConfig()
     begin(tiny_voxcpm2, config, DTYPES, MEMORY)
     (first,) = begun
@@ -145,3 +156,25 @@ def test_a_broken_stamp_is_none(job: CompileJob, stamp: str) -> None:
 def test_it_can_be_turned_off(tiny_voxcpm2: Path) -> None:
     assert begin(tiny_voxcpm2, EngineConfig(compile_workers=0), DTYPES, MEMORY) is None
     assert workers_for(3) == 3 and workers_for(None) >= 1
+
+
+def test_a_compiler_that_waits_is_told_what_to_compile_or_ends(job: CompileJob, tiny_voxcpm2: Path) -> None:
+    script = "import sys; line = sys.stdin.readline(); line and print(line); sys.exit(3 if line else 0)"
+    waiting = Compiler((sys.executable, "-c", script))
+    ahead = CompileAhead(job, waiting)
+    ahead.wait_for_all()
+    assert waiting.process.returncode == 3 and json.loads(ahead.progress.said[0])["folder"] == job.folder
+    idle = Compiler((sys.executable, "-c", script))
+    assert begin(tiny_voxcpm2, EngineConfig(compile_workers=0), DTYPES, MEMORY, compiler=idle) is None
+    assert idle.process.wait(20) == 0
+
+
+def test_no_compiler_waits_where_none_will_be_needed() -> None:
+    assert compiler_for("cpu", None) is None and compiler_for("cuda", 0) is None
+
+
+@pytest.mark.slow
+def test_the_real_one_ends_when_nobody_needs_it() -> None:
+    compiler = Compiler()
+    compiler.dismiss()
+    assert compiler.process.wait(60) == 0

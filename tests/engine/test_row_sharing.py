@@ -30,7 +30,7 @@ def sitting(scheduler: Scheduler, slack_s: float, **options: Any) -> Request:
     scheduler.plan(0.0)
     assert request.row >= 0
     frames = 100
-    request.launched = request.frames_launched = request.vocoded = request.emitted = frames
+    request.launched = request.vocoded = request.emitted = frames
     request.state, request.preroll = State.DECODING, -1
     request.first_audio_s = NOW_S + slack_s - frames * SPEC.frame_s
     return request
@@ -85,7 +85,8 @@ def test_a_newcomer_is_lent_the_row_of_whoever_is_furthest_ahead() -> None:
     plan = scheduler.plan(NOW_S)
     assert newcomer.row == row and [r for r, _, _ in plan.prefill] == [newcomer]
     assert richest.state is State.PARKED and richest.allocation is blocks and scheduler.parked == [richest]
-    assert richest not in plan.requests() and {poor, rich} <= set(plan.requests())
+    users = scheduler.ledger.all_at(plan.users())
+    assert richest not in users and {poor, rich} <= set(users)
     another = ask(scheduler, arrival_s=NOW_S)
     scheduler.plan(NOW_S)
     assert another.row >= 0 and rich.state is State.PARKED

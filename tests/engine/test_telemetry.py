@@ -9,7 +9,8 @@ import pytest
 
 from engine.conftest import MakeEngine
 from engine.families import TEXTS, frames_each
-from sonant.engine import request as request_module
+from sonant.engine.blocks import Allocation
+from sonant.engine.ledger import Ledger
 from sonant.engine.request import Request
 from sonant.engine.telemetry import STEP_PHASES, Tally
 from sonant.models.prompt import Prompt
@@ -89,16 +90,17 @@ class Nowhere:
         ([Status.RUNNING, Status.RUNNING], None),
     ],
 )
-def test_a_step_takes_the_time_between_the_first_and_the_last(
-    monkeypatch: pytest.MonkeyPatch, statuses: list[Status], step_s: float | None
-) -> None:
-    """And the clock is read for these two alone, whatever lies between them."""
-    clock = iter([10.0, 11.0])
-    monkeypatch.setattr(request_module.time, "monotonic", lambda: next(clock))
+def test_a_step_takes_the_time_between_the_first_and_the_last(statuses: list[Status], step_s: float | None) -> None:
     keys = np.zeros((5, 1), np.int32)
     prompt = Prompt(length=5, keys=keys, staged={}, max_frames=9, payload=None)
-    request = Request(SpeechRequest(text="x"), prompt, Nowhere(), 0.0)
-    firsts = [request.book(int(status), np.zeros(2, np.int32)) for status in statuses]
+    request, ledger = Request(SpeechRequest(text="x"), prompt, Nowhere(), 0.0), Ledger()
+    request.admit(ledger, 0, Allocation([], 0, []), 1, 0.0)
+    times_s = [10.0, *[10.5] * (len(statuses) - 2), 11.0][: len(statuses)]
+    firsts = []
+    for status, now_s in zip(statuses, times_s, strict=True):
+        booked = ledger.book(np.array([request.place]), np.array([int(status)]), now_s)
+        firsts.append(len(booked.first) == 1)
+        if len(booked.ends):
+            request.end(status, now_s)
     assert firsts == [True] + [False] * (len(statuses) - 1)
-    assert request.first_step_s == 10.0
     assert request.step_s == (None if step_s is None else pytest.approx(step_s))

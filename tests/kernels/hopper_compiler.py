@@ -20,9 +20,14 @@ from sonant.bench.kernels.tune_cases import conv_cases, product_cases
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
+    FlowEnds,
+    FlowGiven,
     Heads,
     LogitMask,
     Lookup,
+    PatchCounters,
+    PatchMemory,
+    PatchStatuses,
     Place,
     Ras,
     RowCounters,
@@ -39,9 +44,12 @@ from sonant.kernels.triton import (
     dual_ffn,
     flow,
     gemv,
+    host_weights,
     local,
+    local_out,
     norm,
     paged,
+    patch,
     pcm,
     pdl,
     qk_rope,
@@ -52,6 +60,7 @@ from sonant.kernels.triton import (
     swiglu,
     uniforms,
 )  # fmt: skip
+from sonant.kernels.tuning import Tile
 from sonant.models.qwen3_tts import workload
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -108,6 +117,7 @@ def all_kernels(
         return torch.zeros(*shape, dtype=dtype)
 
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
+    norm.add_norm(values(2, 1, 2048), values(2, 1, 2048), values(2048), 1e-6)
     swiglu.swiglu(values(2, 1, 6144))
     for rows, depth in products:
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
@@ -115,6 +125,40 @@ def all_kernels(
         gemv.linear(x, weight)
         gemv.linear_add(x, weight, values(rows, 1, 256))
         gemv.norm_linear(x, gain, 1e-6, weight)
+    if every_form:
+        gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
+        x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
+        gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
+    convolution_kernels(dtype, convolutions, every_form)
+    snake.snake_beta(values(2, 9, 96), values(96), values(96))
+    cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
+    rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
+    for weights in ((values(dim), values(dim)), (None, None)):
+        for place in (None, Place(cache, slots)) if every_form else (None,):
+            qk_rope.qk_rope(values(2, 1, 32 * dim), Heads(*weights, *rotations, 16, 8, 1e-6), place)
+    tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
+    paged.paged_attention(values(2, 1, 16, dim), cache, tables, positions, 4)
+    for steps in (1, 2) if every_form else (1,):
+        of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
+        for first in (0, 14):
+            short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
+        if steps == 1:
+            paged.paged_step(values(2, 1, 32 * dim), of, cache, tables, positions.int(), 4)
+    for steps in (5, 11):
+        of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
+        local.local_attention(values(2, steps, 20 * dim), of)
+        weight = values(64, 16 * dim)
+        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
+    pcm.pcm16(torch.zeros(2, 1920))
+    flow_kernels(dtype)
+    paging_kernels(dtype)
+    sampling_kernels(dtype, every_form)
+
+
+def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every_form: bool) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
     for dilation in (1, 3):
         fixed = values(2, 27, 96), values(96, 1, 7), values(96)
         depthwise.depthwise(*fixed, None, dilation)
@@ -135,26 +179,32 @@ def all_kernels(
             edges, fine = torch.zeros(32, dtype=torch.int32), Snake(bias.float(), bias.float(), log_scale=False)
             window = values(32, 700, columns)[:, 30:-30]
             conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
-    snake.snake_beta(values(2, 9, 96), values(96), values(96))
-    cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
-    rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
-    for weights in ((values(dim), values(dim)), (None, None)):
-        for place in (None, Place(cache, slots)) if every_form else (None,):
-            qk_rope.qk_rope(values(2, 1, 32 * dim), Heads(*weights, *rotations, 16, 8, 1e-6), place)
-    tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
-    paged.paged_attention(values(2, 1, 16, dim), cache, tables, positions, 4)
-    for steps in (1, 2) if every_form else (1,):
-        of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
-        for first in (0, 14):
-            short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
-        if steps == 1:
-            paged.paged_step(values(2, 1, 32 * dim), of, cache, tables, positions.int(), 4)
-    for steps in (5, 11):
-        of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
-        local.local_attention(values(2, steps, 20 * dim), of)
-    pcm.pcm16(torch.zeros(2, 1920))
-    flow.guided_step(torch.zeros(2, 4, 64), values(4, 4, 64), torch.zeros(2), 0.1)
-    sampling_kernels(dtype, every_form)
+
+
+def paging_kernels(dtype: torch.dtype) -> None:
+    host_weights.host_rows(torch.zeros(100, 2048, dtype=dtype), torch.zeros(2, 3, dtype=torch.int64))
+    clock = torch.zeros(3, dtype=torch.int64)
+    host_weights.pass_begins(clock)
+    host_weights.pass_ends(clock, 5)
+    host_weights.wait_begins(clock)
+    host_weights.wait_ends(clock)
+
+
+def flow_kernels(dtype: torch.dtype) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    given = FlowGiven(values(2, 2, 1024), values(2, 4, 1024), torch.zeros(2))
+    ends = FlowEnds(values(1024, 64), values(1024), values(1024), 1e-5, values(64, 1024), values(64))
+    x, hidden, time = torch.zeros(2, 4, 64), values(4, 11, 1024), values(1024)
+    flow.flow_open(x, time, given, ends)
+    flow.flow_turn(x, hidden, 0.1, time, given, ends)
+    flow.flow_move(x, hidden, 0.1, given, ends)
+    lines, rows = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    kept = PatchMemory(torch.zeros(3, 16, 4, 64), torch.zeros(3, 4, 64), values(3, 2048), lines[:, :4])
+    own = PatchCounters(*lines[:2, :5].unbind(1))
+    patch.patch_step(x, values(2, 2048), values(2, 2), own, rows, kept, PatchStatuses(0, 2, 3))
+    uniforms.normals(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), torch.zeros(2), 256)
 
 
 def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:

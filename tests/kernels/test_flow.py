@@ -1,4 +1,4 @@
-"""Attention of a few positions that all see each other, and a guided step of a flow."""
+"""Attention of a few positions that all see each other, and what a guided flow does between evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from kernels.against import DEVICE, DTYPES, cases, close, kernel, random
 from sonant.kernels import reference
-from sonant.kernels.reference import Heads
+from sonant.kernels.reference import FlowEnds, FlowGiven, Heads
+from sonant.kernels.tuning import LIBRARY, Tile
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -30,6 +31,44 @@ def test_local_attention(
     close(kernel("local_attention")(qkv, of), reference.local_attention(qkv, of), dtype, roundings=3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("batch", "steps", "heads", "kv_heads", "columns", "norm", "tile"),
+    cases(
+        (2, 5, 4, 2, 37, True, None),
+        (3, 11, 8, 2, 48, False, Tile(0, 16, 0, splits=2)),
+        (2, 3, 4, 1, 16, False, Tile(0, 16, 0, splits=1)),
+        (12, 11, 4, 2, 16, False, None),  # more than a tile should have
+        (1, 5, 4, 2, 20, False, LIBRARY),
+        gpu=[(2, 11, 16, 2, 1024, False, None), (4, 11, 16, 2, 1024, False, None), (1, 5, 16, 2, 1024, False, None)],
+    ),
+)
+def test_local_attention_onto_a_residual(
+    batch: int, steps: int, heads: int, kv_heads: int, columns: int, norm: bool, tile: Tile | None, dtype: torch.dtype
+) -> None:
+    """Memory behind the projection is NaN, and each tile adds up twice: the first leaves its counters as they were."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    dim = 128 if columns == 1024 else 16
+    memory = torch.full((batch + 1, steps, (heads + 2 * kv_heads) * dim), float("nan"), dtype=dtype, device=DEVICE)
+    qkv = memory[:batch].copy_(random(*memory[:batch].shape, dtype=dtype))
+    cos, sin = (random(batch if norm else 1, steps, 1, dim, dtype=dtype, seed=n) for n in (1, 2))
+    gains = (random(dim, dtype=dtype, seed=3), random(dim, dtype=dtype, seed=4)) if norm else (None, None)
+    of = Heads(*gains, cos, sin, heads, kv_heads, 1e-5)
+    weight = random(columns, heads * dim, dtype=dtype, seed=5) / (heads * dim) ** 0.5
+    residual = random(batch, steps, columns, dtype=dtype, seed=6)
+    expected = reference.local_attention_add(qkv, of, weight, residual)
+    for _ in range(2):
+        got = kernel("local_attention_add")(qkv, of, weight, residual.clone(), tile=tile)
+        close(got, expected, dtype, roundings=3)
+
+
+def test_heads_that_do_not_share_keys_are_not_one_programs() -> None:
+    of = Heads(None, None, torch.ones(1, 3, 1, 16), torch.zeros(1, 3, 1, 16), 4, 2, 1e-5)
+    with pytest.raises(ValueError, match="does not divide"):
+        kernel("local_attention_add")(random(1, 3, 128), of, random(8, 64), random(1, 3, 8), tile=Tile(0, 16, splits=1))
+
+
 def test_every_position_sees_every_other() -> None:
     qkv = random(1, 5, 6 * 16)
     of = Heads(None, None, torch.ones(1, 5, 1, 16, device=DEVICE), torch.zeros(1, 5, 1, 16, device=DEVICE), 4, 1, 1e-5)
@@ -38,16 +77,67 @@ def test_every_position_sees_every_other() -> None:
     assert (reference.local_attention(qkv, of) != before).any(-1).all()
 
 
+def flow_inputs(
+    rows: int, steps: int, channels: int, width: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, FlowGiven, FlowEnds]:
+    """Patches, what layers made of their tokens, a time, what is given and the ends; behind each of them NaN."""
+
+    def inside_nan(*shape: int, seed: int) -> torch.Tensor:
+        memory = torch.full((shape[0] + 1, *shape[1:]), float("nan"), dtype=dtype, device=DEVICE)
+        return memory[: shape[0]].copy_(random(*shape, dtype=dtype, seed=seed))
+
+    guidance = torch.tensor([[2.0, 9], [1.0, 9], [0.0, 9], [1.5, 9], [3.0, 9]], device=DEVICE)[:rows, 0]
+    given = FlowGiven(inside_nan(rows, 2, width, seed=1), inside_nan(rows, steps, width, seed=2), guidance)
+    ends = FlowEnds(
+        inside_nan(width, channels, seed=3), inside_nan(width, seed=4), inside_nan(width, seed=5), 1e-5,
+        inside_nan(channels, width, seed=6) / width**0.5, inside_nan(channels, seed=7),
+    )  # fmt: skip
+    hidden = inside_nan(2 * rows, 3 + 2 * steps, width, seed=8)
+    return random(rows, steps, channels), hidden, inside_nan(width, seed=9), given, ends
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_guided_step(dtype: torch.dtype) -> None:
-    x, velocity = random(5, 4, 16), random(10, 4, 16, dtype=dtype, seed=1)
-    guidance = torch.tensor([[2.0, 9], [1.0, 9], [0.0, 9], [1.5, 9], [3.0, 9]], device=DEVICE)[:, 0]
-    expected = reference.guided_step(x, velocity, guidance, 0.125)
-    close(kernel("guided_step")(x, velocity, guidance, 0.125), expected, torch.float32, roundings=3)
-    for row in range(5):  # neighbours change nothing
-        pair = velocity[[row, row + 5]]
-        alone = reference.guided_step(x[row : row + 1], pair, guidance[row : row + 1], 0.125)
-        close(alone, expected[row : row + 1], torch.float32)
+@pytest.mark.parametrize(
+    ("rows", "steps", "channels", "width"),
+    cases((1, 4, 16, 256), (5, 3, 9, 40), gpu=[(1, 4, 64, 1024), (5, 4, 64, 1024)]),
+)
+def test_between_two_evaluations(rows: int, steps: int, channels: int, width: int, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    x, hidden, time, given, ends = flow_inputs(rows, steps, channels, width, dtype)
+    opened = reference.flow_open(x, time, given, ends)
+    close(kernel("flow_open")(x, time, given, ends), opened, dtype, roundings=2)
+    moved, tokens = reference.flow_turn(x, hidden, 0.125, time, given, ends)
+    alone = kernel("flow_move")(x, hidden, 0.125, given, ends)
+    both = kernel("flow_turn")(x, hidden, 0.125, time, given, ends)
+    for got, expected in zip((alone, *both), (moved, moved, tokens), strict=True):
+        assert got.dtype == expected.dtype and got.shape == expected.shape and got.isfinite().all()
+        close(got.to(dtype), expected.to(dtype), dtype, roundings=3)
+    for row in range(rows):  # neighbours change nothing
+        pair, own = hidden[[row, row + rows]], FlowGiven(*(part[row : row + 1] for part in given))
+        alone = reference.flow_move(x[row : row + 1], pair, 0.125, own, ends)
+        close(alone.to(dtype), moved[row : row + 1].to(dtype), dtype, roundings=3)
+
+
+def test_free_sequences_are_told_nothing_and_move_with_the_guided_ones() -> None:
+    x, _, time, given, ends = flow_inputs(3, 4, 8, 32, torch.float32)
+    guided, free = reference.flow_open(x, time, given, ends).chunk(2)
+    assert (free[:, :2] == 0).all() and torch.equal(guided[:, :2], given.prefix)
+    assert torch.equal(guided[:, 2:], free[:, 2:]) and torch.equal(guided[:, 2], time.expand(3, -1))
+
+
+def test_normals() -> None:
+    """As the reference has them, of the deviation asked for, and others for every frame and seed."""
+    seed = torch.tensor([[1, 2, 0], [1, 2, 0], [3, 2, 0], [-9, -1, 0]], dtype=torch.int32, device=DEVICE)[:, :2]
+    frame = torch.tensor([[4, 7], [5, 7], [4, 7], [4, 7]], device=DEVICE)[:, 0]
+    scale = torch.tensor([[1.0, 9], [0.5, 9], [1.0, 9], [0.0, 9]], device=DEVICE)[:, 0]
+    got, expected = kernel("normals")(seed, frame, scale, 2048), reference.normals(seed, frame, scale, 2048)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert (got[3] == 0).all() and got[:3].unique().numel() > 6000
+    for row, wanted in enumerate((1.0, 0.5, 1.0)):
+        assert abs(float(got[row].mean())) < 0.1 * wanted and abs(float(got[row].std()) / wanted - 1) < 0.05
+    odd = kernel("normals")(seed, frame, scale, 6)
+    torch.testing.assert_close(odd, reference.normals(seed, frame, scale, 6), rtol=1e-5, atol=1e-6)
 
 
 def test_guidance_of_one_is_the_guided_velocity_alone() -> None:

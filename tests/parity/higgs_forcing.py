@@ -24,6 +24,6 @@ def forced_logits(model: HiggsAudioV2, request: SpeechRequest, rows: Tensor) -> 
     split = split_kinds((codes[..., 0] >= 0).int())
     for layer in stack.layers:
         assert isinstance(layer, DualLayer)
-        x = layer.forward_split(x, cos, sin, FullContext(), split)
+        x = layer(x, cos, sin, FullContext(), split)
     hidden = stack.norm(x)[0, len(layout.text) - 1 :]
     return model.modules.language_model.audio_lm_head(hidden).unflatten(1, (codes.shape[2], -1)).float()

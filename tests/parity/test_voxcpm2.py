@@ -14,7 +14,7 @@ from torch import Tensor
 import sonant
 from parity.voxcpm2_cases import CASES, CLIPS, MID_CASES, RATE, Clip, VoxCase
 from sonant import Engine, EngineConfig, Sampling, Voice
-from sonant.models.voxcpm2 import frame
+from sonant.kernels import ops
 from sonant.types import SpeechRequest
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
@@ -29,14 +29,14 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 def injected_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A request's seed is the place of its case: all rows of a step have their own case's noise."""
 
-    def noise(seed: Tensor, index: Tensor, count: int) -> Tensor:
+    def noise(seed: Tensor, index: Tensor, scale: Tensor, count: int) -> Tensor:
         rows = []
         for low, at in zip(seed[:, 0].tolist(), index.tolist(), strict=True):
             case = (*CASES, *MID_CASES)[low % (len(CASES) + len(MID_CASES))]
             rows.append(case.noise(at + 1, 4, count // 4)[at].reshape(-1))
-        return torch.from_numpy(np.stack(rows)).to(seed.device)
+        return scale[:, None] * torch.from_numpy(np.stack(rows)).to(seed.device)
 
-    monkeypatch.setattr(frame, "normals", noise)
+    monkeypatch.setattr(ops, "normals", noise)
     yield
 
 

@@ -43,6 +43,18 @@ def test_waste_is_found_alone(tmp_path: Path, name: str, graphs: bool) -> None:
         assert hit is max(found.values(), key=lambda f: f.lost_us)
 
 
+def test_waits_for_weights_are_named(tmp_path: Path) -> None:
+    def waits(m: Machine) -> None:
+        m.kernel("_weights_wanted", 2.0, op=None)
+        m.free[STREAM] += 300.0
+        m.kernel("_weights_there", 2.0, op=None)
+
+    found = findings(steps(start_up(Machine()), wastes=[waits]), tmp_path)
+    assert found["weight_waits"].lost_us == pytest.approx(300, rel=0.05)
+    assert "gpu_weights" in found["weight_waits"].fix and found["weight_waits"].count == 1
+    assert "weight_waits" not in findings(steps(start_up(Machine())), tmp_path)
+
+
 def test_all_waste_together_is_found_and_nothing_is_counted_twice(tmp_path: Path) -> None:
     clean = analyze(read_trace(write_kineto(steps(start_up(Machine())), tmp_path / "clean.json")))
     machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -23,8 +23,9 @@ def server_processes(ready_s: float = 60.0, log: TextIO | None = None) -> Iterat
     """`run(folder, "--drain", "5")` → the process and its address, once it is ready. Killed at the end."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, "-m", "sonant.cli.main", "serve", str(folder), "--port", "0", *options]
+    def run(folder: Path, *options: str, beside: Sequence[Path] = ()) -> tuple[subprocess.Popen[str], str]:
+        folders = map(str, (folder, *beside))
+        command = [sys.executable, "-m", "sonant.cli.main", "serve", *folders, "--port", "0", *options]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SONANT_")} | {"OMP_NUM_THREADS": "1"}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(command, **quiet, env=environment)

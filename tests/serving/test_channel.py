@@ -81,10 +81,10 @@ def port() -> Iterator[EnginePort]:
         opened.close()
 
 
-def speak(port: EnginePort, id: int, frames: int = 5) -> m.Speak:
+def speak(port: EnginePort, id: int, frames: int = 5, place: int | None = None) -> m.Speak:
     sampling = Sampling(stop_chance=0.0)
     prompt = port.engine.prompter.prompt(SpeechRequest(text="hello", seed=3, max_frames=frames, sampling=sampling))
-    return m.Speak(id, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False)
+    return m.Speak(id, place, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False)
 
 
 def speaks_still(port: EnginePort) -> None:
@@ -193,6 +193,28 @@ def test_who_does_not_read_is_cut_off(port: EnginePort, monkeypatch: pytest.Monk
     wait_for(lambda: port.broken == broken + 1, 30)
     wait_for(lambda: port.engine.stats().running == 0)
     speaks_still(port)
+
+
+def test_a_request_is_spoken_only_in_a_place_that_was_given(port: EnginePort) -> None:
+    """It may come right behind the question for one, and a front end need not wait for the answer."""
+    most, steps = port.admission.options.ws_max_sessions, port.engine.stats().steps
+    front_end = FrontEnd(port)
+    front_end.greet()
+    port.admission.sessions = most
+    front_end.send(m.Admit(1, "client", "session", 1))
+    front_end.send(speak(port, 2, place=1))
+    refused = front_end.read()
+    assert isinstance(refused, m.Failed) and refused.id == 1 and refused.status == 429
+    sounds, end = front_end.until_end(2)
+    assert not sounds and end.reason == "abort" and end.error is None and port.engine.stats().steps == steps
+    port.admission.sessions = 0
+    front_end.send(m.Admit(3, "client", "speech", 1))
+    front_end.send(speak(port, 4, place=3))
+    assert front_end.read() == m.Done(3)
+    sounds, end = front_end.until_end(4)
+    assert end.reason == "length" and sum(sound.frames for sound in sounds) == 5
+    front_end.socket.close()
+    wait_for(lambda: not port.peers)
 
 
 def test_an_abort_ends_only_its_request(port: EnginePort) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from serving.conftest import Serve
 from sonant.cli.main import build_parser
-from sonant.cli.serve import read_options
+from sonant.cli.serve import read_cluster, read_options
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -66,19 +66,20 @@ def test_commands_and_the_config_file_are_understood(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (config,) = blocks("toml")
     (tmp_path / "sonant.toml").write_text(config)
-    named = re.findall(r"(?:^|: )(sonant serve [^\n`]+)", "\n".join(commands()) + config, re.MULTILINE)
-    assert len(named) == 2
-    for line, folder in zip(named, (None, "model"), strict=True):
-        model, options, _ = read_options(build_parser().parse_args(shlex.split(line)[1:]))
-        assert (model.model, options.port) == (folder, 8000)
+    named = re.findall(r"(?:^|: )(sonant serve [^\n`]+)", "\n".join([*commands(), config]), re.MULTILINE)
+    assert len(named) == 3
+    for line, folder, replicas in zip(named, (None, "model", "model"), (None, 8, None), strict=True):
+        args = build_parser().parse_args(shlex.split(line)[1:])
+        model, options, _ = read_options(args)
+        assert (model.model, options.port, read_cluster(args).replicas) == (folder, 8000, replicas)
     assert options.allow_url == ("media.example.com",)
 
 
 def test_the_rest_is_the_installation() -> None:
     others = [line for line in commands() if not line.startswith(("curl", "sonant"))]
-    assert others == ["make serve PORT=8000", "pip install '.[serve]'"]
+    assert others == ["make serve PORT=8000", "pip install '.[serve]'", "pip install '.[ray]'"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert "serve" in extras
+    assert {"serve", "ray", "s3"} <= extras.keys()
     make = ["make", "--dry-run", "-C", str(ROOT), "serve", "PORT=8000"]
     shown = subprocess.run(make, capture_output=True, text=True, check=True).stdout
     assert "bin/sonant serve" in shown and '--port "$PORT"' in shown

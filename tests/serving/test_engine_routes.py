@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from serving.conftest import Serve, Served, wait_for
+from sonant.engine.telemetry import PagedTotals
 from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.recent_stats import WINDOW_S, RecentStatsReader
@@ -72,6 +73,17 @@ def test_a_gpus_figures_are_told_as_metrics_has_them(served: Served, monkeypatch
     assert "sonant_gpu_memory_used_bytes 5e+09" in metrics and "sonant_gpu_utilisation_ratio 0.5" in metrics
     answer = httpx.get(f"{served.url}/v1/engine/stats").json()
     assert answer["gpu"] == {"memory_used_bytes": 5e9, "utilisation_ratio": 0.5}
+
+
+def test_the_share_of_steps_that_waits_for_weights(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = f"{served.url}/v1/engine/stats"
+    assert httpx.get(stats).json()["recent"]["weight_wait_share"] is None  # all of them stay on the device
+    paged = PagedTotals(pass_s=8.0, wait_s=2.0, copied_bytes=10**9)
+    monkeypatch.setattr(served.supervisor.engine.telemetry, "paged", paged)
+    recent = httpx.get(stats).json()["recent"]
+    assert recent["weight_wait_share"] == 0.25 and recent["paged_bytes_per_s"] > 0
+    metrics = httpx.get(f"{served.url}/metrics").text
+    assert "sonant_weights_paged_bytes_total 1e+09" in metrics and "sonant_weights_wait_seconds_total 2.0" in metrics
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:

@@ -154,3 +154,14 @@ def test_a_port_that_is_taken_is_said_so_at_once(checkpoints: Mapping[str, Path]
         ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "in use" in ended.stderr and "--port" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_front_ends_that_cannot_start_end_the_server(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    """Here the library that encodes sound is broken; they are not started over and over, as fast as it goes."""
+    (tmp_path / "av.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["-m", "sonant.cli.main", "serve", str(checkpoints["custom"]), "--workers", "1", "--port", str(port)]
+    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == 2 and "would again" in ended.stderr and "no attribute 'open'" in ended.stderr

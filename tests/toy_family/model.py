@@ -17,6 +17,7 @@ from sonant.models.memory import Memory, RowValues
 from sonant.models.prompt import Ints, Prompt
 from sonant.models.spec import Field, KVGroup, ModelSpec
 from sonant.models.status import Status
+from sonant.models.weight_blocks import ModelWeights, stack_blocks
 from sonant.types import Samples
 from sonant.voice import Voice
 from toy_family.modules import ToyModules
@@ -60,6 +61,10 @@ class ToyModel:
             FramePart("draw", self._draw, lambda rows, positions: 0),
             FramePart("advance", self._advance, lambda rows, positions: 0),
         )
+
+    def weights(self) -> ModelWeights:
+        m = self.modules
+        return ModelWeights((m,), (*stack_blocks(m.base, "base", 1), *stack_blocks(m.residual, "residual", 1)))
 
     # Off the step thread
 
@@ -114,6 +119,9 @@ class ToyModel:
         for name, value in (("position", length - 1), ("step", 0 * ready), ("frame", 0 * ready), ("status", live)):
             memory.rows[name][ready] = value.int()
         memory.rows["codec_frame"].index_fill_(0, ready, 0)
+
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return False
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         return -1

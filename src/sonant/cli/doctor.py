@@ -12,12 +12,15 @@ import torch
 
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
-from sonant.cli.model_folder import given_codec, given_folder
-from sonant.cli.options import add_codec, add_json, add_model
+from sonant.cli.model_folder import given_codec, given_folder, given_once
+from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_model
 from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
 from sonant.engine.kv_cache import block_count
 from sonant.engine.room import GpuMemory, gpu_memory, row_bytes
+from sonant.engine.weight_budget import WeightBudget
+from sonant.engine.weight_floor import expected_floor
+from sonant.engine.weight_plan import WeightPlan
 from sonant.errors import ConfigError, SonantError
 from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import check_model
@@ -26,6 +29,7 @@ from sonant.models.spec import ModelSpec
 EXAMPLES = """
 sonant doctor
 sonant doctor --model model
+sonant doctor model --gpu-weights 3GiB
 sonant doctor --json
 """
 
@@ -41,6 +45,19 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class PagedWeights:
+    """What `--gpu-weights` means for a model, and for whom it speaks."""
+
+    device_bytes: int
+    host_bytes: int
+    step_bytes: int  # that come over the bus for a frame
+    bus_bytes_per_s: float
+    floor_s: float
+    listeners: int
+    told: str
+
+
+@dataclass(frozen=True)
 class ModelCheck:
     """What a model needs on the device that `auto` picks, or why it cannot be loaded."""
 
@@ -52,11 +69,14 @@ class ModelCheck:
     needed_bytes: int = 0  # weights, all rows of the default config, and one request of full length
     free_bytes: int | None = None
     chosen: Chosen | None = None
+    weights: PagedWeights | None = None  # where not all of them are to stay on the GPU
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
     add_model(parser)
     add_codec(parser)
+    add_gpu_weights(parser)
     add_json(parser)
 
 
@@ -65,9 +85,12 @@ def run(args: argparse.Namespace) -> int:
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}
-    folder = given_folder(args.model)
-    check = None if folder is None else check_folder(folder, here, device, given_codec(args.codec))
-    problems = machine.problems(here) + _model_problems(check)
+    folder = given_folder(given_once(args.folder, args.model))
+    if folder is None and args.gpu_weights is not None:
+        raise ConfigError("--gpu-weights is about a model: give one")
+    config = EngineConfig(codec=given_codec(args.codec), gpu_weights=args.gpu_weights)
+    check = None if folder is None else check_folder(folder, here, device, config)
+    problems = machine.problems(here) + _model_problems(check, here.memory_free_bytes)
     serving, unread = _serving()
     problems += [unread] if unread else []
     problems += serving.problems if serving else []
@@ -88,17 +111,18 @@ def _serving() -> tuple[ServingFacts | None, str | None]:
         return None, f"a server would not start: {e}"
 
 
-def check_folder(folder: Path, here: Machine, device: torch.device, codec: str | None = None) -> ModelCheck:
-    dtype = pick_dtype("auto", device)
+def check_folder(folder: Path, here: Machine, device: torch.device, config: EngineConfig) -> ModelCheck:
+    dtype, plan = pick_dtype("auto", device), None
     try:
-        config = EngineConfig(codec=codec)
         footprint = check_model(folder, config, dtype, dtype)
+        if config.gpu_weights is not None:
+            plan = WeightBudget.of(folder, config, device, (dtype, dtype)).plan
     except SonantError as e:
         return ModelCheck(str(folder), error=str(e))
-    spec = footprint.spec
+    spec, weight_bytes = footprint.spec, footprint.weight_bytes if plan is None else plan.device_bytes
     free_bytes, row, memory = here.memory_free_bytes, row_bytes(spec), None
     if device.type == "cuda":
-        memory = gpu_memory(device, footprint.weight_bytes)
+        memory = gpu_memory(device, weight_bytes)
         free_bytes = here.gpus[device.index].memory_free_bytes
     config = config.resolved(None if memory is None else memory.room(spec))
     rows = (config.max_rows or 1) + 1  # one more for padding
@@ -107,10 +131,18 @@ def check_folder(folder: Path, here: Machine, device: torch.device, codec: str |
         weight_bytes=footprint.weight_bytes,
         row_bytes=row,
         kv_token_bytes=spec.kv_token_bytes,
-        needed_bytes=footprint.weight_bytes + rows * row + config.max_positions * spec.kv_token_bytes,
+        needed_bytes=weight_bytes + rows * row + config.max_positions * spec.kv_token_bytes,
         free_bytes=free_bytes,
         chosen=chosen(config, spec, memory),
+        weights=None if plan is None else paged_weights(plan, spec, config, device),
     )
+
+
+def paged_weights(plan: WeightPlan, spec: ModelSpec, config: EngineConfig, device: torch.device) -> PagedWeights:
+    floor = expected_floor(plan, spec, config, device)
+    speed, step_bytes = floor.bus_bytes_per_s, int(floor.missing_bytes)
+    sizes = plan.device_bytes, plan.host_bytes, step_bytes
+    return PagedWeights(*sizes, speed, floor.seconds, floor.listeners, str(floor))
 
 
 def chosen(config: EngineConfig, spec: ModelSpec, memory: GpuMemory | None) -> Chosen:
@@ -127,7 +159,7 @@ def chosen(config: EngineConfig, spec: ModelSpec, memory: GpuMemory | None) -> C
     return Chosen(rows, batch, tokens, reason)
 
 
-def _model_problems(check: ModelCheck | None) -> list[str]:
+def _model_problems(check: ModelCheck | None, memory_free: int | None) -> list[str]:
     if check is None:
         return []
     if check.error is not None:
@@ -135,6 +167,9 @@ def _model_problems(check: ModelCheck | None) -> list[str]:
     if check.free_bytes is not None and check.needed_bytes > check.free_bytes:
         needed, free = _size(check.needed_bytes), _size(check.free_bytes)
         return [f"the model needs {needed} of memory and {free} is free"]
+    if check.weights is not None and memory_free is not None and check.weights.host_bytes > memory_free:
+        paged = _size(check.weights.host_bytes)
+        return [f"{paged} of weights would be pinned in host memory, and {_size(memory_free)} is free: page less"]
     return []
 
 
@@ -160,6 +195,10 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
             c = check.chosen
             options = f"max_rows {c.max_rows}, max_batch {c.max_batch}, {c.kv_tokens:,} positions of cache"
             rows.append(("chosen", f"{options}: {c.reason}"))
+        if check.weights is not None:
+            w = check.weights
+            rows.append(("weights", f"{_size(w.device_bytes)} on the device, {_size(w.host_bytes)} in host memory"))
+            rows.append(("", w.told))
     if serving is not None:
         rows += serving_rows(serving, here.cpu_cores)
     return "\n".join(f"{name:<12} {value}" for name, value in rows)

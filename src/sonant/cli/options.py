@@ -33,6 +33,14 @@ def add_codec(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
     )  # fmt: skip
 
 
+def add_gpu_weights(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--gpu-weights", metavar="SIZE",
+        help="GPU memory for weights, as 3GiB, or auto; the others come from host memory when they are needed "
+        "(default: all stay on the GPU)",
+    )  # fmt: skip
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs (default: off)")
 

@@ -6,23 +6,29 @@ import argparse
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.options import ModelOptions, ServeOptions
 from sonant.serving.start_check import check_start, page_address
 
 EXAMPLES = """
 sonant serve model
 sonant serve model --host 0.0.0.0 --port 8000 --api-key "$KEY" --device cuda
+sonant serve model another-model
 sonant serve --config sonant.toml
+sonant serve model --replicas 8 --host 0.0.0.0
 curl localhost:8000/v1/audio/speech -H 'content-type: application/json' -d '{"input": "Hello."}' -o hello.mp3
 """
 
+OWNERS = {"model": ModelOptions, "server": ServeOptions, "replicas": ClusterOptions, "engine": EngineConfig}
 _MANY_CORES = 8
 _MOST_FRONT_ENDS = 8
 
@@ -30,13 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
+    parser.add_argument(
+        "folders", metavar="MODEL", nargs="*",
+        help="the same as --model; of several each is asked for by its name, and has its share of the GPU's memory",
+    )  # fmt: skip
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
         help="TOML with any of the options below, each named as its environment variable is, in small letters and "
         f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
     )  # fmt: skip
-    for title, owner in (("model", ModelOptions), ("server", ServeOptions), ("engine", EngineConfig)):
+    for title, owner in OWNERS.items():
         add_settings(parser.add_argument_group(title), settings_of(owner))
 
 
@@ -46,16 +55,23 @@ def run(args: argparse.Namespace) -> int:
     from sonant.serving.limits.keys import exposure
     from sonant.serving.observability.log_format import configure_logging
 
-    model, options, config = read_options(args)
+    (model, options, config), cluster = read_options(args), read_cluster(args)
     configure_logging(options.log_level, options.log_format)
     for warning in exposure(options):
         logger.warning("%s", warning)
     check_start(options)
-    folder = model_folder(model.model)
+    folders = [model_folder(model.model), *map(model_folder, args.folders[1:])]
+    check_names(folders)
+    folder = folders[0]
+    if cluster.wanted:
+        if len(folders) > 1:
+            raise ConfigError("replicas speak with one model each; start one application for each, and --other-model")
+        return _on_ray(folder, model, options, cluster, config)
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
-    if workers == 0:
+    if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
-    return _in_processes(folder, model, options, config, workers)
+    options, config = shared(options, config, len(folders))
+    return _in_processes(folders, model, options, config, max(1, workers))
 
 
 def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
@@ -68,7 +84,7 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     pick_device(model.device)  # without a GPU it will not come while we wait
 
     def load() -> Engine:
-        kinds = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
+        kinds: dict[str, Any] = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}
         return load_engine(folder, config=config, sound="int16", **kinds)
 
     prompter, described = load_prompter(folder, config), describe(folder)
@@ -81,8 +97,23 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     return 0 if server.started else 1
 
 
+def check_names(folders: list[Path]) -> None:
+    """Models are told apart by the names of their folders."""
+    names = [folder.absolute().name for folder in folders]
+    if twice := [name for n, name in enumerate(names) if name in names[:n]]:
+        raise ConfigError(f"two models are called {twice[0]!r}, which clients ask for them by: rename a folder")
+
+
+def shared(options: ServeOptions, config: EngineConfig, models: int) -> tuple[ServeOptions, EngineConfig]:
+    """A part of the GPU's memory for each that is awake. Where all are, nobody has to sleep."""
+    awake = models if options.awake_models is None else options.awake_models
+    if awake >= models:
+        options, awake = replace(options, awake_models=None), models
+    return options, config if awake == 1 else replace(config, gpu_share=config.gpu_share / awake)
+
+
 def _in_processes(
-    folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
+    folders: list[Path], model: ModelOptions, options: ServeOptions, config: EngineConfig, workers: int
 ) -> int:
     from sonant.serving.processes.launcher import Launcher
     from sonant.serving.processes.scratch import scratch_folder
@@ -91,11 +122,26 @@ def _in_processes(
 
     with bound(options.host, options.port) as holder, scratch_folder() as scratch:
         host, port = holder.getsockname()[:2]
+        first, *others = [folder.absolute() for folder in folders]
         setup = Setup(
-            folder=folder.absolute(), scratch=scratch, model=model, serving=options, engine=config, host=host,
-            port=port,
+            folder=first, beside=tuple(others), scratch=scratch, model=model, serving=options, engine=config,
+            host=host, port=port,
         )  # fmt: skip
         return asyncio.run(Launcher(setup, workers).run())
+
+
+def _on_ray(
+    folder: Path, model: ModelOptions, options: ServeOptions, cluster: ClusterOptions, config: EngineConfig
+) -> int:
+    if find_spec("ray") is None:
+        raise ConfigError("replicas need Ray Serve; install it with: pip install 'sonant[ray]'")
+    if options.port == 0 or options.workers is not None:
+        raise ConfigError("with replicas --port must be a number over 0, and --workers is not for them")
+    from sonant.serving.cluster.replica import ReplicaSetup
+    from sonant.serving.cluster.run import run_on_ray
+
+    setup = ReplicaSetup(folder=folder.absolute(), model=model, serving=options, engine=config)
+    return run_on_ray(setup, cluster)
 
 
 def front_ends_for(cores: int) -> int:
@@ -108,10 +154,18 @@ def missing_packages() -> list[str]:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ModelOptions, ServeOptions, EngineConfig]:
-    args.model = given_once(args.folder, args.model)
-    settings = settings_of(ModelOptions, ServeOptions, EngineConfig)
-    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
-    found = gather(settings, args, os.environ, file)
-    for warning in misspelt(settings, os.environ.keys() - {CONFIG_VARIABLE}):
+    args.model = given_once(args.folders[0] if args.folders else None, args.model)
+    found = _read(args)
+    for warning in misspelt(settings_of(*OWNERS.values()), os.environ.keys() - {CONFIG_VARIABLE}):
         logger.warning("%s", warning)
     return ModelOptions(**found[ModelOptions]), ServeOptions(**found[ServeOptions]), EngineConfig(**found[EngineConfig])
+
+
+def read_cluster(args: argparse.Namespace) -> ClusterOptions:
+    return ClusterOptions(**_read(args)[ClusterOptions])
+
+
+def _read(args: argparse.Namespace) -> dict[type, dict[str, Any]]:
+    settings = settings_of(*OWNERS.values())
+    file = args.config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    return gather(settings, args, os.environ, file)

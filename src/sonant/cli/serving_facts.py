@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonant.cli.package_version import version_of
+from sonant.cli.serve import OWNERS
 from sonant.cli.settings import CONFIG_VARIABLE, gather, settings_of
-from sonant.config import EngineConfig
-from sonant.serving.options import ModelOptions, ServeOptions
+from sonant.serving.options import ServeOptions
 from sonant.serving.start_check import folder_problem, is_public, port_problem
 
 PACKAGES = ("fastapi", "uvicorn", "httptools", "python-multipart", "prometheus-client", "websockets", "av")
@@ -40,7 +40,7 @@ def serving_facts() -> ServingFacts:
     """With the options that the environment and the config file set; raises `ConfigError` if they cannot be read."""
     name = os.environ.get(CONFIG_VARIABLE)
     file = Path(name) if name else None
-    found = gather(settings_of(ModelOptions, ServeOptions, EngineConfig), None, os.environ, file)
+    found = gather(settings_of(*OWNERS.values()), None, os.environ, file)
     options = ServeOptions(**found[ServeOptions])
     folder = options.voices_folder
     return ServingFacts(

@@ -74,6 +74,12 @@ class BlockPool:
                 if block not in self.digest_of:
                     self.free.move_to_end(block, last=False)
 
+    def forget(self) -> None:
+        """What the blocks hold is lost, while nobody uses any."""
+        assert not any(self.users), "blocks are in use"
+        self.digest_of.clear()
+        self.block_of.clear()
+
     def _take(self) -> int:
         block, _ = self.free.popitem(last=False)
         digest = self.digest_of.pop(block, None)

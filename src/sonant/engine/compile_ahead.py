@@ -15,12 +15,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
@@ -30,6 +28,7 @@ from typing import Any
 import torch
 
 from sonant.config import EngineConfig
+from sonant.engine.compiler import Compiler
 from sonant.engine.room import GpuMemory
 from sonant.types import SoundFormat
 
@@ -41,7 +40,6 @@ _MOST_WORKERS = 24
 _LAST_LINES = 20  # of what a process that failed has said
 _SOURCES = ("kernels", "layers", "models", "engine")
 Dtypes = tuple[torch.dtype, torch.dtype]  # of the model and of its codec
-_COMMAND = (sys.executable, "-m", "sonant.engine.compile_process")
 
 
 @dataclass(frozen=True)
@@ -93,15 +91,35 @@ def workers_for(wanted: int | None) -> int:
 
 
 def begin(
-    folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat = "float32"
+    folder: Path,
+    config: EngineConfig,
+    dtypes: Dtypes,
+    memory: GpuMemory,
+    sound: SoundFormat = "float32",
+    compiler: Compiler | None = None,
 ) -> CompileAhead | None:
-    """None: there is nothing to compile, or it is not wanted."""
-    if config.compile_workers == 0 or not folder.is_dir() or find_spec("triton") is None:
-        return None
+    """None: there is nothing to compile, or it is not wanted. A `compiler` that waits is told, or dismissed."""
+    if config.compile_workers != 0 and folder.is_dir() and find_spec("triton") is not None:
+        ahead = _begin(folder, config, dtypes, memory, sound, compiler)
+        if ahead is not None:
+            return ahead
+    if compiler is not None:
+        compiler.dismiss()
+    return None
+
+
+def _begin(
+    folder: Path,
+    config: EngineConfig,
+    dtypes: Dtypes,
+    memory: GpuMemory,
+    sound: SoundFormat,
+    compiler: Compiler | None,
+) -> CompileAhead | None:
     try:
         _note_late_kernels()
         job = CompileJob.of(folder, config, dtypes, memory, sound)
-        return None if job.is_done() else CompileAhead(job)
+        return None if job.is_done() else CompileAhead(job, compiler)
     except Exception:  # Triton's inside may be another one day, and a server must start all the same
         logger.warning("kernels are not compiled ahead, but as they are met", exc_info=True)
         return None
@@ -130,17 +148,13 @@ class Progress:
 class CompileAhead:
     """The process, as the engine sees it. It ends by itself, and with the process that began it."""
 
-    def __init__(self, job: CompileJob, command: Sequence[str] = _COMMAND) -> None:
+    def __init__(self, job: CompileJob, compiler: Compiler | None = None) -> None:
         self.progress = Progress()
         self._news = threading.Condition()
         self._told_s = self._heard_s = time.monotonic()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            encoding="utf-8",
-        )  # fmt: skip
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(json.dumps(asdict(job)) + "\n")
+        compiler = compiler or Compiler()
+        self._process = compiler.process
+        compiler.tell(json.dumps(asdict(job)))
         threading.Thread(target=self._listen, name="sonant-compile", daemon=True).start()
 
     def wait_for(self, stage: int) -> None:

@@ -98,9 +98,12 @@ class Compiling:
 
 
 def main() -> int:
-    job = CompileJob(**json.loads(sys.stdin.readline()))
     for op in OPS:
-        choose(op, "cuda")  # imports its kernels, once for all children
+        choose(op, "cuda")  # imports its kernels, once for all children, while the engine finds out what it needs
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # Nobody needs it.
+    job = CompileJob(**json.loads(line))
     parent = os.getppid()
     compiling = Compiling(Rehearsal.of(job), job.workers)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

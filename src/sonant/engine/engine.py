@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -21,6 +22,7 @@ from sonant.engine.intake import Clip, Intake
 from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
 from sonant.engine.telemetry import EngineStats, Telemetry
+from sonant.engine.weight_floor import measured_floor
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
 from sonant.types import Samples, SoundFormat
@@ -46,16 +48,30 @@ class Engine(Intake):
         config = config.resolved(None if beginning.memory is None else beginning.memory.room(model.spec))
         self.sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
         self.start_times = beginning.times
-        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels)
-        self.loop = StepLoop(runner, config)
+        paging = beginning.paging
+        sleeper = beginning.sleeper
+        residents = None if sleeper is None else sleeper.residents
+        runner = Runner(model, config, self.sizes, device, sound, beginning.times, beginning.kernels, paging, residents)
+        self.weight_floor = None if paging is None else measured_floor(runner, paging.plan)
+        self.loop = StepLoop(runner, config, sleeper)
         room = self.loop.pool.total * config.block_tokens
         super().__init__(
             model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
         )
         self._clones = VoiceCache(_REMEMBERED_CLIPS)
+        self._paging = paging
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
-        return partial(self.model.opening, prompt)
+        return partial(self._open, prompt)
+
+    def _open(self, prompt: Prompt, frames: int) -> Samples:
+        with self.awake():
+            return self.model.opening(prompt, frames)
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Weights are on the device meanwhile: for any thread but the step thread."""
+        sleeper = self.loop.sleeper
+        return nullcontext() if sleeper is None else sleeper.held_awake()
 
     def clone(self, clip: Clip, text: str | None = None, name: str = "clone") -> Voice:
         """Encode a reference clip (a file, its bytes, or samples and their rate) once, for any number of requests.
@@ -68,13 +84,24 @@ class Engine(Intake):
     def encode(self, samples: Samples, text: str | None, name: str) -> Voice:
         """The voice of a clip that `read_clip` has read."""
         key = blake2b(samples.tobytes() + b"\0" + (text or "").encode(), digest_size=16).hexdigest()
-        voice = self._clones.get(key, lambda: self.model.encode_voice(samples, text, name))
+        voice = self._clones.get(key, lambda: self._encoded(samples, text, name))
         return voice if voice.name == name else replace(voice, name=name)
+
+    def _encoded(self, samples: Samples, text: str | None, name: str) -> Voice:
+        with self.awake():
+            encode = self.model.encode_voice
+            return (encode if self._paging is None else self._paging.beside(encode))(samples, text, name)
 
     @property
     def warm_share(self) -> float:
         """The share of CUDA graphs that are captured. Below 1 the engine answers too, large batches less quickly."""
         return self.loop.runner.warmup.share
+
+    @property
+    def host_weight_bytes(self) -> int:
+        """Of weights that do not stay on the device."""
+        paging = self.loop.runner.paging
+        return 0 if paging is None else paging.plan.host_bytes
 
     @property
     def telemetry(self) -> Telemetry:

@@ -33,6 +33,8 @@ from sonant.models.base import PrefillItem, PrefillShape, SpeechModel
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Tensor], Tensor]
+RowIndices = Sequence[int] | npt.NDArray[np.intp]
+Prefill = Callable[[Tensor, PrefillShape], None]
 Bucket = tuple[int, int, int]  # prompts, positions of each, and their kind
 
 PREFILL_SIZES = (
@@ -124,7 +126,7 @@ class GraphedStep:
             count -= buckets[-1]
         return buckets if len(buckets) <= _MOST_REPLAYS else []
 
-    def __call__(self, rows: Sequence[int]) -> Tensor:
+    def __call__(self, rows: RowIndices) -> Tensor:
         buckets = self.buckets_for(len(rows))
         if not buckets:
             return self.run(to_device(np.array(rows), self.device))
@@ -136,7 +138,7 @@ class GraphedStep:
             rows = rows[bucket:]
         return torch.cat(outs)
 
-    def _replay(self, bucket: int, rows: Sequence[int]) -> Tensor:
+    def _replay(self, bucket: int, rows: RowIndices) -> Tensor:
         step = self.captured[bucket]
         padded = np.full(bucket, self.scratch_row)
         padded[: len(rows)] = rows
@@ -155,8 +157,12 @@ def buckets_up_to(largest: int) -> list[int]:
 class PrefillGraphs:
     name = "prefill"
 
-    def __init__(self, model: SpeechModel, block_tokens: int, table_blocks: int, device: torch.device) -> None:
-        self.model, self.block_tokens, self.table_blocks, self.device = model, block_tokens, table_blocks, device
+    def __init__(
+        self, model: SpeechModel, prefill: Prefill, block_tokens: int, table_blocks: int, device: torch.device
+    ) -> None:
+        """`prefill` is the model's own, or that and what must go on around it."""
+        self.model, self.prefill = model, prefill
+        self.block_tokens, self.table_blocks, self.device = block_tokens, table_blocks, device
         self.captured: dict[Bucket, CapturedGraph] = {}
         self.replays = True
 
@@ -214,8 +220,8 @@ class PrefillGraphs:
         return PrefillShape(prompts, positions, self.table_blocks, kind)  # a graph must do for every length
 
     def _eager(self, items: Sequence[PrefillItem], shape: PrefillShape) -> None:
-        self.model.prefill(to_device(self.model.pack(items, shape), self.device), shape)
+        self.prefill(to_device(self.model.pack(items, shape), self.device), shape)
 
     def _run(self, packed: Tensor, shape: PrefillShape) -> Tensor:
-        self.model.prefill(packed, shape)
+        self.prefill(packed, shape)
         return packed

@@ -7,30 +7,35 @@ import torch
 from torch import Tensor
 
 from sonant.config import EngineConfig
+from sonant.engine.residents import Residents
+from sonant.engine.room import free_bytes
 from sonant.errors import ConfigError
 from sonant.models.spec import ModelSpec
 
 _CPU_TOKENS_PER_ROW = 1024
 
 
-def allocate_kv(spec: ModelSpec, config: EngineConfig, device: torch.device) -> dict[str, Tensor]:
+def allocate_kv(
+    spec: ModelSpec, config: EngineConfig, device: torch.device, residents: Residents | None = None
+) -> dict[str, Tensor]:
     """By group name, [layers, 2, blocks, block_tokens, heads, dim]; block 0 is scratch."""
-    blocks = block_count(spec, config, device) + 1
-    return {
-        g.name: torch.empty(
-            (g.layers, 2, blocks, config.block_tokens, g.heads, g.head_dim), dtype=g.dtype, device=device
-        )
-        for g in spec.kv
-    }
+    blocks = block_count(spec, config, device, 0 if residents is None else residents.held_bytes) + 1
+    found = {}
+    for g in spec.kv:
+        shape = (g.layers, 2, blocks, config.block_tokens, g.heads, g.head_dim)
+        if residents is None:
+            found[g.name] = torch.empty(shape, dtype=g.dtype, device=device)
+        else:
+            found[g.name] = residents.empty(shape, g.dtype)
+    return found
 
 
-def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device) -> int:
-    """Without the scratch block."""
+def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device, held: int = 0) -> int:
+    """Without the scratch block; `held` are bytes that `room.free_bytes` does not know of."""
     tokens = config.kv_tokens
     holders = (config.max_rows or 1) + (config.max_parked or 0)  # a parked request keeps its blocks
     if tokens is None and device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        tokens = int(free * config.kv_memory_fraction) // spec.kv_token_bytes
+        tokens = int(free_bytes(device, config.gpu_share, held) * config.kv_memory_fraction) // spec.kv_token_bytes
     elif tokens is None:
         tokens = holders * min(_CPU_TOKENS_PER_ROW, config.max_positions)
     blocks = tokens // config.block_tokens

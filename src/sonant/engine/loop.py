@@ -19,9 +19,10 @@ from weakref import WeakSet
 from sonant.audio.pcm import NO_SOUND
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
-from sonant.engine.request import Request, State
+from sonant.engine.request import Request
 from sonant.engine.runner import Runner, Step
 from sonant.engine.scheduler import Plan, Scheduler
+from sonant.engine.sleeper import Sleeper
 from sonant.engine.step_queue import OpenText
 from sonant.engine.telemetry import EngineStats
 from sonant.errors import EngineClosed, EngineError, Overloaded, TooLate
@@ -42,14 +43,18 @@ class Observer(Protocol):
 
 
 class StepLoop:
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
-        self.runner, self.config = runner, config
+    def __init__(self, runner: Runner, config: EngineConfig, sleeper: Sleeper | None = None) -> None:
+        self.runner, self.config, self.sleeper = runner, config, sleeper
         self.pool = BlockPool(runner.blocks, config.block_tokens)
-        self.scheduler = Scheduler(config, runner.model.spec, runner.sizes, runner.rows, self.pool, runner.telemetry)
+        model, telemetry = runner.model, runner.telemetry
+        self.scheduler = Scheduler(
+            config, model.spec, runner.sizes, runner.rows, self.pool, telemetry, model.has_preroll
+        )
         self.steps = 0
         self.failure: Exception | None = None
         self._inbox: list[Request] = []
         self._aborts: list[Request] = []
+        self._heard: list[Request] = []
         self._open: WeakSet[OpenText] = WeakSet()
         self._wake = threading.Condition()
         self._expected = 0  # requests that are still being laid out, see `expect`
@@ -57,6 +62,8 @@ class StepLoop:
         self._observer: Observer | None = None
         self.after_delivery: Callable[[], None] = _nothing  # called when all sinks have been told what there is
         self._looked_s = 0.0
+        if sleeper is not None:
+            sleeper.before_sleep = self.pool.forget
         self._thread = threading.Thread(target=self._run, name="sonant-step", daemon=True)
         self._thread.start()
 
@@ -91,7 +98,8 @@ class StepLoop:
             self._wake.notify()
 
     def heard(self, request: Request) -> None:
-        """The scheduler looks at the request itself."""
+        with self._wake:
+            self._heard.append(request)  # the step thread looks at it when it looks next
 
     def watch(self, text: OpenText) -> None:
         """Tell this one when the engine ends."""
@@ -147,6 +155,8 @@ class StepLoop:
             self.failure = EngineError(f"the engine failed while speaking: {type(e).__name__}: {e}")
             self.failure.__cause__ = e
         self._end_all()
+        if self.sleeper is not None:
+            self.sleeper.close()
 
     def _loop(self) -> None:
         in_flight: list[Step] = []
@@ -161,11 +171,15 @@ class StepLoop:
             now_s = time.monotonic()
             if now_s - self._looked_s >= _LOOK_EVERY_S:
                 self._refuse_late(now_s)
+            if self.sleeper is not None and not self.sleeper.may_step(bool(in_flight or self.scheduler.requests)):
+                if self._wait_for_messages(observer):
+                    continue
+                return
             plan = self.scheduler.plan(now_s)
             if plan:
                 telemetry.took("plan")
                 with nullcontext() if observer is None else observer.around_launch(plan):
-                    in_flight.append(self.runner.launch(plan))
+                    in_flight.append(self.runner.launch(plan, self.scheduler.ledger))
                 self.steps += 1
                 for request, _, end in plan.prefill:
                     assert request.allocation is not None
@@ -175,7 +189,7 @@ class StepLoop:
                 self._collect(in_flight.pop(0))
             if capturing:
                 self.runner.capture_next()
-            elif not plan and not self._wait_for_messages():
+            elif not plan and not self._wait_for_messages(observer):
                 return
 
     def _may_capture(self) -> bool:
@@ -183,13 +197,16 @@ class StepLoop:
         warmup, now_s = self.runner.warmup, time.monotonic()
         if not warmup.pending or warmup.held or self._stop or self._inbox or self._expected:
             return False
-        live = [r for r in self.scheduler.requests if r.speech.live and not r.abort_requested]
+        live = [r for r in self.scheduler.requests if r.live and not r.abort_requested]
         return all(self.scheduler.slack_s(r, now_s) > warmup.expected_s for r in live)
 
     def _take_messages(self) -> None:
         with self._wake:
             inbox, self._inbox = self._inbox, []
             aborts, self._aborts = self._aborts, []
+            heard, self._heard = self._heard, []
+        for request in heard:
+            request.show_heard()
         self.scheduler.waiting.extend(inbox)
         for request in aborts:
             if request.abort():
@@ -211,18 +228,18 @@ class StepLoop:
                 self._fail(request, TooLate(message, retry_s))
                 self._retire(request)
 
-    def _wait_for_messages(self) -> bool:
-        """Sleep until there is something to do; False: there never will be."""
+    def _wait_for_messages(self, observer: Observer | None) -> bool:
+        """Sleep until there is something to do, or another observer; False: there never will be."""
         with self._wake:
-            if self._inbox or self._aborts or self.scheduler.requests:
+            if self._inbox or self._aborts or self.scheduler.requests or self._observer is not observer:
                 return True
             if self._stop and (self._in_haste or not self._expected):
                 return False
-            self._wake.wait()
+            self._wake.wait(None if self.sleeper is None else _LOOK_EVERY_S)
             return True
 
     def _collect(self, step: Step) -> None:
-        chunks, now_s = self.runner.collect(step), time.monotonic()
+        chunks, now_s = self.runner.collect(step, self.scheduler.ledger), time.monotonic()
         for request, chunk in chunks:
             if chunk is None:
                 self._drop(request, EngineError(NO_SOUND))
@@ -231,8 +248,8 @@ class StepLoop:
             elif not request.abort_requested:
                 self._count_ahead(request, len(chunk.frames), now_s)
                 self._tell(request, request.sink.push, chunk)
-        for request in step.users:
-            if request.state is State.LEAVING or (request.abort_requested and request.state is not State.DONE):
+        for request in self.scheduler.ledger.over(step.users):
+            if request.abort_requested:
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self._complete(request)
@@ -276,7 +293,7 @@ class StepLoop:
 
     def _count_ahead(self, request: Request, new_frames: int, now_s: float) -> None:
         before_s = request.heard_s + (request.emitted - new_frames) * self.scheduler.spec.frame_s
-        if request.speech.live and request.first_audio_s is not None and before_s > 0:
+        if request.live and request.first_audio_s is not None and before_s > 0:
             ahead_s = before_s - (now_s - request.first_audio_s)
             self.runner.telemetry.frames_ahead.add(max(0.0, ahead_s / self.scheduler.spec.frame_s))
 

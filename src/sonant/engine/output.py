@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sonant.models.spec import Field
 from sonant.types import Frames, Samples
+
+CLOCK_VALUES = 6  # of a `WeightClock`
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,14 @@ class Slot:
         self.dtype = np.int32 if frame.dtype == torch.int32 else np.float32
         self.sound = torch.empty(sound.samples, dtype=sound.dtype, pin_memory=pinned)
         self.samples = self.sound.numpy()
+        self.clock = torch.zeros(CLOCK_VALUES, dtype=torch.int64, pin_memory=pinned)
         # blocking: the step thread sleeps instead of spinning on the driver's lock
         self.done = torch.cuda.Event(blocking=True) if pinned else None
 
-    def decoded(self, count: int) -> list[tuple[int, Frames]]:
-        """The first `count` records as status and frame, which hold until the slot is taken again."""
+    def decoded(self, count: int) -> tuple[npt.NDArray[np.int32], Frames]:
+        """Statuses and frames of the first `count` records, which hold until the slot is taken again."""
         frames = self.words[:count, 1:].view(self.dtype).reshape(count, *self.frame.shape)
-        return list(zip(self.words[:count, 0].tolist(), frames, strict=True))
+        return self.words[:count, 0], frames
 
     def take_sound(self, start: int, count: int) -> Samples:
         """A copy of samples [start, start + count) that outlives the slot."""
@@ -59,16 +63,16 @@ class OutputRing:
         self.next = 0
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, records: Sequence[Tensor], sounds: Sequence[Tensor]) -> Slot:
-        """Start copying a step's results; `wait` on the slot before reading it."""
+    def send(self, records: Sequence[Tensor], sounds: Sequence[Tensor], clock: Tensor | None = None) -> Slot:
+        """Start copying a step's results; `wait` on the slot before reading it. `clock` is that of paged weights."""
         slot = self.slots[self.next]
         self.next = (self.next + 1) % len(self.slots)
         if self.stream is None:
-            self._copy(slot, records, sounds)
+            self._copy(slot, records, sounds, clock)
             return slot
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
-            self._copy(slot, records, sounds)
+            self._copy(slot, records, sounds, clock)
             assert slot.done is not None
             slot.done.record(self.stream)
         for tensor in (*records, *sounds):
@@ -86,7 +90,9 @@ class OutputRing:
             slot.done.synchronize()
 
     @staticmethod
-    def _copy(slot: Slot, records: Sequence[Tensor], sounds: Sequence[Tensor]) -> None:
+    def _copy(slot: Slot, records: Sequence[Tensor], sounds: Sequence[Tensor], clock: Tensor | None) -> None:
+        if clock is not None:
+            slot.clock.copy_(clock, non_blocking=True)
         row = 0
         for record in records:
             slot.records[row : row + len(record)].copy_(record, non_blocking=True)

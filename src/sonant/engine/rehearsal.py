@@ -11,11 +11,17 @@ from pathlib import Path
 
 import torch
 
+from sonant.byte_size import parse_size
+from sonant.config import EngineConfig
 from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.runner import Runner
+from sonant.engine.weight_paging import WeightPaging
+from sonant.engine.weight_plan import plan_weights
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.models.registry import load_model
+from sonant.models.weight_blocks import ModelWeights
+from sonant.models.weights import HostMemory
 
 
 class Rehearsal:
@@ -52,4 +58,10 @@ def runner_without_memory(job: CompileJob) -> Runner:
     if config.kv_tokens is None:
         config = replace(config, kv_tokens=memory.likely_kv_tokens(model.spec, config))
     sizes = config.frame_sizes(model.spec.frame_s, model.spec.codec_lookahead)
-    return Runner(model, config, sizes, meta, job.sound)
+    return Runner(model, config, sizes, meta, job.sound, paging=_paging(model.weights(), config))
+
+
+def _paging(weights: ModelWeights, config: EngineConfig) -> WeightPaging | None:
+    """By the budget in bytes, which whoever asks has worked out."""
+    plan = None if config.gpu_weights is None else plan_weights(weights, parse_size(config.gpu_weights, "gpu_weights"))
+    return None if plan is None else WeightPaging(weights, plan, HostMemory(plan.host_names, torch.device("meta")))

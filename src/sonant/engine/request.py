@@ -1,4 +1,4 @@
-"""The life of a request inside the engine. Only the methods here change it.
+"""The life of a request inside the engine. Only the methods here change it, and the step's counting in `ledger.py`.
 
     WAITING → PREFILL → DECODING → DRAINING → DONE
                  │         ⇅            │
@@ -12,33 +12,38 @@ Steps are decode steps, frames are what they complete: with a delay pattern the 
 `launched` runs ahead of what the host has seen: frames up to `frames_launched` are on the device, of those the codec
 has been given `vocoded`, and `collected` have come back. Only `total`, known once a stop came back, says which of them
 are speech.
+
+From its admission to its end a request has a place in the ledger. What steps count is there alone (`Counted`), and what
+they look at is there too (`Shown`).
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from sonant.engine.blocks import Allocation
+from sonant.engine.ledger import Ledger
 from sonant.models.prompt import Prompt
 from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
 
-RUNNING = int(Status.RUNNING)  # what nearly every record says, so that it is worth a name that is found quickly
+T = TypeVar("T")
 
 
-class State(Enum):
-    WAITING = auto()
-    PREFILL = auto()
-    DECODING = auto()
-    DRAINING = auto()
-    PARKED = auto()
-    LEAVING = auto()
-    DONE = auto()
+class State(IntEnum):
+    WAITING = 0
+    PREFILL = 1
+    DECODING = 2
+    DRAINING = 3
+    PARKED = 4
+    LEAVING = 5
+    DONE = 6
 
 
 class Sink(Protocol):
@@ -49,47 +54,100 @@ class Sink(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
-@dataclass(eq=False)
-class Request:
-    speech: SpeechRequest
-    prompt: Prompt
-    sink: Sink
-    arrival_s: float
-    delay_steps: int = 0
-    queued_s: float = 0.0  # when the step thread was given it: a later part of a long text waits for those before it
-    since_s: float = 0.0  # when it began to wait for a row: as it was queued, or parked
-    first_audio_s: float | None = None
-    heard_s: float = 0.0  # sound that the listener got before this request's own
-    state: State = State.WAITING
-    row: int = -1
-    allocation: Allocation | None = None
-    admitted_s: float = 0.0  # when it got its blocks
-    row_s: float = 0.0  # when it got the row that it has
-    tenure_at: int = 0  # steps launched when it has something to show for that row, and may be parked
-    prefilled: int = 0
-    preroll: int = 0  # next reference frame for the codec; -1: it has heard them all
-    launched: int = 0
-    frames_launched: int = 0
-    vocoded: int = 0
-    primed: int = 0  # steps that have come back and completed no frame, being before the first
-    collected: int = 0
-    emitted: int = 0
-    total: int | None = None
-    reason: FinishReason = FinishReason.STOP
-    frames: list[Frames] = field(default_factory=list)  # collected but not yet emitted with their sound
-    steps_in_flight: int = 0
-    abort_requested: bool = False
-    first_step_s: float | None = None  # when its first decode step had come back
-    step_s: float | None = None  # from one decode step to the next, its mean; None: not at its end, or it had but one
-    tries: int = 0  # that went wrong before this one
-    held: list[AudioChunk] = field(default_factory=list)  # made, but not to be heard before the whole is known
-    step_limit: int = field(init=False)  # decode steps that may be launched
+class Counted:
+    """A number of the ledger's; 0 before it has a place there."""
 
-    def __post_init__(self) -> None:
-        # the step after the last frame tells a stop from a cut
-        self.step_limit = self.prompt.max_frames + self.delay_steps + 1
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, request: Request, owner: type) -> int:
+        return int(getattr(request.ledger, self.name)[request.place]) if request.ledger is not None else 0
+
+    def __set__(self, request: Request, value: int) -> None:
+        getattr(request.ledger, self.name)[request.place] = value
+
+
+class Shown(Generic[T]):
+    """A value of the request's own, which the ledger shows as a number."""
+
+    def __init__(self, number: Callable[[T], float] | None = None) -> None:
+        """`number`: of a value that is none itself."""
+        self.number = number
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, request: Request, owner: type) -> T:
+        value: T = vars(request)[self.name]
+        return value
+
+    def __set__(self, request: Request, value: T) -> None:
+        vars(request)[self.name] = value
+        if request.ledger is not None:
+            self.show(request)
+
+    def show(self, request: Request) -> None:
+        value: Any = vars(request)[self.name]
+        getattr(request.ledger, self.name)[request.place] = value if self.number is None else self.number(value)
+
+
+class Request:
+    launched, vocoded, emitted, steps_in_flight = Counted(), Counted(), Counted(), Counted()
+    primed = Counted()  # steps that have come back and completed no frame, being before the first
+    collected = Counted()
+    state: Shown[State] = Shown()
+    row: Shown[int] = Shown()
+    row_s: Shown[float] = Shown()  # when it got the row that it has
+    tenure_at: Shown[int] = Shown()  # steps launched when it has something to show for that row, and may be parked
+    since_s: Shown[float] = Shown()  # when it began to wait for a row: as it was queued, or parked
+    first_audio_s: Shown[float | None] = Shown(lambda s: float("-inf") if s is None else s)
+    heard_s: Shown[float] = Shown()  # sound that the listener got before this request's own
+    total: Shown[int | None] = Shown(lambda total: -1 if total is None else total)
+    abort_requested: Shown[bool] = Shown()
+    _shown = (state, row, row_s, tenure_at, since_s, first_audio_s, heard_s, total, abort_requested)
+
+    def __init__(
+        self,
+        speech: SpeechRequest,
+        prompt: Prompt,
+        sink: Sink,
+        arrival_s: float,
+        delay_steps: int = 0,
+        *,
+        keeps_frames: bool = True,
+        tries: int = 0,
+    ) -> None:
+        """`keeps_frames`: what its sound was made from comes with it; `tries`: that went wrong before this one."""
+        self.ledger: Ledger | None = None
+        self.place = -1
+        self.speech, self.prompt, self.sink = speech, prompt, sink
+        self.arrival_s, self.delay_steps, self.keeps_frames, self.tries = arrival_s, delay_steps, keeps_frames, tries
+        self.queued_s = self.since_s = 0.0  # as it is given to the step thread: later parts of a long text wait before
+        self.state, self.row, self.row_s, self.tenure_at = State.WAITING, -1, 0.0, 0
+        self.first_audio_s, self.heard_s, self.total, self.abort_requested = None, 0.0, None, False
+        self.allocation: Allocation | None = None
+        self.admitted_s = 0.0  # when it got its blocks
+        self.prefilled = 0
+        self.preroll = 0  # next reference frame for the codec; -1: it has heard them all
+        self.reason = FinishReason.STOP
+        self.frames: list[Frames] = []  # collected but not yet emitted with their sound
+        self.step_s: float | None = None  # from one decode step to the next, its mean, at its end, if it had two
+        self.held: list[AudioChunk] = []  # made, but not to be heard before the whole is known
+        self.step_limit = prompt.max_frames + delay_steps + 1  # the step after the last frame tells a stop from a cut
 
     # What follows from it
+
+    @property
+    def live(self) -> bool:
+        return self.speech.live
+
+    @property
+    def priority(self) -> int:
+        return self.speech.priority
+
+    @property
+    def variant(self) -> int:
+        return self.prompt.variant
 
     @property
     def prefill_length(self) -> int:
@@ -99,6 +157,10 @@ class Request:
     def positions(self) -> int:
         """The most positions it can come to hold in the cache."""
         return self.prefill_length + self.step_limit
+
+    @property
+    def frames_launched(self) -> int:
+        return max(0, self.launched - self.delay_steps)
 
     @property
     def has_steps_left(self) -> bool:
@@ -130,8 +192,11 @@ class Request:
         self.first_audio_s, self.heard_s = first_audio_s, heard_s
 
     def hear(self, heard_s: float) -> None:
-        """Its listener has been given so much before it, by now."""
-        self.heard_s = heard_s
+        """Its listener has been given so much before it, by now. For any thread: the step thread then shows it."""
+        vars(self)["heard_s"] = heard_s
+
+    def show_heard(self) -> None:
+        self.heard_s = self.heard_s
 
     def be_heard(self, now_s: float) -> None:
         """Its first sound has reached this end of a channel; later calls change nothing."""
@@ -140,8 +205,11 @@ class Request:
 
     # Its row
 
-    def admit(self, row: int, allocation: Allocation, tenure: int, now_s: float) -> None:
+    def admit(self, ledger: Ledger, row: int, allocation: Allocation, tenure: int, now_s: float) -> None:
         """`tenure` is how many steps are launched for it before the row may go to another."""
+        self.ledger, self.place = ledger, ledger.enter(self)
+        for shown in self._shown:
+            shown.show(self)
         self.allocation, self.state, self.admitted_s = allocation, State.PREFILL, now_s
         self.prefilled = allocation.reused_tokens
         self._sit(row, tenure, now_s)
@@ -171,46 +239,20 @@ class Request:
         if next_frame < 0:
             self.state = State.DECODING
 
-    def plan_step(self) -> None:
-        self.launched += 1
-        if self.launched > self.delay_steps:
-            self.frames_launched += 1
+    def keep(self, frame: Frames) -> None:
+        """One that was completed, if anybody wants to know it."""
+        self.frames.append(frame.copy())
 
-    def plan_codec(self, frames: int) -> None:
-        self.vocoded += frames
-
-    def enter_step(self) -> None:
-        self.steps_in_flight += 1
-
-    def leave_step(self) -> None:
-        self.steps_in_flight -= 1
-
-    def book(self, status: int, frame: Frames) -> bool:
-        """What a decode step came to, and whether it is the first. The clock is read for that one, and for the last."""
-        if self.total is not None:
-            return False  # it was launched before the stop was known
-        first = self.first_step_s is None
-        if first:
-            self.first_step_s = time.monotonic()
-        if status == RUNNING or status == Status.LAST:
-            self.frames.append(frame.copy())
-            self.collected += 1
-        if status != RUNNING:
-            if status == Status.PRIMING:
-                self.primed += 1
-            else:
-                self._end(Status(status))
-        return first
-
-    def _end(self, status: Status) -> None:
+    def end(self, status: Status, now_s: float) -> None:
+        """The last of its steps to count has come back."""
+        assert self.ledger is not None
         self.total = self.collected
         self.reason = FinishReason.LENGTH if status is Status.CAPPED else FinishReason.STOP
         if self.state is State.DECODING:
             self.state = State.DRAINING
-        assert self.first_step_s is not None
         more_steps = self.primed + self.collected - (status is Status.LAST)  # than the first
         if more_steps:
-            self.step_s = (time.monotonic() - self.first_step_s) / more_steps
+            self.step_s = (now_s - float(self.ledger.first_step_s[self.place])) / more_steps
 
     def audible(self, first: int, frames: int) -> int:
         """How many of the codec's frames from `first` on are speech that somebody waits for."""
@@ -219,11 +261,13 @@ class Request:
         return frames if self.total is None else max(0, min(frames, self.total - first))
 
     def emit(self, count: int) -> Frames:
-        """The next frames, whose sound is there."""
-        taken, self.frames = self.frames[:count], self.frames[count:]
+        """The next frames, whose sound is there; without what is in them where nobody wants to know."""
         self.emitted += count
         if self.first_audio_s is None:
             self.first_audio_s = time.monotonic()
+        if not self.keeps_frames:
+            return np.empty((count, 0), np.int32)
+        taken, self.frames = self.frames[:count], self.frames[count:]
         return np.stack(taken)
 
     def hold(self, chunk: AudioChunk) -> None:
@@ -234,7 +278,10 @@ class Request:
     def retry(self) -> None:
         """Wait anew, with the next try's values; what was made is forgotten."""
         again = replace(self.prompt, staged={**self.prompt.staged, **self.prompt.retries[self.tries]})
-        fresh = Request(self.speech, again, self.sink, self.arrival_s, self.delay_steps, tries=self.tries + 1)
+        fresh = Request(
+            self.speech, again, self.sink, self.arrival_s, self.delay_steps, keeps_frames=self.keeps_frames,
+            tries=self.tries + 1,
+        )  # fmt: skip
         kept = {name: getattr(self, name) for name in ("queued_s", "since_s", "abort_requested")}
         vars(self).update(vars(fresh) | kept)
 
@@ -252,4 +299,8 @@ class Request:
         self.state = State.LEAVING
 
     def finish(self) -> None:
+        """It gives its place back, if it had one."""
         self.state = State.DONE
+        if self.ledger is not None:
+            self.ledger.leave(self.place)
+            self.ledger, self.place = None, -1

@@ -48,12 +48,19 @@ class GpuMemory:
         return max(config.block_tokens, int(left * config.kv_memory_fraction) // spec.kv_token_bytes)
 
 
-def gpu_memory(device: torch.device, weight_bytes: int = 0) -> GpuMemory:
+def gpu_memory(device: torch.device, weight_bytes: int = 0, share: float = 1.0) -> GpuMemory:
     """Of weights that are yet to be loaded, so many bytes are left out."""
     p = torch.cuda.get_device_properties(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    left = max(0, free - weight_bytes)
+    left = max(0, free_bytes(device, share) - weight_bytes)
     return GpuMemory(p.name, (p.major, p.minor), p.multi_processor_count, p.total_memory, left)
+
+
+def free_bytes(device: torch.device, share: float = 1.0, held: int = 0) -> int:
+    """What this process may still take: no more than is free, nor than its share has left. `held` it has of memory
+    that torch does not count."""
+    free, total = torch.cuda.mem_get_info(device)
+    left = int(share * total) - torch.cuda.memory_reserved(device) - held
+    return free if share == 1 else max(0, min(free, left))
 
 
 def row_bytes(spec: ModelSpec) -> int:

@@ -19,8 +19,11 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import Allocation, BlockPool
+from sonant.engine.ledger import Column, Ledger, Places
 from sonant.engine.parking import Parking
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
@@ -48,7 +51,7 @@ class RowSharing:
         telemetry: Telemetry,
     ) -> None:
         self.rows, self.pool, self.telemetry, self.frame_s = rows, pool, telemetry, spec.frame_s
-        self.parking = Parking(rows, config.max_parked or 0)
+        self.parking, self.ledger = Parking(rows, config.max_parked or 0), Ledger()
         self.least = 1 + spec.delay_steps + spec.codec_lookahead  # steps to the first sound of a row
         self.tenure = self.least + sizes.chunks[-1] - 1
         self.waiting: list[Request] = []
@@ -59,7 +62,7 @@ class RowSharing:
     def due_s(self, request: Request) -> float:
         """When its listener needs sound."""
         first_s = request.first_audio_s
-        if not request.speech.live:
+        if not request.live:
             return request.since_s + OFFLINE_SLACK_S
         if first_s is None:
             return max(request.arrival_s, request.since_s)
@@ -69,7 +72,7 @@ class RowSharing:
 
     def _rank_s(self, request: Request) -> float:
         """Its place in line, by time."""
-        new = request.speech.live and request.first_audio_s is None
+        new = request.live and request.first_audio_s is None
         return self.due_s(request) - (HEAD_START_S if new else 0.0)
 
     def share(self, now_s: float) -> None:
@@ -87,23 +90,29 @@ class RowSharing:
             self._again_s, self._without = now_s + LOOK_AGAIN_S, without
 
     def lenders(self, now_s: float) -> list[Request]:
-        """Who may have to lend their row, those with the least need first. As those below, for any thread to ask."""
-        due_s, decoding, running = self.due_s, State.DECODING, list(self.running)
-        before_s, more = now_s - TENURE_S, self.tenure - self.least
-        able = [
-            (r.speech.priority, r.speech.live, -due_s(r), n)
-            for n, r in enumerate(running)
-            if r.launched >= r.tenure_at or (r.row_s <= before_s and r.launched + more >= r.tenure_at)
-            if r.state is decoding and not r.abort_requested
-            if r.first_audio_s is not None or not r.speech.live
-        ]
-        return [running[n] for _, _, _, n in sorted(able)]
+        """Who may have to lend their row, those with the least need first."""
+        return self.ledger.all_at(self._lenders(now_s)[0])
+
+    def _lenders(self, now_s: float) -> tuple[Places, Column]:
+        """… and when each is due. As those below, for any thread to ask."""
+        ledger, sitting = self.ledger, self.ledger.with_rows()
+        launched, tenure_at = ledger.launched[sitting], ledger.tenure_at[sitting]
+        slow = (ledger.row_s[sitting] <= now_s - TENURE_S) & (launched + self.tenure - self.least >= tenure_at)
+        decoding = (ledger.state[sitting] == State.DECODING) & ~ledger.abort_requested[sitting]
+        heard = np.isfinite(ledger.first_audio_s[sitting]) | ~ledger.live[sitting]
+        able = sitting[((launched >= tenure_at) | slow) & decoding & heard]
+        live = ledger.live[able]
+        due_s = np.where(live, ledger.dry_s(able, self.frame_s), ledger.since_s[able] + OFFLINE_SLACK_S)
+        order = np.lexsort((-due_s, live, ledger.priority[able]))
+        return able[order], due_s[order]
 
     def lendable(self, now_s: float) -> int:
         """Rows that one who needs sound now would be lent."""
-        rich_s = now_s + PARK_SLACK_S
-        count = sum(not r.speech.live or self.due_s(r) >= rich_s for r in self.lenders(now_s))
-        return min(count, self.parking.most - len(self.parked)) if self.parking.most else 0
+        if not self.parking.most:
+            return 0
+        places, due_s = self._lenders(now_s)
+        count = int(np.count_nonzero(~self.ledger.live[places] | (due_s >= now_s + PARK_SLACK_S)))
+        return min(count, self.parking.most - len(self.parked))
 
     def in_need(self, now_s: float) -> int:
         """How many of those without a row are before one who comes now."""
@@ -155,7 +164,7 @@ class RowSharing:
         """Those who wait, by need; where no row is free only those who need one now."""
         rank_s, until_s = self._rank_s, float("inf") if self.rows.free else now_s + NEED_S
         waiting = self.waiting + [r for r in self.parked if r.state is State.PARKED]
-        line = [(-r.speech.priority, rank, n) for n, r in enumerate(waiting) if (rank := rank_s(r)) <= until_s]
+        line = [(-r.priority, rank, n) for n, r in enumerate(waiting) if (rank := rank_s(r)) <= until_s]
         return [waiting[n] for _, _, n in sorted(line)]
 
     def _give_rows(self, line: list[Request], lenders: list[Request], now_s: float) -> int:
@@ -163,7 +172,7 @@ class RowSharing:
         lacks_blocks = files_wait = nobody_rich = False
         parkings, given = self.telemetry.parkings, 0
         for request in line:
-            parked, live = request.state is State.PARKED, request.speech.live
+            parked, live = request.state is State.PARKED, request.live
             if (lacks_blocks and not parked) or (files_wait and not live):
                 continue
             lender = None
@@ -190,12 +199,12 @@ class RowSharing:
         return given
 
     def _lender(self, request: Request, lenders: list[Request], overdue: bool, now_s: float) -> Request | None:
-        priority, rich_s = request.speech.priority, now_s + PARK_SLACK_S
+        priority, rich_s = request.priority, now_s + PARK_SLACK_S
         for lender in lenders:
-            if lender.speech.priority != priority:
-                return lender if lender.speech.priority < priority else None
-            if not lender.speech.live:
-                if request.speech.live:
+            if lender.priority != priority:
+                return lender if lender.priority < priority else None
+            if not lender.live:
+                if request.live:
                     return lender
                 continue
             return lender if overdue or self.due_s(lender) >= rich_s else None
@@ -221,6 +230,6 @@ class RowSharing:
             request.resume(row, self.tenure, now_s)
         else:
             self.rows.stage(row, request.prompt.staged, allocation.blocks)
-            request.admit(row, allocation, self.tenure, now_s)
+            request.admit(self.ledger, row, allocation, self.tenure, now_s)
             self.telemetry.queue_s.add(now_s - request.queued_s)
         self.running.append(request)

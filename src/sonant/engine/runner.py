@@ -7,6 +7,7 @@ each decoding row, then sound for the rows that are due, which may be of the fra
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,14 +28,19 @@ from sonant.engine.graphs import (
     synchronize,
 )
 from sonant.engine.kv_cache import allocate_kv
+from sonant.engine.ledger import Column, Ledger, Places
 from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
+from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
+from sonant.engine.weight_lane import WeightClock
+from sonant.engine.weight_paging import WeightPaging
 from sonant.kernels import ops
 from sonant.models.base import PrefillItem, SpeechModel, decode_frame
+from sonant.models.status import Status
 from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
@@ -46,9 +52,9 @@ _NEEDED_ROWS = 8  # without graphs up to that many there is no engine
 class Step:
     """A launched plan, with what its outcome needs of the requests as they were then."""
 
-    decoding: list[Request]
-    users: list[Request]
-    codec: list[tuple[Request, int, int]]  # request, its first frame in this chunk, frames
+    decoding: Places
+    users: Places
+    codec: list[tuple[int, Places, Column]]  # frames of a chunk, for whom, and the first of them for each
     slot: Slot
 
 
@@ -62,8 +68,11 @@ class Runner:
         sound: SoundFormat = "float32",
         start: StartTimes | None = None,
         kernels: CompileAhead | None = None,
+        paging: WeightPaging | None = None,
+        residents: Residents | None = None,
     ) -> None:
-        """`start` is told how long what took, and `kernels` is waited for where kernels are needed."""
+        """`start` is told how long what took, and `kernels` is waited for where kernels are needed. With `paging`
+        every pass through the model brings weights along; `residents` is where the cache lies of one that may sleep."""
         start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
         self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
@@ -76,18 +85,25 @@ class Runner:
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         reserve_pinned(device)
-        self.kv = allocate_kv(spec, config, device)
+        self.kv = allocate_kv(spec, config, device, residents)
         with torch.inference_mode():
             model.bind(self.rows.memory(self.kv, config.block_tokens))
         self.span_blocks = self.table_blocks
-        scratch = self.rows.scratch
-        self.prefill = PrefillGraphs(model, config.block_tokens, self.table_blocks, device)
+        scratch, self.paging = self.rows.scratch, paging
+        run_frame, run_codec, run_prefill, self._preroll = (
+            self._run_frame, self._run_codec, model.prefill, model.preroll
+        )  # fmt: skip
+        self._clock = None if paging is None else paging.steps.clock.values
+        if paging is not None:
+            run_frame, run_codec = paging.step(run_frame), paging.step(run_codec)
+            run_prefill, self._preroll = paging.step(run_prefill), paging.step(self._preroll)
+        self.prefill = PrefillGraphs(model, run_prefill, config.block_tokens, self.table_blocks, device)
         self.frame = {
-            v: GraphedStep(f"frame {v}" if v else "frame", partial(self._run_frame, variant=v), device, scratch)
+            v: GraphedStep(f"frame {v}" if v else "frame", partial(run_frame, variant=v), device, scratch)
             for v in spec.variants
         }
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(self._run_codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
         start.took("memory")
@@ -97,6 +113,12 @@ class Runner:
     def blocks(self) -> int:
         """Of the KV cache, the scratch block among them."""
         return next(iter(self.kv.values())).shape[2]
+
+    @property
+    def usual_variant(self) -> int:
+        """One in the middle of those there are, for who measures a step."""
+        variants = self.model.spec.variants
+        return variants[len(variants) // 2]
 
     def on_stream(self) -> AbstractContextManager[object]:
         """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
@@ -182,7 +204,7 @@ class Runner:
         return ops.pcm16(sound) if self.sound == "int16" else sound
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Step:
+    def launch(self, plan: Plan, ledger: Ledger) -> Step:
         self.telemetry.begin()
         self.ring.hold_back()
         self.rows.apply()
@@ -190,18 +212,17 @@ class Runner:
             self._launch_prefill(plan)
         decoding = plan.decoding
         records = []
-        if decoding:
-            longest = max(r.prefill_length + r.launched for r in decoding)
+        if len(decoding):
+            longest = int((ledger.prefill_length[decoding] + ledger.launched[decoding]).max())
             self.span_blocks = -(-longest // self.config.block_tokens)  # how far an eager step must look
-            records = [self.frame[variant]([r.row for r in group]) for variant, group in plan.decode.items()]
+            records = [self.frame[variant](ledger.row[group]) for variant, group in plan.decode.items()]
             self.telemetry.rows.add(len(decoding))
             self.telemetry.took("frame")
-        sounds = [self.codec[frames]([r.row for r in group]) for frames, group in plan.codec.items()]
-        codec = [(r, r.vocoded - frames, frames) for frames, group in plan.codec.items() for r in group]
-        users = plan.requests()
-        for request in users:
-            request.enter_step()
-        step = Step(decoding, users, codec, self.ring.send(records, sounds))
+        sounds = [self.codec[frames](ledger.row[group]) for frames, group in plan.codec.items()]
+        codec = [(frames, group, ledger.vocoded[group] - frames) for frames, group in plan.codec.items()]
+        users = plan.users()
+        ledger.steps_in_flight[users] += 1
+        step = Step(decoding, users, codec, self.ring.send(records, sounds, self._clock))
         if codec:
             self.telemetry.took("codec")
         return step
@@ -211,15 +232,10 @@ class Runner:
         self.prefill(list(items.values()))
         for request in plan.preroll:
             item = items.get(request) or PrefillItem(request.row, request.prompt, 0, request.prefill_length)
-            request.preroll_up_to(self.model.preroll(item, request.preroll, self.sizes.chunks[-1]))
+            request.preroll_up_to(self._preroll(item, request.preroll, self.sizes.chunks[-1]))
         self.telemetry.took("prefill")
 
-    def _count_first_step(self, request: Request) -> None:
-        assert request.first_step_s is not None
-        self.telemetry.first_step_s.add(request.first_step_s - request.queued_s)
-        self.telemetry.start_s.add(request.first_step_s - request.admitted_s)
-
-    def collect(self, step: Step) -> list[tuple[Request, AudioChunk | None]]:
+    def collect(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
         """Wait for a step, book its stops, and give the sound it made, in order for each request.
 
         None stands for what is no sound: NaN or infinite. Where samples have no mark, whoever encodes them will see.
@@ -227,19 +243,34 @@ class Runner:
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
-        for request, (status, frame) in zip(step.decoding, step.slot.decoded(len(step.decoding)), strict=True):
-            if request.book(status, frame):
-                self._count_first_step(request)
-        spec = self.model.spec
+        if self._clock is not None:
+            self.telemetry.paged = WeightClock.totals(step.slot.clock.tolist())
+        self._book(step, ledger)
+        chunks = self._chunks(step, ledger)
+        ledger.steps_in_flight[step.users] -= 1
+        return chunks
+
+    def _book(self, step: Step, ledger: Ledger) -> None:
+        now_s, (statuses, frames) = time.monotonic(), step.slot.decoded(len(step.decoding))
+        booked = ledger.book(step.decoding, statuses, now_s)
+        for request in ledger.all_at(step.decoding[booked.first]):
+            self.telemetry.first_step_s.add(now_s - request.queued_s)
+            self.telemetry.start_s.add(now_s - request.admitted_s)
+        for n in booked.frames[ledger.keeps_frames[step.decoding[booked.frames]]]:
+            ledger.at(step.decoding[n]).keep(frames[n])
+        for n in booked.ends:
+            ledger.at(step.decoding[n]).end(Status(statuses[n]), now_s)
+
+    def _chunks(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
+        spec, offset = self.model.spec, 0
         chunks: list[tuple[Request, AudioChunk | None]] = []
-        offset = 0
-        for request, first, frames in step.codec:
-            if count := request.audible(first, frames):
-                samples = step.slot.take_sound(offset, count * spec.samples_per_frame)
-                chunk = AudioChunk(samples, spec.sample_rate, first * spec.frame_s, request.emit(count))
-                sounds = not self.marks or step.slot.is_marked(offset + frames * spec.samples_per_frame)
-                chunks.append((request, chunk if sounds else None))
-            offset += frames * spec.samples_per_frame + self.marks
-        for request in step.users:
-            request.leave_step()
+        for frames, group, firsts in step.codec:
+            samples = frames * spec.samples_per_frame
+            for request, first in zip(ledger.all_at(group), firsts.tolist(), strict=True):
+                if count := request.audible(first, frames):
+                    taken = step.slot.take_sound(offset, count * spec.samples_per_frame)
+                    chunk = AudioChunk(taken, spec.sample_rate, first * spec.frame_s, request.emit(count))
+                    sounds = not self.marks or step.slot.is_marked(offset + samples)
+                    chunks.append((request, chunk if sounds else None))
+                offset += samples + self.marks
         return chunks

@@ -10,15 +10,20 @@ the ring that holds them. Nothing here reads the device.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import BlockPool
+from sonant.engine.ledger import Column, Places
 from sonant.engine.request import Request, State
 from sonant.engine.row_sharing import OFFLINE_SLACK_S, RowSharing
 from sonant.engine.rows import Rows
 from sonant.engine.telemetry import Telemetry
+from sonant.models.prompt import Prompt
 from sonant.models.spec import ModelSpec
 
 BURST = 4  # times `prefill_tokens` in one step, while …
@@ -31,22 +36,21 @@ class Plan:
 
     prefill: list[tuple[Request, int, int]] = field(default_factory=list)  # positions [start, end)
     preroll: list[Request] = field(default_factory=list)
-    decode: dict[int, list[Request]] = field(default_factory=dict)  # by variant of the frame step
-    codec: dict[int, list[Request]] = field(default_factory=dict)  # by how many frames each is given
+    decode: dict[int, Places] = field(default_factory=dict)  # by variant of the frame step
+    codec: dict[int, Places] = field(default_factory=dict)  # by how many frames each is given
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.preroll or self.decode or self.codec)
 
     @property
-    def decoding(self) -> list[Request]:
-        """All rows that decode, in the order of their records."""
-        return [request for group in self.decode.values() for request in group]
+    def decoding(self) -> Places:
+        """All that decode, in the order of their records."""
+        return _together(list(self.decode.values()))
 
-    def requests(self) -> list[Request]:
+    def users(self) -> Places:
         """Everyone whose row this step reads or writes, once each."""
-        seen = [r for r, _, _ in self.prefill] + self.preroll + self.decoding
-        seen += [r for group in self.codec.values() for r in group]
-        return list(dict.fromkeys(seen))
+        filled = [r.place for r, _, _ in self.prefill] + [r.place for r in self.preroll]
+        return np.unique(_together([np.array(filled, np.intp), *self.decode.values(), *self.codec.values()]))
 
 
 class Scheduler:
@@ -58,10 +62,14 @@ class Scheduler:
         rows: Rows,
         pool: BlockPool,
         telemetry: Telemetry,
+        has_preroll: Callable[[Prompt], bool],
     ) -> None:
+        self.has_preroll = has_preroll
         self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
         self.frame_s = spec.frame_s
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
+        self.ledger = self.sharing.ledger
+        self._chunks = np.array(sizes.chunks)
         # the same lists
         self.waiting, self.running, self.parked = self.sharing.waiting, self.sharing.running, self.sharing.parked
 
@@ -72,10 +80,10 @@ class Scheduler:
 
     def plan(self, now_s: float) -> Plan:
         self.sharing.share(now_s)
-        plan = Plan()
-        self._plan_prefill(plan, now_s)
-        self._plan_decode(plan, now_s)
-        self._plan_codec(plan, now_s)
+        plan, sitting = Plan(), self.ledger.with_rows()
+        self._plan_prefill(plan, sitting, now_s)
+        self._plan_decode(plan, sitting, now_s)
+        self._plan_codec(plan, sitting, now_s)
         return plan
 
     def release(self, request: Request) -> None:
@@ -84,18 +92,22 @@ class Scheduler:
         request.finish()
 
     def slack_s(self, request: Request, now_s: float) -> float:
-        if not request.speech.live:
+        if not request.live:
             return OFFLINE_SLACK_S
         if request.first_audio_s is None:
             return float("-inf")
         return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s - now_s
 
-    def _plan_prefill(self, plan: Plan, now_s: float) -> None:
-        pending = [r for r in self.running if r.state is State.PREFILL]
+    def slacks_s(self, places: Places, now_s: float) -> Column:
+        """The same, of many."""
+        return np.where(self.ledger.live[places], self.ledger.dry_s(places, self.frame_s) - now_s, OFFLINE_SLACK_S)
+
+    def _plan_prefill(self, plan: Plan, sitting: Places, now_s: float) -> None:
+        pending = self.ledger.all_at(sitting[self.ledger.state[sitting] == State.PREFILL])
         if not pending:
             return
-        left = whole = self._prefill_budget(now_s)
-        pending.sort(key=lambda r: (-r.speech.priority, self.sharing.due_s(r)))
+        left = whole = self._prefill_budget(sitting, now_s)
+        pending.sort(key=lambda r: (-r.priority, self.sharing.due_s(r)))
         for request in pending:
             need = request.prefill_length - request.prefilled
             if need == 0 and request.preroll > 0:
@@ -108,56 +120,73 @@ class Scheduler:
                 continue
             plan.prefill.append((request, *request.plan_prefill(take)))
             left -= take
-            if request.prefilled == request.prefill_length:
+            if request.prefilled < request.prefill_length:
+                continue
+            if self.has_preroll(request.prompt):
                 plan.preroll.append(request)
+            else:  # it has its first frame in this very step: a listener waits for it, and prefill is launched before
+                request.preroll_up_to(-1)
 
-    def _prefill_budget(self, now_s: float) -> int:
+    def _prefill_budget(self, sitting: Places, now_s: float) -> int:
         """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together."""
-        listening = (r for r in self.running if r.speech.live and r.first_audio_s is not None)
-        rich = all(self.slack_s(r, now_s) > BURST_SLACK_S for r in listening)
+        slack_s = self.slacks_s(sitting, now_s)
+        rich = slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S) > BURST_SLACK_S
         return self.config.prefill_tokens * (BURST if rich else 1)
 
-    def _plan_decode(self, plan: Plan, now_s: float) -> None:
-        room = self.sizes.ring - 1
-        able = [r for r in self.running if r.has_steps_left and r.frames_launched - r.vocoded < room]
-        if len(able) > (self.config.max_batch or 1):
-            able.sort(key=lambda r: (-r.speech.priority, self.slack_s(r, now_s)))
-        groups: defaultdict[int, list[Request]] = defaultdict(list)
-        for request in able[: self.config.max_batch]:
-            request.plan_step()
-            if request.launched == request.tenure_at:
-                self.sharing.count_turn(request, now_s)
-            groups[request.prompt.variant].append(request)
-        plan.decode = dict(groups)
+    def _plan_decode(self, plan: Plan, sitting: Places, now_s: float) -> None:
+        ledger, most = self.ledger, self.config.max_batch or 1
+        ahead = ledger.frames_launched(sitting, self.spec.delay_steps) - ledger.vocoded[sitting]
+        has_steps_left = ledger.launched[sitting] < ledger.step_limit[sitting]
+        decoding = ledger.state[sitting] == State.DECODING
+        able = sitting[decoding & has_steps_left & (ahead < self.sizes.ring - 1)]
+        if len(able) > most:
+            able = self._by_need(able, now_s)[:most]
+        ledger.launched[able] += 1
+        for place in able[ledger.launched[able] == ledger.tenure_at[able]]:
+            self.sharing.count_turn(ledger.at(place), now_s)
+        plan.decode = _grouped(able, ledger.variant[able])
 
-    def _plan_codec(self, plan: Plan, now_s: float) -> None:
-        due = [(r, frames) for r in self.running if (frames := self._chunk_due(r, now_s))]
-        due.sort(key=lambda pair: (-pair[0].speech.priority, self.slack_s(pair[0], now_s)))
-        budget = self.sizes.codec_batch
-        groups: defaultdict[int, list[Request]] = defaultdict(list)
-        for request, frames in due:
-            if frames <= budget:
-                budget -= frames
-                groups[frames].append(request)
-                request.plan_codec(frames)
-        plan.codec = dict(groups)
+    def _plan_codec(self, plan: Plan, sitting: Places, now_s: float) -> None:
+        frames = self._chunks_due(sitting, now_s)
+        due, frames = sitting[frames > 0], frames[frames > 0]
+        if frames.sum() > self.sizes.codec_batch:
+            of = dict(zip(due.tolist(), frames.tolist(), strict=True))
+            due = self._by_need(due, now_s)
+            taken, budget = [], self.sizes.codec_batch
+            for place in due.tolist():
+                if of[place] <= budget:
+                    budget -= of[place]
+                    taken.append(place)
+            due, frames = np.array(taken, np.intp), np.array([of[place] for place in taken])
+        self.ledger.vocoded[due] += frames
+        plan.codec = _grouped(due, frames)
 
-    def _chunk_due(self, request: Request, now_s: float) -> int:
-        """How many frames to vocode now, one of the chunk sizes; 0: not yet.
+    def _chunks_due(self, sitting: Places, now_s: float) -> Column:
+        """How many frames of each to vocode now, one of the chunk sizes; 0: not yet.
 
         A listener's first chunk is one frame; later ones grow to half of what is buffered. The last chunk may reach
         past the end: what lies there is dropped, and the row's state is not needed again. Until the end is known, a
         chunk waits for the frames that the codec reads past it.
         """
-        sizes = self.sizes.chunks
-        if request.state is State.DRAINING:
-            left = (request.total or 0) - request.vocoded
-            return next((s for s in sizes if s >= left), sizes[-1]) if left > 0 else 0
-        if request.state is not State.DECODING:
-            return 0
-        want = sizes[-1]
-        if request.speech.live:
-            ahead_frames = self.slack_s(request, now_s) / self.spec.frame_s
-            want = max(s for s in sizes if s == 1 or s <= ahead_frames / 2)
-        waiting = request.frames_launched - request.vocoded
-        return want if waiting >= want + self.spec.codec_lookahead else 0
+        ledger, sizes, state = self.ledger, self._chunks, self.ledger.state[sitting]
+        vocoded, most = ledger.vocoded[sitting], len(self._chunks) - 1
+        left = ledger.total[sitting] - vocoded
+        last = np.where(left > 0, sizes[np.minimum(np.searchsorted(sizes, left), most)], 0)
+        ahead_frames = self.slacks_s(sitting, now_s) / self.frame_s
+        largest = np.searchsorted(sizes, ahead_frames / 2, side="right") - 1
+        want = sizes[np.where(ledger.live[sitting], np.maximum(largest, 0), most)]
+        waiting = ledger.frames_launched(sitting, self.spec.delay_steps) - vocoded
+        next_one = np.where(waiting >= want + self.spec.codec_lookahead, want, 0)
+        return np.where(state == State.DRAINING, last, np.where(state == State.DECODING, next_one, 0))
+
+    def _by_need(self, places: Places, now_s: float) -> Places:
+        return places[np.lexsort((self.slacks_s(places, now_s), -self.ledger.priority[places]))]
+
+
+def _together(groups: list[Places]) -> Places:
+    return groups[0] if len(groups) == 1 else np.concatenate([np.zeros(0, np.intp), *groups])
+
+
+def _grouped(places: Places, kinds: npt.NDArray[np.int64]) -> dict[int, Places]:
+    """By kind, each group in the order that it has."""
+    return {int(kind): places[kinds == kind] for kind in np.unique(kinds)}

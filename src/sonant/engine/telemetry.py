@@ -92,6 +92,15 @@ class EngineStats:
         return max(0.0, place - room) * self.whole_s / holders
 
 
+@dataclass(frozen=True)
+class PagedTotals:
+    """Of an engine whose weights come and go, since it was loaded; by the device's clock."""
+
+    pass_s: float = 0.0  # that passes through the model took
+    wait_s: float = 0.0  # that they waited for weights
+    copied_bytes: int = 0  # of weights that were brought
+
+
 class Telemetry:
     def __init__(self) -> None:
         self.phase_s = {phase: Tally(_SECONDS) for phase in STEP_PHASES}
@@ -104,6 +113,7 @@ class Telemetry:
         self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
         self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
         self.whole_s = Mean()  # from a request's blocks to its end
+        self.paged = PagedTotals()
         self._mark_s = 0.0
 
     def begin(self) -> None:

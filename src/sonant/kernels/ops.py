@@ -25,9 +25,14 @@ from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
+    FlowEnds,
+    FlowGiven,
     Heads,
     LogitMask,
     Lookup,
+    PatchCounters,
+    PatchMemory,
+    PatchStatuses,
     Place,
     Ras,
     RowCounters,
@@ -42,6 +47,7 @@ _LOG = logging.getLogger(__name__)
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
+        "add_norm": "norm",
         "causal_conv": "conv",
         "dense_attention": None,
         "delay_step": "delay",
@@ -49,14 +55,19 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "dual_linear_add": "dual_ffn",
         "dual_norm": "dual_ffn",
         "dual_norm_gated": "dual_ffn",
-        "guided_step": "flow",
+        "flow_move": "flow",
+        "flow_open": "flow",
+        "flow_turn": "flow",
         "linear": "gemv",
         "linear_add": "gemv",
         "local_attention": "local",
+        "local_attention_add": "local_out",
         "norm_gated": "gemv",
         "norm_linear": "gemv",
+        "normals": "uniforms",
         "paged_attention": "paged",
         "paged_step": "paged",
+        "patch_step": "patch",
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
@@ -64,6 +75,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "sample": "sample",
         "short_attention": "short",
         "snake_beta": "snake",
+        "swiglu": "swiglu",
         "uniforms": "uniforms",
     }
 )
@@ -130,20 +142,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return pick("rms_norm", x)(x, weight, eps)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return pick("linear", x)(x, weight)
+def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return pick("add_norm", x)(x, branch, gain, eps)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    return pick("linear_add", x)(x, weight, residual)
+def swiglu(gate_up: Tensor) -> Tensor:
+    return pick("swiglu", gate_up)(gate_up)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return pick("norm_linear", x)(x, gain, eps, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return pick("linear", x)(x, weight, bias)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return pick("norm_gated", x)(x, gain, eps, weight)
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("linear_add", x)(x, weight, residual, then)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("norm_linear", x)(x, gain, eps, weight, then)
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight, then)
 
 
 def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
@@ -228,8 +248,40 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return pick("local_attention", qkv)(qkv, heads)
 
 
-def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
-    return pick("guided_step", x)(x, velocity, guidance, length)
+def local_attention_add(
+    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+) -> Tensor:
+    return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
+
+
+def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    return pick("flow_open", x)(x, time, given, ends)
+
+
+def flow_move(x: Tensor, hidden: Tensor, length: float, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    return pick("flow_move", x)(x, hidden, length, given, ends)
+
+
+def flow_turn(
+    x: Tensor, hidden: Tensor, length: float, time: Tensor, given: FlowGiven, ends: FlowEnds
+) -> tuple[Tensor, Tensor]:
+    return pick("flow_turn", x)(x, hidden, length, time, given, ends)
+
+
+def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
+    return pick("normals", seed)(seed, frame, scale, count)
+
+
+def patch_step(
+    patch: Tensor,
+    embedded: Tensor,
+    stop: Tensor,
+    own: PatchCounters,
+    rows: Tensor,
+    memory: PatchMemory,
+    statuses: PatchStatuses,
+) -> Tensor:
+    return pick("patch_step", patch)(patch, embedded, stop, own, rows, memory, statuses)
 
 
 def pcm16(sound: Tensor) -> Tensor:

@@ -76,6 +76,10 @@ class LocalContext:
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.local_attention(qkv, heads)
 
+    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor) -> Tensor:
+        """The same, through the output projection `weight` onto the residual [B, T, columns]; `then` is read next."""
+        return ops.local_attention_add(qkv, heads, weight, residual, then)
+
 
 class RingContext:
     """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.
@@ -92,9 +96,11 @@ class RingContext:
         last = positions[:, -1:]
         held = last - (last - torch.arange(slots, device=ring.device)) % slots  # the position in each slot
         age = positions[..., None] - held[:, None]
-        self.visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
+        visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
+        # Added to scores: as a mask of truths it would be made into this anew in every layer.
+        self.bias = torch.where(visible, 0.0, -torch.inf).to(ring.dtype)
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         q, _, _ = ops.qk_rope(qkv, heads, Place(self.layers[layer], self.slots))
         keys, values = self.layers[layer]
-        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.visible)
+        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.bias)

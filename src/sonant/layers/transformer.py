@@ -67,10 +67,12 @@ class Attention(nn.Module):
         return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
 
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+        return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
+
+    def heads(self, cos: Tensor, sin: Tensor) -> Heads:
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
-        heads = Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
-        return context.mix(self.index, qkv, heads).flatten(2)
+        return Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
 
 
 class MLP(nn.Module):
@@ -126,7 +128,7 @@ class DecoderStack(nn.Module):
         self.rope = torch.stack([cos[0], sin[0]])
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm."""
+        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
         return self._run(x, *self.rotations(positions, x.dtype), context)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -142,10 +144,15 @@ class DecoderStack(nn.Module):
 
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
         """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
+        return self._run(x, *self.rotations_at(positions, x.dtype), context)
+
+    def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [1, T, 1, head_dim]."""
         if self.rope is None:
-            return self(x, torch.arange(positions.start, positions.stop, device=x.device)[None], context)
+            every = torch.arange(positions.start, positions.stop, device=self.norm.weight.device)[None]
+            return self._tables(every, dtype)
         cos, sin = self.rope[:, None, positions.start : positions.stop]
-        return self._run(x, cos, sin, context)
+        return cos, sin
 
     def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sonant.models.memory import Memory
 from sonant.models.prompt import Ints, Prompt, Prompter
 from sonant.models.spec import ModelSpec
+from sonant.models.weight_blocks import ModelWeights
 from sonant.types import Samples
 from sonant.voice import Voice
 
@@ -83,6 +84,10 @@ class SpeechModel(Protocol):
     prompter: Prompter
     frame_parts: tuple[FramePart, ...]
 
+    def weights(self) -> ModelWeights:
+        """All of them, and what of them can leave a device that is too small."""
+        ...
+
     def opening(self, prompt: Prompt, frames: int) -> Samples:
         """Samples before those of so many frames, in a whole result only. Runs on any thread but the step thread."""
         ...
@@ -105,6 +110,10 @@ class SpeechModel(Protocol):
 
     def prefill(self, packed: Tensor, shape: PrefillShape) -> None:
         """Write keys and values, and ready the rows of prompts that are complete. Can be a graph."""
+        ...
+
+    def has_preroll(self, prompt: Prompt) -> bool:
+        """Whether the codec must hear something before this prompt's first frame; if not, `preroll` is not called."""
         ...
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:

@@ -4,7 +4,7 @@ A family is a package here that says what it is called (`TITLE`) and which confi
 modules are imported only when they are needed:
 
     prompter   load_prompter(folder, config): who lays requests out, without torch and weights
-    load       load(folder, config, device, dtype, codec_dtype): the model
+    load       load(folder, config, device, dtype, codec_dtype, host): the model
     describe   describe(folder) and check(folder, …): what can be told without loading
     knobs      KNOBS: what a request may set
     synthetic  KINDS, SIZES, write_checkpoint: random weights in the published layout
@@ -30,15 +30,21 @@ if TYPE_CHECKING:  # A command line is built from the list of families, and need
     from sonant.models.base import SpeechModel
     from sonant.models.description import Description, Footprint
     from sonant.models.prompt import Prompter
+    from sonant.models.weights import HostMemory
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
 
 
 def load_model(
-    folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    codec_dtype: torch.dtype,
+    host: HostMemory | None = None,
 ) -> SpeechModel:
-    """Find the folder's family and let it load."""
-    model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype)
+    """Find the folder's family and let it load; `host` is where weights lie that do not stay on the device."""
+    model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype, host)
     return model
 
 

@@ -57,10 +57,10 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.ATTENTION, r"flash_?(fwd|bwd|attn|mla)|fmha|attention|paged_attn|attn_(fwd|bwd)|\bmha\b|splitkv|"
                      r"decode_att|batchprefill|batchdecode|singleprefill|unified_att|merge_state|mla_(decode|prefill)|flashattn|"
                      r"_fwd_(grouped_)?kernel(_stage)?|_fwd_kernel_ep64|sdpa"),
-    (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|fused_add_norm|instance_norm"),
+    (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|add_norm|instance_norm"),
     (Work.MOE, r"moe|expert|topkgating|token_permut|align_block"),
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
-                    r"cumsum|philox|distribution_|^_uniforms$|^_delay_step$|gathertopk|sbtopk|mbtopk|aten::sort"),
+                    r"cumsum|philox|distribution_|^_uniforms$|^_normals$|^_delay_step$|gathertopk|sbtopk|mbtopk|aten::sort"),
     (Work.CODEC, r"implicit_gemm|xmma_(fprop|dgrad|wgrad)"),  # convolutions as products
     # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
@@ -75,10 +75,10 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.COPY, r"(?<!index_)copy_kernel|memcpy|copy_device|aten::(copy_|clone|contiguous)|copyfunctor|"
                 r"triton_\w*_(clone|copy)_\d|(?<!aten::)transpose"),
     (Work.EMBEDDING, r"embedding|index_?(select|put|get|copy|kernel|elementwise)|indexselect|gather|scatter|take_|"
-                     r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange"),
+                     r"nonzero|masked_(?!fill)|aten::index|vectorized_gather|arange|^_host_rows$"),
     (Work.REDUCE, r"reduce|_sum|mean|triton_(red|per)_"),
     (Work.ELEMENTWISE, r"elementwise|pointwise|triton_poi|vectorized|unrolled|foreach|multi_tensor|binary|unary|"
-                       r"guided_step|^_pcm16$|"
+                       r"guided_step|^_flow_turn$|^_patch_step$|^_pcm16$|^_pass_(begins|ends)$|^_weights_(wanted|there)$|"
                        r"aten::(add|sub|mul|div|pow|exp|sin|cos|neg|sqrt|rsqrt|where|clamp|eq|ne|lt|le|gt|ge|"
                        r"logical_\w+|bitwise_\w+|remainder|floor_divide)"),
 )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -25,13 +26,13 @@ from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.limits.keys import ApiKeys
 from sonant.serving.limits.middleware import RequestMiddleware
-from sonant.serving.observability.engine_metrics import engine_families
 from sonant.serving.observability.metrics import CONTENT_TYPE
 from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import page_routes
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 from sonant.serving.voices.aliases import check_aliases, parsed_aliases, reserved_names
+from sonant.serving.voices.bucket import Bucket
 from sonant.serving.voices.voice_names import VoiceNames
 from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.serving.warm_up import warm_encoders
@@ -49,22 +50,32 @@ CORS_HEADERS = (
 )
 
 
-def create_app(link: EngineLink, options: ServeOptions, model: Description, model_name: str) -> FastAPI:
-    """A front end's. `model` is what the folder says of itself; `model_name` is what clients see."""
-    store = None
-    given = parsed_aliases(options.voice_aliases)
-    check_aliases(model.voices, given, uploads=model.clones and options.voices_folder is not None)
-    mark = f"{model.family}/{model.kind}/{model.size}"
-    if options.voices_folder is not None:
-        reserved = reserved_names(model.voices, given)
-        store = VoiceStore(options.voices_folder, StoreOptions(consent=options.consent, reserved_names=reserved))
+@dataclass(frozen=True)
+class ServedModel:
+    link: EngineLink
+    description: Description  # what the folder says of itself
+    name: str  # what clients see
+
+    @property
+    def mark(self) -> str:
+        """Of voices that it encoded."""
+        return f"{self.description.family}/{self.description.kind}/{self.description.size}"
+
+
+def create_app(
+    link: EngineLink, options: ServeOptions, model: Description, model_name: str, others: Sequence[ServedModel] = ()
+) -> FastAPI:
+    """A front end's. `model` is what the folder says of itself; `model_name` is what clients see. `others` are served
+    beside it, by their own names."""
+    models = (ServedModel(link, model, model_name), *others)
+    service, store = _service(models, options)
     keys = ApiKeys.of(options)
-    service = SpeechService(link, options, VoiceNames(store, model=mark, given=given))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(warm_encoders, link.prompter.spec.sample_rate)
-        await link.start()
+        for m in models:
+            await run_in_threadpool(warm_encoders, m.link.prompter.spec.sample_rate)
+            await m.link.start()
         yield
         await service.close()
 
@@ -86,7 +97,7 @@ def create_app(link: EngineLink, options: ServeOptions, model: Description, mode
     app.include_router(batch_routes(service))
     app.include_router(session_routes(service))
     if store is not None:
-        app.include_router(voice_routes(service, store, mark))
+        app.include_router(voice_routes(service, store))
     app.include_router(engine_routes(service, model_name))
     app.include_router(page_routes())
     if options.debug_profile == "on":
@@ -110,11 +121,30 @@ def create_app(link: EngineLink, options: ServeOptions, model: Description, mode
     return app
 
 
+def _service(models: Sequence[ServedModel], options: ServeOptions) -> tuple[SpeechService, VoiceStore | None]:
+    """Of all models, and where their uploaded voices are, if there are any."""
+    store, given = None, parsed_aliases(options.voice_aliases)
+    voices = tuple(dict.fromkeys(voice for m in models for voice in m.description.voices))
+    uploads = any(m.description.clones for m in models) and options.voices_folder is not None
+    check_aliases(voices, given, uploads=uploads)
+    if options.voices_folder is not None:
+        reserved = reserved_names(voices, given)
+        bucket = None if options.voices_url is None else Bucket(options.voices_url)
+        kept = StoreOptions(consent=options.consent, reserved_names=reserved)
+        store = VoiceStore(options.voices_folder, kept, bucket)
+    names = [VoiceNames(store, model=m.mark, given=given) for m in models]
+    service = SpeechService(models[0].link, options, names[0])
+    if len(models) > 1:
+        beside = [(m.name, m.link, own) for m, own in zip(models[1:], names[1:], strict=True)]
+        service.serve_beside(models[0].name, beside, MODEL_ALIASES)
+    return service, store
+
+
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
     created = int(time.time())
     known = {
         name: {"id": name, "object": "model", "created": created, "owned_by": "sonant"}
-        for name in (model_name, *MODEL_ALIASES)
+        for name in (*(service.models or (model_name,)), *MODEL_ALIASES, *service.others.names)
     }
 
     @app.get("/v1/models")
@@ -130,11 +160,13 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:
-        return {"models": [{"id": model_name, "name": model_name}]}
+        served = (*(service.models or (model_name,)), *service.others.names)
+        return {"models": [{"id": name, "name": name} for name in served]}
 
     @app.get("/v1/audio/voices")
-    async def voices() -> dict[str, Any]:
-        return {"voices": await run_in_threadpool(service.names.listing, service.link.engine)}
+    async def voices(model: str | None = None) -> dict[str, Any]:
+        chosen = service.of(model)
+        return {"voices": await run_in_threadpool(chosen.names.listing, chosen.link.engine)}
 
 
 def _add_health(app: FastAPI, service: SpeechService) -> None:
@@ -144,12 +176,11 @@ def _add_health(app: FastAPI, service: SpeechService) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        if service.link.ready:
+        if service.ready:
             return JSONResponse({"status": "ready"})
-        return error_response(503, f"not ready: {service.link.trouble}", "not_ready", headers={"retry-after": "1"})
+        trouble = next(s.link.trouble for s in service.all if not s.link.ready)
+        return error_response(503, f"not ready: {trouble}", "not_ready", headers={"retry-after": "1"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        store, report = service.names.store, await service.link.report()
-        more = engine_families(service.link, report, None if store is None else store.cache)
-        return Response(await run_in_threadpool(service.metrics.text, more), media_type=CONTENT_TYPE)
+        return Response(await service.all_metrics(), media_type=CONTENT_TYPE)

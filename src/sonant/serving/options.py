@@ -25,6 +25,9 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
+    awake_models: int | None = option(
+        None, "of several models, how many have the GPU's memory at a time; the others sleep in host memory. none: all"
+    )
     host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
     port: int = option(8000, "port to listen on; 0 picks one")
     api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
@@ -53,8 +56,14 @@ class ServeOptions:
     )
     max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
     voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    voices_url: str | None = option(
+        None, "s3://BUCKET/PREFIX: keep them there, for servers on many machines; --voices is then a place for copies"
+    )
     voice_aliases: tuple[str, ...] = option(
         (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+    )
+    other_models: tuple[str, ...] = option(
+        (), "NAME=/path or NAME=URL: requests that name this model are sent on there", flag="other-model"
     )
     consent: Literal["required", "asserted"] = option(
         "required", "what an upload must show: a recorded consent, or a written statement"
@@ -84,6 +93,7 @@ class ServeOptions:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         for name in (
+            "awake_models",
             "max_body_bytes",
             "max_bodies_bytes",
             "max_first_audio_s",
@@ -100,6 +110,8 @@ class ServeOptions:
         for name in ("max_requests_per_minute", "drain_s", "workers"):
             if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.voices_url is not None and self.voices_folder is None:
+            raise ConfigError("voices_url needs a folder for copies too: give --voices DIR")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")
         if any("/" in host or ":" in host for host in self.allowed_hosts):

@@ -54,7 +54,7 @@ class DrainingServer(uvicorn.Server):
         work, drain_s = self.service.in_flight, self.service.options.drain_s
         if not work.draining.is_set():
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
-            self.service.link.drain()
+            self.service.drain()
             work.draining.set()
         elif not work.running:
             self.should_exit = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from copy import copy
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
@@ -11,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from sonant.engine.stream import SpeechStream
 from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
 from sonant.models.speech_spec import SpeechSpec
+from sonant.serving.api.other_models import OtherModels
 from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
@@ -19,6 +22,7 @@ from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.limits.bodies import BodyBudget
 from sonant.serving.limits.in_flight import InFlight
+from sonant.serving.observability.engine_metrics import engine_families, families_by_model
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.request_log import RequestLog, RequestRecord
 from sonant.serving.observability.tracing import tracer_for
@@ -38,12 +42,56 @@ _KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "bat
 class SpeechService:
     def __init__(self, link: EngineLink, options: ServeOptions, names: VoiceNames) -> None:
         self.link, self.options, self.names = link, options, names
+        self.others = OtherModels(options.other_models)
         self.metrics = Metrics()
         self.in_flight = InFlight()
         self.log = RequestLog(tracer_for(options.otlp_endpoint))
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url, self.rejected)
+        self.models: dict[str, SpeechService] = {}  # by name, where several are served; this one's is the first
+        self._aliases: frozenset[str] = frozenset()
+        self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica has those of the others too
+
+    def serve_beside(
+        self, name: str, others: Iterable[tuple[str, EngineLink, VoiceNames]], aliases: Iterable[str]
+    ) -> None:
+        """Speak with several models: this one by `name`, or by an alias, and others by theirs. All that is not a
+        model's own they have in common."""
+        self._aliases = frozenset(aliases)
+        self.models = {name: self}
+        for other, link, names in others:
+            service = copy(self)
+            service.link, service.names = link, names
+            self.models[other] = service
+
+    @property
+    def all(self) -> Iterator[SpeechService]:
+        """A service for each model."""
+        return iter(self.models.values() or (self,))
+
+    @property
+    def ready(self) -> bool:
+        return all(service.link.ready for service in self.all)
+
+    @property
+    def any_link(self) -> EngineLink:
+        """To an engine that is there, for who has not said yet which model they want."""
+        return next((service.link for service in self.all if service.link.ready), self.link)
+
+    def of(self, model: str | None) -> SpeechService:
+        """The one that speaks with this model. Where there is one model only it speaks for all names."""
+        if not self.models or model is None or model in self._aliases:
+            return self
+        if model not in self.models:
+            there = ", ".join(self.models)
+            raise Refused(404, "model_not_found", f"no model {model[:64]!r}; there is {there}", param="model")
+        return self.models[model]
+
+    def drain(self) -> None:
+        """Take no more requests; those in flight go on."""
+        for service in self.all:
+            service.link.drain()
 
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
@@ -52,20 +100,24 @@ class SpeechService:
 
         An utterance of a session has the session's place.
         """
+        admitted, given = self.link.engine.ask_in(resources, client, kind, requests)
+        await self._place(given, resources)
+        return admitted
+
+    async def _place(self, given: Awaitable[object], resources: ExitStack) -> None:
         try:
-            admitted = await self.link.engine.admit(resources, client, kind, requests)
+            await given
         except (Refused, Overloaded) as e:
             self.rejected(e)
             raise
         resources.enter_context(self.in_flight.one())
-        return admitted
 
     async def check_room(self, client: str, path: str) -> None:
         """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
         speaks = path.startswith("/v1/audio/speech")
         with ExitStack() as resources:
             try:
-                await self.link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
+                await self.any_link.engine.admit(resources, client, "look_speech" if speaks else "look_upload")
             except (Refused, Overloaded) as e:
                 self.rejected(e)
                 raise
@@ -86,11 +138,31 @@ class SpeechService:
         waited = "too_late" if isinstance(error, TooLate) else "queue_full"
         self.metrics.rejected.labels(error.code if isinstance(error, Refused) else waited).inc()
 
+    async def metrics_text(self) -> bytes:
+        """This server's page."""
+        cache = None if self.names.store is None else self.names.store.cache
+        if self.models:
+            links = {name: service.link for name, service in self.models.items()}
+            more = families_by_model({name: (link, await link.report()) for name, link in links.items()}, cache)
+        else:
+            more = engine_families(self.link, await self.link.report(), cache)
+        return await run_in_threadpool(self.metrics.text, more)
+
     async def open(
         self, body: SpeechBody, client: str, whole: bool, resources: ExitStack
     ) -> tuple[SpeechStream, AudioPipeline]:
-        """Start speaking. What must be given back at the end is entered on `resources`."""
-        return await self.speak(await self.admit(client, resources), body, whole, resources)
+        """Start speaking. What must be given back at the end is entered on `resources`.
+
+        What takes no time is sent to the engine behind the question whether the client may: a listener waits for one
+        way there and back less.
+        """
+        if not _is_quick(body):
+            return await self.speak(await self.admit(client, resources), body, whole, resources)
+        admitted, given = self.link.engine.ask_in(resources, client, "speech")
+        try:
+            return await self.speak(admitted, body, whole, resources)
+        finally:
+            await self._place(given, resources)  # Whoever is refused hears that, and not what else is wrong.
 
     async def speak(
         self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
@@ -99,7 +171,7 @@ class SpeechService:
         try:
             request = await self.request(engine, body, text=body.input, live=not whole)
             if len(body.input) <= _QUICK_CHARS:
-                stream = engine.submit(request)
+                stream = admitted.submit(request)
             else:
                 stream = await run_in_threadpool(engine.submit, request)
         finally:
@@ -199,7 +271,8 @@ class SpeechService:
             return True
 
     async def close(self) -> None:
-        await self.link.close()
+        for service in self.all:
+            await service.link.close()
         self.log.close()
         self.executor.shutdown(wait=False)
         self.clips.close()
@@ -219,3 +292,8 @@ def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
     if task is not None and not known[task]:
         able = " or ".join(name for name, can in known.items() if can) or "none"
         raise Unsupported(f"task_type {task} needs another model; this one's is {able}")
+
+
+def _is_quick(body: SpeechBody) -> bool:
+    """Whether it costs next to nothing to lay it out, for one who may yet be refused."""
+    return len(body.input) <= _QUICK_CHARS and body.ref_audio is None and body.speakers is None

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
 
 from sonant.bench.engine.listener import TEXT
@@ -73,19 +74,18 @@ class StepRig:
 
     def decode(self) -> None:
         """A step that decodes one frame for every row, and makes no sound."""
-        plan = Plan()
+        variants: dict[int, list[int]] = {}
         for request in self.requests:
-            if request.has_steps_left:
-                request.plan_step()
-            plan.decode.setdefault(request.prompt.variant, []).append(request)
-        self._run(plan)
+            request.launched += request.has_steps_left
+            variants.setdefault(request.variant, []).append(request.place)
+        self._run(Plan(decode={variant: np.array(places) for variant, places in variants.items()}))
 
     def vocode(self, frames: int) -> None:
         """Sound of `frames` frames for every row, in as many steps as the engine would take."""
         for group in self.groups(frames):
             for request in group:
-                request.plan_codec(frames)
-            self._run(Plan(codec={frames: group}))
+                request.vocoded += frames
+            self._run(Plan(codec={frames: np.array([request.place for request in group])}))
 
     def groups(self, frames: int) -> list[list[Request]]:
         """The rows that go through the codec together when each is given so many frames."""
@@ -95,7 +95,7 @@ class StepRig:
     def drain(self) -> None:
         """Until every launched step has come back."""
         while self._in_flight:
-            self.runner.collect(self._in_flight.pop(0))
+            self.runner.collect(self._in_flight.pop(0), self.scheduler.ledger)
 
     def _request(self, seed: int, frames: int) -> Request:
         speech = SpeechRequest(text=TEXT, seed=seed, max_frames=frames, live=False)
@@ -104,9 +104,9 @@ class StepRig:
 
     def _run(self, plan: Plan) -> None:
         """One step ahead of the host, where the engine is."""
-        self._in_flight.append(self.runner.launch(plan))
+        self._in_flight.append(self.runner.launch(plan, self.scheduler.ledger))
         while len(self._in_flight) > (self.engine.config.steps_ahead or 0):
-            self.runner.collect(self._in_flight.pop(0))
+            self.runner.collect(self._in_flight.pop(0), self.scheduler.ledger)
 
     def _settle(self) -> None:
         self.scheduler.waiting.extend(self.requests)

@@ -16,6 +16,7 @@ import torch
 from sonant.bench.kernels.by_index import ByIndex
 from sonant.bench.kernels.case import Call, Case, CaseMaker
 from sonant.bench.kernels.codec_cases import CodecCases
+from sonant.bench.kernels.flow_cases import FlowCases
 from sonant.kernels.reference import (
     DelayPattern,
     Heads,
@@ -38,11 +39,12 @@ _RAS_ROWS = 7  # that are looked back at
 class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
+        flow = FlowCases(self.device, self.dtype)
         for stack in workloads.stacks:
             for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
                 yield from self._products(stack, count * stack.tokens)
                 if stack.tokens > 1:
-                    yield self._local_attention(stack, count)
+                    yield from flow.attention(stack, count, self._heads(stack, 1, stack.context))
                 elif stack.per_frame:
                     yield self._frame_attention(stack, count)
                 else:
@@ -53,7 +55,9 @@ class Cases(CaseMaker):
                 if stack.draws:
                     yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
                 if stack.patch:
-                    yield self._guided_step(stack, *stack.patch, count)
+                    yield from flow.between(stack, *stack.patch, count)
+                    yield flow.end(stack, *stack.patch, count)
+                    yield flow.normals(count, workloads.uniforms)
         codec = CodecCases(self.device, self.dtype)
         for count in rows:
             yield self._uniforms(count, workloads.uniforms)
@@ -165,28 +169,10 @@ class Cases(CaseMaker):
         make = partial(Call, (qkv, heads, cache, at), {})
         return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
 
-    def _local_attention(self, s: StackWorkload, rows: int) -> Case:
-        """Of sequences as long as the context: a row may have several. Nothing is read that was not just written."""
-        batch = rows * s.tokens // s.context
-        qkv, heads = self.normal(batch, s.context, s.qkv), self._heads(s, 1, s.context)
-        moved = self.item * (qkv.numel() + batch * s.context * s.heads * s.head_dim)
-        flops = 4 * batch * s.context**2 * s.heads * s.head_dim
-        make = partial(Call, (qkv, heads), {})
-        return Case("local_attention", f"{s.name} {s.context} positions", rows, make, 0, moved, flops)
-
     def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
         gain = self.normal(s.head_dim) if s.head_norms else None
         cos, sin = (self.normal(batch, length, 1, s.head_dim) for _ in range(2))
         return Heads(gain, gain, cos, sin, s.heads, s.kv_heads, _EPS)
-
-    def _guided_step(self, s: StackWorkload, steps: int, channels: int, rows: int) -> Case:
-        """What it moves is float32 whatever the model's dtype is."""
-        x = torch.randn(rows, steps, channels, device=self.device)
-        guidance = torch.full((rows,), 2.0, device=self.device)
-        velocity = self.normal(2 * rows, steps, channels)
-        moved = 2 * 4 * x.numel() + self.item * velocity.numel()
-        make = partial(Call, (x, velocity, guidance, 0.1), {})
-        return Case("guided_step", f"{s.name} {steps} × {channels}", rows, make, 0, moved)
 
     def _sample(self, s: StackWorkload, rows: int) -> Case:
         logits, uniform = self.normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from sonant.bench.kernels.case import Call
 from sonant.kernels import reference, tuning
-from sonant.kernels.reference import Sides, Snake, split_kinds
-from sonant.kernels.triton import conv, conv_tile, dual_ffn, dual_tile, gemv, small_m_tile
+from sonant.kernels.reference import Snake
+from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
 PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
-DUAL_ROWS = (512, 256, 128, 64, 32)  # of a prefill; 32 serves all that are fewer
 CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
 
 
@@ -34,6 +33,8 @@ class Tunable(Protocol):
     @property
     def where(self) -> str: ...
     @property
+    def rows(self) -> int: ...
+    @property
     def bytes(self) -> int: ...
     @property
     def streamed_bytes(self) -> int: ...
@@ -44,6 +45,7 @@ class Tunable(Protocol):
     def least(self) -> Tunable: ...
     def make(self, device: torch.device) -> Call: ...
     def with_other_weights(self, call: Call) -> Call: ...
+    def in_turn(self, calls: list[Call]) -> list[Call]: ...
     def run(self, call: Call, tile: Tile) -> Tensor: ...
     def expected(self, call: Call) -> Tensor: ...
 
@@ -55,6 +57,7 @@ class ProductCase:
     rows: int
     depth: int
     columns: int
+    told: bool = False  # which weight is next, as in a local stack
 
     @property
     def gated(self) -> bool:
@@ -83,86 +86,31 @@ class ProductCase:
         return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        return self.op, self.rows, replace(tile, m=0), self.depth // (tile.k * tile.splits) > 1
+        return self.op, self.rows, self.told, replace(tile, m=0), self.depth // (tile.k * tile.splits) > 1
 
     def least(self) -> ProductCase:
         return self
 
     def make(self, device: torch.device) -> Call:
-        x, gain = _normal(device, self.rows, 1, self.depth), _normal(device, self.depth)
-        weight = _normal(device, (2 if self.gated else 1) * self.columns, self.depth) * self.depth**-0.5
+        x, gain = normal(device, self.rows, 1, self.depth), normal(device, self.depth)
+        weight = normal(device, (2 if self.gated else 1) * self.columns, self.depth) * self.depth**-0.5
         if self.op.startswith("norm"):
             return Call((x, gain, _EPS, weight), {})
-        before = (_normal(device, self.rows, 1, self.columns),) if self.op == "linear_add" else ()
+        before = (normal(device, self.rows, 1, self.columns),) if self.op == "linear_add" else ()
         return Call((x, weight, *before), {})
 
-    def with_other_weights(self, call: Call) -> Call:
-        return _copied(call, 3 if self.op.startswith("norm") else 1)
-
-    def run(self, call: Call, tile: Tile) -> Tensor:
-        return getattr(gemv, self.op)(*call.args, tile=tile)
-
-    def expected(self, call: Call) -> Tensor:
-        return getattr(reference, self.op)(*call.args)
-
-
-@dataclass(frozen=True)
-class DualCase:
-    """Of a two-sided layer: half of the rows are text, half audio."""
-
-    op: str
-    where: str
-    rows: int
-    depth: int
-    columns: int
-
     @property
-    def gated(self) -> bool:
-        return self.op == "dual_norm_gated"
-
-    @property
-    def key(self) -> str:
-        shape = dual_tile.shape_key(self.depth, self.columns, self.gated, _ITEM_BYTES)
-        return tuning.key("dual_ffn", shape, self.rows)
-
-    @property
-    def streamed_bytes(self) -> int:
-        return 2 * _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
-
-    @property
-    def bytes(self) -> int:
-        return self.streamed_bytes + _ITEM_BYTES * self.rows * (self.depth + self.columns * (1 if self.gated else 2))
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.rows * self.depth * self.columns * (2 if self.gated else 1)
-
-    def candidates(self) -> list[Tile]:
-        found = dual_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)
-        return list(dict.fromkeys(found))
-
-    def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        return self.op, self.depth % tile.k == 0, tile
-
-    def least(self) -> DualCase:
-        return replace(self, rows=DUAL_ROWS[-1])
-
-    def make(self, device: torch.device) -> Call:
-        kinds = torch.arange(self.rows, device=device) >= self.rows // 2
-        x, split = _normal(device, 1, self.rows, self.depth), split_kinds(kinds.int()[None])
-        wide = (2 if self.gated else 1) * self.columns
-        weights = Sides(*(_normal(device, wide, self.depth) * self.depth**-0.5 for _ in range(2)))
-        if self.gated:
-            return Call((x, split, Sides(*(_normal(device, self.depth) for _ in range(2))), _EPS, weights), {})
-        return Call((x, split, weights, _normal(device, 1, self.rows, self.columns)), {})
+    def weight_at(self) -> int:
+        return 3 if self.op.startswith("norm") else 1
 
     def with_other_weights(self, call: Call) -> Call:
-        at = 4 if self.gated else 2
-        weights = Sides(*(weight.clone() for weight in call.args[at]))
-        return Call((*call.args[:at], weights, *call.args[at + 1 :]), call.kwargs)
+        return _copied(call, self.weight_at)
+
+    def in_turn(self, calls: list[Call]) -> list[Call]:
+        return chained(calls, self.weight_at) if self.told else calls
 
     def run(self, call: Call, tile: Tile) -> Tensor:
-        return getattr(dual_ffn, self.op)(*call.args, tile=tile)
+        return getattr(gemv, self.op)(*call.args, **call.kwargs, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
         return getattr(reference, self.op)(*call.args)
@@ -229,16 +177,19 @@ class ConvCase:
         return replace(self, frames=1)
 
     def make(self, device: torch.device) -> Call:
-        x = _normal(device, self.batch, self.frames // self.batch * self.steps, self.inputs)
+        x = normal(device, self.batch, self.frames // self.batch * self.steps, self.inputs)
         # laid out as layers/conv_stream.py does
-        weight = _normal(device, self.columns, self.taps, self.inputs) * (self.taps * self.inputs) ** -0.5
-        past = _normal(device, self.batch, (self.taps - 1) * self.dilation, self.inputs) if self.taps > 1 else None
-        per_channel = _normal(device, self.channels)
-        residual = _normal(device, *x.shape[:2], self.columns) if self.residual else None
+        weight = normal(device, self.columns, self.taps, self.inputs) * (self.taps * self.inputs) ** -0.5
+        past = normal(device, self.batch, (self.taps - 1) * self.dilation, self.inputs) if self.taps > 1 else None
+        per_channel = normal(device, self.channels)
+        residual = normal(device, *x.shape[:2], self.columns) if self.residual else None
         snake = Snake(per_channel, per_channel) if self.snake else None
         keep = self.residual or self.samples > 1 or not self.snake
         options = {"residual": residual, "snake": snake, "keep": keep}
         return Call((x, weight.permute(0, 2, 1), per_channel, past, self.dilation), options)
+
+    def in_turn(self, calls: list[Call]) -> list[Call]:
+        return calls
 
     def with_other_weights(self, call: Call) -> Call:
         return _copied(call, 1)
@@ -253,20 +204,13 @@ class ConvCase:
 def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
     for rows in PRODUCT_ROWS:
         for s in stacks:
-            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv)
+            told = s.tokens > 1
+            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, told)
             yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden)
-            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
-            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
+            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told)
+            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told)
             if s.draws:
                 yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
-
-
-def dual_cases(stacks: Sequence[StackWorkload]) -> Iterator[DualCase]:
-    for rows in DUAL_ROWS:
-        for s in stacks:
-            if s.dual:
-                yield DualCase("dual_norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
-                yield DualCase("dual_linear_add", f"{s.name} down", rows, s.inner, s.hidden)
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
@@ -284,10 +228,16 @@ def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
         yield ConvCase(f"{c.name} last", frames, steps, channels, 1, 1, 7, 1, False, False)
 
 
+def chained(calls: list[Call], at: int) -> list[Call]:
+    """Each is told the next one's weight."""
+    following = [*calls[1:], calls[0]]
+    return [Call(call.args, {**call.kwargs, "then": n.args[at]}) for call, n in zip(calls, following, strict=True)]
+
+
 def _copied(call: Call, at: int) -> Call:
     """With the same values elsewhere in memory."""
     return Call((*call.args[:at], call.args[at].clone(), *call.args[at + 1 :]), call.kwargs)
 
 
-def _normal(device: torch.device, *shape: int) -> Tensor:
+def normal(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.bfloat16)

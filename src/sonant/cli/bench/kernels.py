@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from sonant.bench.kernels.case import Case
+    from sonant.bench.kernels.tune_cases import Tunable
     from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
 
 EXAMPLES = """
@@ -26,6 +27,7 @@ sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
 sonant bench kernels --against accepted.json
 sonant bench kernels --tune
+sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
 """
 
 
@@ -35,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", metavar="S,S…", help=f"whose shapes: {', '.join(_sizes(_providers()))} (default: all)"
     )
     parser.add_argument(
-        "--rows", metavar="N,N…", help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU)"
+        "--where", metavar="WORDS", default="", help='only in parts so named, such as "flow" (default: all)'
+    )
+    parser.add_argument(
+        "--rows",
+        metavar="N,N…",
+        help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune the rows that a"
+        " table's keys end with (default: all)",
     )
     parser.add_argument(
         "--prefill", metavar="N", type=whole_number(0), help="positions; 0: none (default: 512 on a GPU, 0 on a CPU)"
@@ -88,7 +96,13 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.tolerance < 100:
         raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
     if args.tune:
-        return _tune([p for p in providers if p.TUNED_SIZE in sizes], device, ops, args.tune_seconds, args.out)
+        tuned = [p for p in providers if p.TUNED_SIZE in sizes]
+        asked_rows = _rows(args.rows) if args.rows else None
+
+        def wanted_case(case: Tunable) -> bool:
+            return case.op in ops and args.where in case.where and (asked_rows is None or case.rows in asked_rows)
+
+        return _tune(tuned, device, wanted_case, args.tune_seconds, args.out)
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
     wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
@@ -100,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         if gpu:  # a CPU would take minutes for each
             yield from AttentionCases(device, dtype).every()
 
-    report = kernels.run((case for case in every() if case.op in ops), device, dtype, on_time=_tell)
+    asked = (case for case in every() if case.op in ops and args.where in case.where)
+    report = kernels.run(asked, device, dtype, on_time=_tell)
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
@@ -140,7 +155,11 @@ def _sizes(providers: list[WorkloadProvider]) -> list[str]:
 
 
 def _tune(
-    providers: list[WorkloadProvider], device: torch.device, ops: list[str], seconds: int, out: Path | None
+    providers: list[WorkloadProvider],
+    device: torch.device,
+    wanted: Callable[[Tunable], bool],
+    seconds: int,
+    out: Path | None,
 ) -> int:
     if device.type != "cuda":  # where triton need not be installed
         raise ConfigError(f"--tune needs a GPU, and {device} is none")
@@ -148,7 +167,9 @@ def _tune(
 
     from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
     from sonant.bench.kernels import tune
-    from sonant.bench.kernels.tune_cases import Tunable, conv_cases, dual_cases, product_cases
+    from sonant.bench.kernels.tune_cases import conv_cases, product_cases
+    from sonant.bench.kernels.tune_dual_cases import dual_cases
+    from sonant.bench.kernels.tune_local_cases import local_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
@@ -156,10 +177,14 @@ def _tune(
     gpu = torch.cuda.get_device_name(device)
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
-        every += [*product_cases(workloads.stacks), *dual_cases(workloads.stacks), *conv_cases(workloads.codec)]
-    cases = [case for case in every if case.op in ops]
+        stacks = workloads.stacks
+        every += [*local_cases(stacks), *product_cases(stacks), *dual_cases(stacks), *conv_cases(workloads.codec)]
+    cases = [case for case in every if wanted(case)]
     if not cases:
-        raise ConfigError(f"none of these has tiles to tune; those that do are {', '.join({c.op for c in every})}")
+        tunable = ", ".join(sorted({c.op for c in every}))
+        raise ConfigError(
+            f"none of these has tiles to tune: ops with tiles are {tunable}, and --rows those of a table's keys"
+        )
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
     results = tune.run(cases, device, ceiling, seconds, _say)
     print(tune.table(results))

@@ -17,7 +17,16 @@ from sonant.kernels.reference.conv import (
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
 from sonant.kernels.reference.dual import Sides, Split, dual_linear_add, dual_norm, dual_norm_gated, split_kinds
-from sonant.kernels.reference.flow import guided_step
+from sonant.kernels.reference.flow import (
+    FlowEnds,
+    FlowGiven,
+    flow_move,
+    flow_open,
+    flow_turn,
+    guided_step,
+    normals,
+)
+from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -32,10 +41,12 @@ from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
+    add_norm,
     dense_attention,
     linear,
     linear_add,
     local_attention,
+    local_attention_add,
     norm_gated,
     norm_linear,
     paged_attention,
@@ -51,9 +62,14 @@ from sonant.kernels.reference.transformer import (
 __all__ = [
     "Bounds",
     "DelayPattern",
+    "FlowEnds",
+    "FlowGiven",
     "Heads",
     "LogitMask",
     "Lookup",
+    "PatchCounters",
+    "PatchMemory",
+    "PatchStatuses",
     "Place",
     "Ras",
     "RowCounters",
@@ -62,6 +78,7 @@ __all__ = [
     "Snake",
     "Split",
     "Statuses",
+    "add_norm",
     "causal_conv",
     "convolve",
     "delay_step",
@@ -71,16 +88,22 @@ __all__ = [
     "dual_norm",
     "dual_norm_gated",
     "exact_conv",
+    "flow_move",
+    "flow_open",
+    "flow_turn",
     "guided_step",
     "inside",
     "linear",
     "linear_add",
     "local_attention",
+    "local_attention_add",
     "norm_gated",
     "norm_linear",
+    "normals",
     "paged_attention",
     "paged_step",
     "paged_write",
+    "patch_step",
     "pcm16",
     "penalize",
     "qk_rope",

@@ -1,10 +1,64 @@
-"""A step of a flow that is guided away from what the model makes of nothing."""
+"""What a guided flow does between two evaluations of its estimator.
+
+Of each row there are two sequences, the guided ones first, then as many free ones that are told nothing. A sequence is
+prefix, time, the patch before and the patch itself. The estimator's end (norm and projection) says which way the
+patch must go; the flow is guided away from what the model makes of nothing; the estimator's start makes tokens of it.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from sonant.kernels.reference.sampling import uniforms
+from sonant.kernels.reference.transformer import rms_norm
+
 _LEAST = 1e-8
+
+
+class FlowEnds(NamedTuple):
+    """The estimator's weights before its layers and after them."""
+
+    in_weight: Tensor  # [hidden, channels]
+    in_bias: Tensor
+    gain: Tensor  # of the last norm
+    eps: float
+    out_weight: Tensor  # [channels, hidden]
+    out_bias: Tensor
+
+
+class FlowGiven(NamedTuple):
+    """What does not move."""
+
+    prefix: Tensor  # [B, n, hidden], of the guided sequences; the free ones have zeros
+    past: Tensor  # [B, T, hidden]: tokens of the patch before
+    guidance: Tensor  # [B]
+
+
+def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    """Tokens [2B, n + 1 + 2T, hidden] of patches x [B, T, channels] float32 at the time [hidden]."""
+    own = F.linear(x.to(ends.in_weight.dtype), ends.in_weight, ends.in_bias)
+    rest = [time.expand(len(x), 1, -1), given.past, own]
+    guided, free = (torch.cat([prefix, *rest], 1) for prefix in (given.prefix, torch.zeros_like(given.prefix)))
+    return torch.cat([guided, free])
+
+
+def flow_move(x: Tensor, hidden: Tensor, length: float, given: FlowGiven, ends: FlowEnds) -> Tensor:
+    """x [B, T, channels] moved by -`length` along the velocity that layers' results [2B, tokens, hidden] say."""
+    last = rms_norm(hidden[:, -x.shape[1] :], ends.gain, ends.eps)
+    return guided_step(x, F.linear(last, ends.out_weight, ends.out_bias), given.guidance, length)
+
+
+def flow_turn(
+    x: Tensor, hidden: Tensor, length: float, time: Tensor, given: FlowGiven, ends: FlowEnds
+) -> tuple[Tensor, Tensor]:
+    """Both: x moved, and its tokens at the next time."""
+    moved = flow_move(x, hidden, length, given, ends)
+    return moved, flow_open(moved, time, given, ends)
 
 
 def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
@@ -18,3 +72,10 @@ def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) ->
     share = (guided * free).sum(dims, keepdim=True) / (free.square().sum(dims, keepdim=True) + _LEAST)
     free = free * share
     return x - length * (free + guidance[:, None, None] * (guided - free))
+
+
+def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
+    """[B, count] float32 of deviation `scale` [B], a function of (seed, frame): `uniforms` by Box and Muller."""
+    radius, angle = uniforms(seed, frame, count).chunk(2, 1)
+    radius, angle = torch.sqrt(-2 * torch.log1p(-radius)), 2 * math.pi * angle
+    return scale[:, None] * torch.cat([radius * angle.cos(), radius * angle.sin()], 1)

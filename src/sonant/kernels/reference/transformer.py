@@ -6,11 +6,13 @@ values, over a frame's own, and over dense ones.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Place(NamedTuple):
@@ -38,21 +40,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """A residual sum, and its RMSNorm with `gain`, which opens the next branch."""
+    total = x + branch
+    return total, rms_norm(total, gain, eps)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards.
+
+    Here and below, `then` is the weight that the next product reads: a kernel may fetch it while it works.
+    """
     return residual + F.linear(x, weight)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
     """The start of one: RMSNorm with `gain`, then the projection."""
     return F.linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
     """The same into SwiGLU; the first half of `weight` makes the gate."""
     return swiglu(F.linear(rms_norm(x, gain, eps), weight))
 
@@ -147,20 +158,35 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
+def local_attention_add(
+    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+) -> Tensor:
+    """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
+    return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
+
+
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S].
+    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S], or is what is added to scores.
 
     None: causal if T == S, all of S if T == 1.
     """
     causal = visible is None
     if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic truth for an argument
         causal = False
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible,
-        is_causal=causal,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    with _quick_to_start(q):
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=visible,
+            is_causal=causal,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
     return out.transpose(1, 2)
+
+
+def _quick_to_start(q: Tensor) -> AbstractContextManager[None]:
+    """Not cuDNN's attention, which makes a plan for every shape: 50 ms each, for the 65 of a codec's graphs."""
+    if q.device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -29,8 +29,8 @@ _PROGRAMS = 512  # fewer would leave processors idle
 
 @triton.jit
 def _gemv(
-    x, weight, gain, residual, out, columns, depth, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    x, weight, gain, bias, residual, out, columns, depth, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -66,7 +66,10 @@ def _gemv(
         total += own[tile].to(tl.float32) * value[None]
         if GATED:
             other += up[tile].to(tl.float32) * value[None]
-    result = tl.sum(total, axis=1).to(dtype)
+    result = tl.sum(total, axis=1)
+    if BIAS:
+        result += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+    result = result.to(dtype)
     if GATED:
         gate = result.to(tl.float32)
         silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -79,30 +82,31 @@ def _gemv(
 
 def _product(
     x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
-    residual: Tensor | None = None, tile: Tile | None = None,
+    bias: Tensor | None = None, residual: Tensor | None = None, then: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """None: too many rows, an unusual layout, or a shape in which the library is faster."""
+    """None: too many rows (with a bias two are), an unusual layout, or a shape in which the library is faster."""
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     rows = x.numel() // depth
-    if not weight.is_contiguous() or x.dtype != weight.dtype:
+    if not weight.is_contiguous() or x.dtype != weight.dtype or (bias is not None and rows > 1):
         return None
     out = x.new_empty(*x.shape[:-1], columns)
     flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
     residual = None if residual is None else residual.contiguous()
     if rows == 1 and depth <= _DEEPEST:
-        _launch_gemv(flat, weight, wanted, gain, eps, gated, residual)
+        _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
     if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
     ):
         return out
     return None
 
 
 def _launch_gemv(
-    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None
-) -> None:
+    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, bias: Tensor | None,
+    residual: Tensor | None,
+) -> None:  # fmt: skip
     depth, columns = x.shape[1], out.shape[1]
     planes = 2 if gated else 1
     block_k, tiles = triton.next_power_of_2(depth), 1
@@ -113,30 +117,37 @@ def _launch_gemv(
         most = min(_TILED_VECTORS * 32 * warps // (depth * planes), columns // _PROGRAMS)
         block_n = 1 << max(0, most.bit_length() - 1)
     _gemv[(triton.cdiv(columns, block_n),)](
-        x, weight, weight if gain is None else gain, out if residual is None else residual, out, columns, depth, eps,
-        NORM=gain is not None, GATED=gated, ADD=residual is not None,
+        x, weight, weight if gain is None else gain, weight if bias is None else bias,
+        out if residual is None else residual, out, columns, depth, eps,
+        NORM=gain is not None, GATED=gated, BIAS=bias is not None, ADD=residual is not None,
         BLOCK_N=block_n, BLOCK_K=block_k, TILES=tiles, num_warps=warps, **launch_options(x),
     )  # fmt: skip
 
 
-def linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, tile=tile)
-    return reference.linear(x, weight) if out is None else out
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, bias=bias, tile=tile)
+    return reference.linear(x, weight, bias) if out is None else out
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, residual=residual, tile=tile)
+def linear_add(
+    x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, residual=residual, then=then, tile=tile)
     if out is not None:
         return out
     # into the residual itself: otherwise the library copies it first
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
+def norm_linear(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, then=then, tile=tile)
     return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
+def norm_gated(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, then=then, tile=tile)
     return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -93,15 +94,17 @@ def _reduce(
     return total, other, square, last
 
 
-@triton.jit(do_not_specialize=["rows", "k_tiles"])
+@triton.jit(do_not_specialize=["rows", "k_tiles", "then_elements", "then_piece"])
 def _small_m_gemm(
-    x, weight, gain, residual, out, partials, squares, arrivals, rows, columns, depth, k_tiles, eps,
+    x, weight, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
+    then_elements, then_piece,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr,
+    LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
+    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -147,7 +150,7 @@ def fits(rows: int, depth: int) -> bool:
 
 def product(
     x: Tensor, weight: Tensor, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    tile: Tile | None = None,
+    then: Tensor | None = None, tile: Tile | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
@@ -164,14 +167,16 @@ def product(
     if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")
     squares = strips * tile.splits * block_m
+    launch = launch_options(x)
     partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
     _small_m_gemm[(strips, tile.splits)](
         x, weight, weight if gain is None else gain, out if residual is None else residual, out,
         partials, partials[max(0, partials.numel() - squares) :], counters(weight, strips, tile.splits),
-        rows, columns, depth, k_tiles, eps,
+        rows=rows, columns=columns, depth=depth, k_tiles=k_tiles, eps=eps,
         NORM=gain is not None, GATED=gated, ADD=residual is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
-        num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
+        num_warps=tile.warps, num_stages=tile.stages, **launch,
+        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
     )  # fmt: skip
     return True

@@ -19,7 +19,10 @@ _MOST_SPLITS = 24
 _TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
         16: ((16, 512), (16, 1024), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256), (128, 128)),
-        32: ((16, 512), (32, 128), (32, 512), (64, 128), (64, 256), (128, 64), (128, 128)),
+        32: (
+            *((16, 512), (16, 1024), (32, 128), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256)),
+            *((128, 64), (128, 128)),
+        ),
         64: ((32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128)),
     }
 )
@@ -42,16 +45,17 @@ def block_depth(depth: int, most: int = _DEPTH) -> int:
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:
-    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: as few splits as
-    fill the GPU. Four bytes have no tensor cores, and a deep tile of them would be thousands of instructions."""
+    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: about a program for
+    each processor, which is what won wherever it was measured. Four bytes have no tensor cores, and a deep tile of
+    them would be thousands of instructions."""
     if rows <= 16 and item_bytes < 4:
         k = block_depth(depth)
         return Tile(0, 64, k, warps=4, stages=2, splits=depth // k)
-    n, most = (64, 128) if item_bytes < 4 else (32, 32)
+    n, most = (64, 128 if gated or rows > 32 else 256) if item_bytes < 4 else (32, 32)
     k = block_depth(depth, most)
-    tiles = depth // k
-    wanted = -(-2 * _PROCESSORS // -(-columns // n))
-    splits = next((s for s in range(1, tiles + 1) if tiles % s == 0 and s >= min(wanted, _MOST_SPLITS)), tiles)
+    strips, tiles = -(-columns // n), depth // k
+    divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
+    splits = min(divisors, key=lambda s: max(strips * s / _PROCESSORS, _PROCESSORS / (strips * s)))
     return Tile(0, n, k, warps=4, stages=2 if gated else 3, splits=splits)
 
 
@@ -61,18 +65,19 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
     block_m, planes = max(_LEAST_BLOCK, 1 << (rows - 1).bit_length()), 2 if gated else 1
     for n, k in ((n, block_depth(depth, most)) for n, most in _TRIED[block_m]):
         for splits in _splits(-(-columns // n), depth // k):
-            wide = planes * n * k * item_bytes > 1 << 15
-            for warps, fold in ((8 if wide else 4, 1), (4, 4), (8, 8)):
-                tile = Tile(0, n, k, warps, 3 if k > 64 else 4, splits, fold=fold)
+            for warps, fold in ((4, 1), (8, 1), (4, 4), (8, 8)):
+                deep = depth // (k * splits)  # tiles, of which the first needs no room in shared memory
+                stages = min(3 if k > 64 else 4, max(2, deep - 1))
+                tile = Tile(0, n, k, warps, stages, splits, fold=fold)
                 if _sensible(tile, depth, block_m, planes, item_bytes):
                     yield tile
 
 
 def _splits(strips: int, tiles: int) -> list[int]:
-    """Divisors of the depth's tiles that give each processor about one program or two."""
+    """Divisors of the depth's tiles that give about every second processor a program, or each of them one or two."""
     divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
-    divisors = [s for s in divisors if 0.7 * _PROCESSORS <= strips * s <= 4 * _PROCESSORS]
-    nearest = {min(divisors, key=lambda s: abs(strips * s - full * _PROCESSORS)) for full in (1, 2) if divisors}
+    divisors = [s for s in divisors if 0.45 * _PROCESSORS <= strips * s <= 4 * _PROCESSORS]
+    nearest = {min(divisors, key=lambda s: abs(strips * s - full * _PROCESSORS)) for full in (0.5, 1, 2) if divisors}
     return sorted(nearest)
 
 

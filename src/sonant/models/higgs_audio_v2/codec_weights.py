@@ -17,7 +17,9 @@ from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_config import CodecConfig
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
 from sonant.models.higgs_audio_v2.codec_place import TO_FETCH, codec_place, read_codec_config
+from sonant.models.higgs_audio_v2.encoder_blocks import encoder_blocks
 from sonant.models.weights import (
+    HostMemory,
     Naming,
     PickledTensors,
     SafetensorsFile,
@@ -73,14 +75,16 @@ class StoredCodec:
         return [stored for stored, name in ours if module.match(name) or _UNUSED.match(name)]
 
 
-def load_codec(codec: StoredCodec, device: torch.device, codec_dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
+def load_codec(
+    codec: StoredCodec, device: torch.device, codec_dtype: torch.dtype, host: HostMemory | None = None
+) -> tuple[CodecDecoder, CodecEncoder]:
     """The decoder ready to decode in `codec_dtype`, which it is rounded to last; the encoder in float32."""
     with torch.device("meta"):
         decoder, encoder = CodecDecoder(codec.config), CodecEncoder(codec.config)
     decoder = allocate(decoder, device, torch.float32)
     load_into(decoder, codec.source, naming=codec.naming, unused=codec.not_for(_ENCODER))
     decoder.prepare(codec_dtype)
-    encoder = allocate(encoder, device, torch.float32)
+    encoder = allocate(encoder, device, torch.float32, host, encoder_blocks(encoder))
     load_into(encoder, codec.source, naming=codec.naming, unused=codec.not_for(_DECODER))
     return decoder, encoder
 

@@ -7,7 +7,6 @@ side is read there, neither its network nor its embedding. The text head is neve
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonant.kernels import ops
@@ -18,6 +17,34 @@ from sonant.layers.transformer import MLP, Attention, DecoderStack, RMSNorm, Sta
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 
 
+class DualPart(nn.Module):
+    """A half of a layer's two networks, each for its own positions. A module without weights of its own, so that there
+    is a call while the text's are read: see `weight_blocks.py`."""
+
+    def __init__(self, layer: DualLayer) -> None:
+        super().__init__()
+        self._layer = (layer,)  # not registered: the weights are the layer's
+
+    @property
+    def layer(self) -> DualLayer:
+        return self._layer[0]
+
+
+class DualWiden(DualPart):
+    def forward(self, x: Tensor, split: Split) -> Tensor:
+        layer = self.layer
+        norms = Sides(layer.post_attention_layernorm.weight, layer.audio_post_attention_layernorm.weight)
+        weights = Sides(layer.mlp.gate_up_proj.weight, layer.audio_mlp.gate_up_proj.weight)
+        return ops.dual_norm_gated(x, split, norms, layer.eps, weights)
+
+
+class DualNarrow(DualPart):
+    def forward(self, inner: Tensor, split: Split, residual: Tensor) -> Tensor:
+        layer = self.layer
+        weights = Sides(layer.mlp.down_proj.weight, layer.audio_mlp.down_proj.weight)
+        return ops.dual_linear_add(inner, split, weights, residual)
+
+
 class DualLayer(nn.Module):
     def __init__(self, shape: StackShape, index: int) -> None:
         super().__init__()
@@ -26,24 +53,25 @@ class DualLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.audio_post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.mlp, self.audio_mlp = (MLP(shape.hidden, shape.intermediate) for _ in range(2))
+        self.widen, self.narrow = DualWiden(self), DualNarrow(self)
         self.eps = shape.eps
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        """Every position is a row of codes."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split | None = None
+    ) -> Tensor:
+        """Every position is a row of codes, or goes by its own side of a split."""
+        if split is not None:
+            return self._forward_split(x, cos, sin, context, split)
         mixed = self.self_attn(x, self.audio_input_layernorm, cos, sin, context)
         x = ops.linear_add(mixed, self.self_attn.o_proj.weight, x)
         inner = self.audio_mlp(x, self.audio_post_attention_layernorm)
         return ops.linear_add(inner, self.audio_mlp.down_proj.weight, x)
 
-    def forward_split(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split) -> Tensor:
-        """Each position by its own side."""
+    def _forward_split(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split) -> Tensor:
         norms = Sides(self.input_layernorm.weight, self.audio_input_layernorm.weight)
         qkv = ops.linear(ops.dual_norm(x, split, norms, self.eps), self.self_attn.qkv_proj.weight)
         x = ops.linear_add(self.self_attn.gather(qkv, cos, sin, context), self.self_attn.o_proj.weight, x)
-        norms = Sides(self.post_attention_layernorm.weight, self.audio_post_attention_layernorm.weight)
-        widening = Sides(self.mlp.gate_up_proj.weight, self.audio_mlp.gate_up_proj.weight)
-        inner = ops.dual_norm_gated(x, split, norms, self.eps, widening)
-        return ops.dual_linear_add(inner, split, Sides(self.mlp.down_proj.weight, self.audio_mlp.down_proj.weight), x)
+        return self.narrow(self.widen(x, split), split, x)
 
 
 class AudioEmbedding(nn.Module):
@@ -63,7 +91,7 @@ class AudioEmbedding(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         """codes [..., codebooks] → [..., hidden]"""
         assert self.offsets is not None
-        return F.embedding(codes + self.offsets, self.embed_audio_tokens.weight).sum(-2)
+        return self.embed_audio_tokens(codes + self.offsets).sum(-2)
 
 
 class DualStack(DecoderStack):
@@ -85,8 +113,7 @@ class DualStack(DecoderStack):
         """Write the keys and values of x [B, T, hidden]; what comes out at the top is no one's input."""
         cos, sin = self.rotations(positions, x.dtype)
         for layer in self.layers:
-            assert isinstance(layer, DualLayer)
-            x = layer.forward_split(x, cos, sin, context, split)
+            x = layer(x, cos, sin, context, split)
 
 
 class LanguageModel(nn.Module):

@@ -12,7 +12,8 @@ from sonant.models.higgs_audio_v2.config import HiggsConfig
 from sonant.models.higgs_audio_v2.language_model import LanguageModel
 from sonant.models.higgs_audio_v2.model import HiggsAudioV2, Modules
 from sonant.models.higgs_audio_v2.prompter import MAX_POSITIONS, load_prompter
-from sonant.models.weights import Naming, TensorSource, allocate, load_into, open_weights, rename_by
+from sonant.models.higgs_audio_v2.weight_blocks import layer_blocks, text_table
+from sonant.models.weights import HostMemory, Naming, TensorSource, allocate, load_into, open_weights, rename_by
 
 _BOSONS_NAMES = rename_by(
     (
@@ -24,23 +25,28 @@ _BOSONS_NAMES = rename_by(
 
 
 def load(
-    folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
+    folder: Path,
+    options: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    codec_dtype: torch.dtype,
+    host: HostMemory | None = None,
 ) -> HiggsAudioV2:
     prompter = load_prompter(folder, options)
     codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
-    decoder, encoder = load_codec(codec, device, codec_dtype)
-    model = _load_language_model(prompter.config, weights, device, dtype)
+    decoder, encoder = load_codec(codec, device, codec_dtype, host)
+    model = _load_language_model(prompter.config, weights, device, dtype, host)
     sizes = options.frame_sizes(prompter.spec.frame_s, decoder.context_frames)
     return HiggsAudioV2(prompter, Modules(model, decoder, encoder), sizes)
 
 
 def _load_language_model(
-    config: HiggsConfig, weights: TensorSource, device: torch.device, dtype: torch.dtype
+    config: HiggsConfig, weights: TensorSource, device: torch.device, dtype: torch.dtype, host: HostMemory | None
 ) -> LanguageModel:
     """Under transformers' names or Boson's. The text head is known and left out: nothing at inference reads it."""
     with torch.device("meta"):
         empty = LanguageModel(config)
-    model = allocate(empty, device, dtype)
+    model = allocate(empty, device, dtype, host, (*layer_blocks(empty), text_table(empty)))
     native = any(name.startswith("model.") for name in weights.tensors)
     if native:  # a converted file may hold the heads under their old names as well
         load_into(model, weights, unused=("text_lm_head.", "audio_decoder_proj."))

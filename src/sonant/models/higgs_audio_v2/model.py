@@ -21,9 +21,11 @@ from sonant.models.higgs_audio_v2.packed_prompts import PackedPrompts, PackedSha
 from sonant.models.higgs_audio_v2.prompt import FAMILY
 from sonant.models.higgs_audio_v2.prompter import HiggsPrompter
 from sonant.models.higgs_audio_v2.row_state import COUNTED, settle, start_rows, state_fields, window_places
+from sonant.models.higgs_audio_v2.weight_blocks import model_weights
 from sonant.models.memory import Memory
 from sonant.models.prompt import Ints, Prompt
 from sonant.models.spec import KVGroup, ModelSpec
+from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights import weight_bytes
 from sonant.types import Samples
 from sonant.voice import Voice
@@ -43,6 +45,9 @@ class HiggsAudioV2:
         self.prompter, self.config, self.modules, self.sizes = prompter, prompter.config, modules, sizes
         self.device = modules.language_model.audio_lm_head.weight.device
         self.spec = _spec(prompter, modules, sizes)
+
+    def weights(self) -> ModelWeights:
+        return model_weights(self.modules)
 
     # Off the step thread
 
@@ -78,8 +83,11 @@ class HiggsAudioV2:
         stack.prefill(x, prompts.at, context, split_kinds(prompts.kinds()))
         start_rows(memory, prompts.ready_rows, prompts.lengths, prompts.opening)
 
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return False  # every utterance is decoded by itself: the codec hears nothing of the voice
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
-        return -1  # every utterance is decoded by itself: the codec hears nothing of the voice
+        return -1
 
     def begin_frame(self, rows: Tensor, span_blocks: int, variant: int) -> RowStep:
         return RowStep(rows, span_blocks, variant)

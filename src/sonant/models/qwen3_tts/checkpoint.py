@@ -12,7 +12,8 @@ from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
-from sonant.models.weights import allocate, load_into, open_weights
+from sonant.models.qwen3_tts.weight_blocks import encoder_blocks, speaker_blocks, talker_blocks, text_table
+from sonant.models.weights import HostMemory, allocate, load_into, open_weights
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,12 @@ class Modules:
 
 
 def load_modules(
-    folder: Path, config: Qwen3TTSConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
+    folder: Path,
+    config: Qwen3TTSConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    codec_dtype: torch.dtype,
+    host: HostMemory | None = None,
 ) -> Modules:
     """Memory is taken once, uninitialised, and then filled; the encoders stay in float32, as published."""
     weights, codec_weights = open_weights(folder), open_weights(folder / "speech_tokenizer")
@@ -33,15 +39,15 @@ def load_modules(
         decoder = CodecDecoder(config.codec.decoder)
         speaker = SpeakerEncoder(config.speaker) if config.speaker else None
         encoder = CodecEncoder(config.codec.encoder, config.codec.encoder_valid_num_quantizers) if speaker else None
-    talker = allocate(talker, device, dtype)
+    talker = allocate(talker, device, dtype, host, (*talker_blocks(talker), text_table(talker)))
     load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",))
     talker.prepare(config.talker.max_position_embeddings)
     decoder = allocate(decoder, device, codec_dtype)
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))
     decoder.prepare()
     if speaker is not None and encoder is not None:
-        speaker = allocate(speaker, device, torch.float32)
+        speaker = allocate(speaker, device, torch.float32, host, speaker_blocks(speaker))
         load_into(speaker, weights, prefix="speaker_encoder.", unused=("talker.",))
-        encoder = allocate(encoder, device, torch.float32)
+        encoder = allocate(encoder, device, torch.float32, host, encoder_blocks(encoder))
         load_into(encoder, codec_weights, prefix="encoder.", unused=("decoder.",))
     return Modules(talker, decoder, speaker, encoder)

@@ -23,7 +23,9 @@ from sonant.models.qwen3_tts.packed_prompts import PackedPrompts, PackedShape, p
 from sonant.models.qwen3_tts.prompt import FAMILY
 from sonant.models.qwen3_tts.prompter import Qwen3TTSPrompter
 from sonant.models.qwen3_tts.row_state import settle, start_rows, state_fields
+from sonant.models.qwen3_tts.weight_blocks import model_weights
 from sonant.models.spec import KVGroup, ModelSpec
+from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights import weight_bytes
 from sonant.types import Samples
 from sonant.voice import Voice
@@ -35,10 +37,13 @@ _SAMPLE_BYTES = 4
 class Qwen3TTS:
     def __init__(self, prompter: Qwen3TTSPrompter, modules: Modules, sizes: FrameSizes) -> None:
         self.prompter, self.config, self.modules = prompter, prompter.config, modules
-        self.device = next(modules.talker.parameters()).device
+        self.device = modules.talker.codec_head.weight.device
         self.spec = _spec(prompter, modules, sizes)
         # The codec's tails and ring after a voice's reference, by voice; only the step thread looks here.
         self.prerolls: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
+
+    def weights(self) -> ModelWeights:
+        return model_weights(self.modules)
 
     # Off the step thread
 
@@ -99,6 +104,9 @@ class Qwen3TTS:
         return PackedShape(shape.positions, self.config.talker.num_code_groups, self.config.talker.hidden_size)
 
     @torch.inference_mode()
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return prompt.payload.preroll is not None
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         layout: Layout = item.prompt.payload
         if layout.preroll is None:

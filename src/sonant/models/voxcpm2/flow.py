@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
+from sonant.kernels.reference import FlowGiven
 from sonant.models.voxcpm2.modules import Estimator
 
 _STILL_SHARE = 0.04  # of the grid's points: so many steps, and one at least, do not move
@@ -62,21 +63,14 @@ def _sinusoids(times: Tensor, dim: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def normals(seed: Tensor, frame: Tensor, count: int) -> Tensor:
-    """[B, count] float32, a function of (seed, frame): Box and Muller's transform of uniform numbers."""
-    radius, angle = ops.uniforms(seed, frame, count).chunk(2, 1)
-    radius, angle = torch.sqrt(-2 * torch.log1p(-radius)), 2 * math.pi * angle
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
-
-
 def flow(
     estimator: Estimator, plan: Schedule, noise: Tensor, prefix: Tensor, before: Tensor, guidance: Tensor
 ) -> Tensor:
     """noise and before (the patch before) [B, patch_size, feat_dim], prefix [B, 2, hidden], guidance [B] → a patch."""
-    x = noise
-    prefix = torch.cat([prefix, torch.zeros_like(prefix)])
-    past = estimator.cond_proj(before.to(prefix.dtype)).repeat(2, 1, 1)
-    for length, time in zip(plan.lengths, plan.times.unbind(), strict=True):
-        velocity = estimator(x.repeat(2, 1, 1), prefix, time, past)
-        x = ops.guided_step(x, velocity, guidance, length)
-    return x
+    ends = estimator.ends()
+    given = FlowGiven(prefix, estimator.tokens_of(before), guidance)
+    x, times = noise, plan.times.unbind()
+    tokens = ops.flow_open(x, times[0], given, ends)
+    for length, time in zip(plan.lengths[:-1], times[1:], strict=True):
+        x, tokens = ops.flow_turn(x, estimator.decoder.through(tokens, again=True), length, time, given, ends)
+    return ops.flow_move(x, estimator.decoder.through(tokens), plan.lengths[-1], given, ends)

@@ -14,17 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sonant.kernels import ops
+from sonant.kernels.reference import PatchCounters, PatchMemory, PatchStatuses
 from sonant.models.base import FramePart, FrameStep
 from sonant.models.memory import Memory, RowValues
 from sonant.models.status import Status
 from sonant.models.voxcpm2.config import VoxCPM2Config
-from sonant.models.voxcpm2.flow import Schedule, evaluations, flow, normals
+from sonant.models.voxcpm2.flow import Schedule, evaluations, flow
 from sonant.models.voxcpm2.knobs import USUAL_STEPS
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.row_state import COUNTED
 from sonant.models.weights import weight_bytes
 
 BASE, RESIDUAL = "base", "residual"  # groups of the KV cache
+_STATUSES = PatchStatuses(int(Status.RUNNING), int(Status.CAPPED), int(Status.LAST))
 
 
 @dataclass
@@ -43,8 +46,6 @@ class FrameDecoder:
         self, config: VoxCPM2Config, modules: VoxCPM2Modules, schedules: Mapping[int, Schedule], memory: Memory
     ) -> None:
         self.config, self.modules, self.schedules, self.memory = config, modules, schedules, memory
-        # on the device, since a plain number in a step is a kernel that fills a tensor with it
-        self.statuses = torch.arange(len(Status), dtype=torch.int32, device=memory.lines.device).unbind()
 
     def parts(self) -> tuple[FramePart, ...]:
         m = self.modules
@@ -64,19 +65,20 @@ class FrameDecoder:
         m, r = self.modules, self.memory.rows
         step.own = own = self.memory.take(step.rows)
         position, given = own["position"][:, None], r["input"][step.rows]
+        text = (own["text_input"] > 0)[:, None]
+        spoken = given.masked_fill(text, 0)  # before the model is given it, which may write over it
         context = self.memory.decode_context(BASE, own.tables, position, step.span_blocks)
         state = m.base_lm(given[:, None], position, context)[:, 0]
-        text = (own["text_input"] > 0)[:, None]
         step.state = torch.where(text, state, m.fsq_layer(state))
-        inner = m.residual_input(step.state, given.masked_fill(text, 0))
+        inner = m.residual_input(step.state, spoken)
         context = self.memory.decode_context(RESIDUAL, own.tables, position, step.span_blocks)
         step.residual = m.residual_lm(inner[:, None], position, context)[:, 0]
 
     def _draw(self, step: PatchStep) -> None:
         assert step.own is not None and step.state is not None and step.residual is not None
         m, own, c = self.modules, step.own, self.config
-        noise = normals(own["seed"], own["frame"], c.patch_size * c.feat_dim).unflatten(1, (c.patch_size, c.feat_dim))
-        noise = noise * own["temperature"][:, None, None]
+        noise = ops.normals(own["seed"], own["frame"], own["temperature"], c.patch_size * c.feat_dim)
+        noise = noise.unflatten(1, (c.patch_size, c.feat_dim))
         prefix = m.flow_prefix(step.state, step.residual)
         before = self.memory.rows["before"][step.rows]
         plan = self.schedules[step.variant]
@@ -90,17 +92,8 @@ class FrameDecoder:
         """Record the patch and make the next input, in the same step that drew it."""
         assert step.own is not None and step.state is not None and step.patch is not None
         assert step.embedded is not None
-        r, own, rows, frame = self.memory.rows, step.own, step.rows, step.own["frame"]
-        running, _, capped, last, _ = self.statuses
-        stops = self.modules.stops(step.state) & (frame > own["min_len"])
-        ended = torch.where(frame >= own["frame_limit"], capped, torch.where(stops, last, running))
-        was_running = own["status"] == Status.RUNNING
-        status = torch.where(was_running, ended, own["status"])
-        step.record = torch.cat([status[:, None], step.patch.flatten(1).contiguous().view(torch.int32)], 1)
-        r["patches"][rows, frame % r["patches"].shape[1]] = step.patch
-        r["before"][rows] = step.patch
-        r["input"][rows] = step.embedded
-        going = (status == Status.RUNNING).int()
-        made = going + (was_running & (status == Status.LAST)).int()
-        moved = (own["position"] + going, frame + made, torch.zeros_like(frame), status)
-        self.memory.put(rows, dict(zip(COUNTED, moved, strict=True)))
+        r, own = self.memory.rows, step.own
+        counters = PatchCounters(*(own[name] for name in ("position", "frame", "min_len", "frame_limit", "status")))
+        kept = PatchMemory(r["patches"], r["before"], r["input"], self.memory.columns(COUNTED))
+        stop = self.modules.stop_logits(step.state)
+        step.record = ops.patch_step(step.patch, step.embedded, stop, counters, step.rows, kept, _STATUSES)

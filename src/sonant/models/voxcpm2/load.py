@@ -11,18 +11,26 @@ from sonant.models.voxcpm2.model import Modules, VoxCPM2
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.prompter import load_prompter
 from sonant.models.voxcpm2.vae_weights import load_vae
-from sonant.models.weights import allocate, load_into, open_weights
+from sonant.models.voxcpm2.weight_blocks import stack_lanes, text_table
+from sonant.models.weights import HostMemory, allocate, load_into, open_weights
 
 
 def load(
-    folder: Path, options: EngineConfig, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype
+    folder: Path,
+    options: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    codec_dtype: torch.dtype,
+    host: HostMemory | None = None,
 ) -> VoxCPM2:
     prompter = load_prompter(folder, options)
     config, weights = prompter.config, open_weights(folder)
-    decoder, encoder = load_vae(folder, config.vae, device, codec_dtype, patch_size=config.patch_size)
+    decoder, encoder = load_vae(
+        folder, config.vae, device, codec_dtype, patch_size=config.patch_size, host=host
+    )
     with torch.device("meta"):
         empty = VoxCPM2Modules(config)
-    model = allocate(empty, device, dtype)
+    model = allocate(empty, device, dtype, host, (*stack_lanes(empty), text_table(empty)))
     load_into(model, weights)
     model.prepare(prompter.spec.max_positions, config.patch_size)
     return VoxCPM2(prompter, Modules(model, decoder, encoder), options.frame_sizes(prompter.spec.frame_s))

@@ -28,6 +28,8 @@ from sonant.models.voxcpm2.prompter import VoxCPM2Prompter
 from sonant.models.voxcpm2.row_state import settle, start_rows, state_fields
 from sonant.models.voxcpm2.vae import VAEDecoder
 from sonant.models.voxcpm2.vae_encoder import VAEEncoder
+from sonant.models.voxcpm2.weight_blocks import model_weights
+from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights import weight_bytes
 from sonant.types import Samples
 from sonant.voice import Voice
@@ -50,6 +52,9 @@ class VoxCPM2:
         self.spec = _spec(prompter, modules, sizes)
         # The codec's tails after the patches that it is primed with, by their bytes; only the step thread looks here.
         self.primers: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def weights(self) -> ModelWeights:
+        return model_weights(self.modules)
 
     # Off the step thread
 
@@ -105,6 +110,9 @@ class VoxCPM2:
         return PackedShape(shape.positions, shape.kind, (self.config.patch_size, self.config.feat_dim))
 
     @torch.inference_mode()
+    def has_preroll(self, prompt: Prompt) -> bool:
+        return len(prompt.payload.primer) > 0
+
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """The codec hears the end of what is continued, so that sound goes on from there."""
         layout: Layout = item.prompt.payload

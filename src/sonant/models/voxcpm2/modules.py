@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonant.layers.attention import LocalContext
+from sonant.kernels import ops
+from sonant.kernels.reference import FlowEnds
 from sonant.layers.embedding import Embedding
+from sonant.layers.local_stack import LocalStack
 from sonant.layers.transformer import DecoderStack, StackShape
 from sonant.models.voxcpm2.config import LocalConfig, VoxCPM2Config
+
+
+def projected(linear: nn.Linear, x: Tensor) -> Tensor:
+    return ops.linear(x, linear.weight, linear.bias)
 
 
 def language_shape(config: VoxCPM2Config, layers: int, *, rotated: bool) -> StackShape:
@@ -48,14 +54,6 @@ def local_shape(config: VoxCPM2Config, local: LocalConfig) -> StackShape:
     )
 
 
-class LocalStack(DecoderStack):
-    """Over a few tokens that all see each other."""
-
-    def over(self, tokens: Tensor) -> Tensor:
-        """[N, T, hidden] → the same after all layers and the final norm."""
-        return self.forward_at(tokens, range(tokens.shape[1]), LocalContext())
-
-
 class BaseModel(DecoderStack):
     def __init__(self, config: VoxCPM2Config) -> None:
         super().__init__(language_shape(config, config.lm.num_hidden_layers, rotated=True))
@@ -74,7 +72,7 @@ class LocalEncoder(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         """[N, patch_size, feat_dim] → [N, hidden]"""
-        tokens = self.in_proj(patches.to(self.in_proj.weight.dtype))
+        tokens = projected(self.in_proj, patches.to(self.in_proj.weight.dtype))
         return self.encoder.over(torch.cat([self.special_token[0].expand(len(tokens), -1, -1), tokens], 1))[:, 0]
 
 
@@ -89,7 +87,9 @@ class TimeEmbedding(nn.Module):
 
 
 class Estimator(nn.Module):
-    """Which way a patch must go from where it is: eleven tokens in, of which the last ones are the patch."""
+    """Which way a patch must go from where it is: eleven tokens through the layers, of which the last are the patch.
+    What comes before the layers and after them is the flow's (flow.py), since one evaluation's end is the next start.
+    """
 
     def __init__(self, config: VoxCPM2Config) -> None:
         super().__init__()
@@ -100,12 +100,13 @@ class Estimator(nn.Module):
         self.time_mlp, self.delta_time_mlp = TimeEmbedding(hidden), TimeEmbedding(hidden)
         self.decoder = LocalStack(local_shape(config, config.dit))
 
-    def forward(self, x: Tensor, prefix: Tensor, time: Tensor, past: Tensor) -> Tensor:
-        """x [N, patch_size, feat_dim], prefix [N, 2, hidden], time [hidden], past [N, patch_size, hidden], which is
-        `cond_proj` of the patch before → the velocity of x."""
-        own = self.in_proj(x.to(self.in_proj.weight.dtype))
-        tokens = torch.cat([prefix, time.expand(len(x), 1, -1), past, own], 1)
-        return self.out_proj(self.decoder.over(tokens)[:, -x.shape[1] :])
+    def tokens_of(self, patch: Tensor) -> Tensor:
+        """A patch before the one that is made, [N, patch_size, feat_dim], as tokens."""
+        return projected(self.cond_proj, patch.to(self.cond_proj.weight.dtype))
+
+    def ends(self) -> FlowEnds:
+        norm, start, end = self.decoder.norm, self.in_proj, self.out_proj
+        return FlowEnds(start.weight, start.bias, norm.weight, norm.eps, end.weight, end.bias)
 
 
 class FlowDecoder(nn.Module):
@@ -124,7 +125,7 @@ class Quantizer(nn.Module):
         self.scale = config.quantizer_scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)
+        return projected(self.out_proj, torch.round(torch.tanh(projected(self.in_proj, x)) * self.scale) / self.scale)
 
 
 class VoxCPM2Modules(nn.Module):
@@ -152,16 +153,16 @@ class VoxCPM2Modules(nn.Module):
 
     def embed_patches(self, patches: Tensor) -> Tensor:
         """[N, patch_size, feat_dim] → what the base model takes for them, [N, hidden]."""
-        return self.enc_to_lm_proj(self.feat_encoder(patches))
+        return projected(self.enc_to_lm_proj, self.feat_encoder(patches))
 
     def residual_input(self, state: Tensor, embedded: Tensor) -> Tensor:
         """Of the base model's state and of what it was given where that was a patch, zeros where it was text."""
-        return self.fusion_concat_proj(torch.cat([state, embedded], -1))
+        return projected(self.fusion_concat_proj, torch.cat([state, embedded], -1))
 
     def flow_prefix(self, state: Tensor, residual: Tensor) -> Tensor:
         """Both models' states [N, hidden] as the estimator's first tokens: [N, 2, dit hidden]."""
-        return torch.stack([self.lm_to_dit_proj(state), self.res_to_dit_proj(residual)], 1)
+        return torch.stack([projected(self.lm_to_dit_proj, state), projected(self.res_to_dit_proj, residual)], 1)
 
-    def stops(self, state: Tensor) -> Tensor:
-        """[N] bool: whether the model would end with the patch that it makes of this state."""
-        return self.stop_head(F.silu(self.stop_proj(state))).argmax(-1) == 1
+    def stop_logits(self, state: Tensor) -> Tensor:
+        """[N, 2]: of going on, and of ending with the patch that is made of this state."""
+        return projected(self.stop_head, F.silu(projected(self.stop_proj, state)))

@@ -17,7 +17,9 @@ from sonant.models.published import agree
 from sonant.models.voxcpm2.vae import VAEDecoder
 from sonant.models.voxcpm2.vae_config import VAEConfig
 from sonant.models.voxcpm2.vae_encoder import VAEEncoder
+from sonant.models.voxcpm2.weight_blocks import encoder_blocks
 from sonant.models.weights import (
+    HostMemory,
     Naming,
     PickledTensors,
     SafetensorsFile,
@@ -47,6 +49,7 @@ def load_vae(
     codec_dtype: torch.dtype,
     *,
     patch_size: int = _PATCH_SIZE,
+    host: HostMemory | None = None,
 ) -> tuple[VAEDecoder, VAEEncoder]:
     """`config` is config.json's audio_vae_config, and `patch_size` stands beside it there.
 
@@ -60,7 +63,7 @@ def load_vae(
     decoder = allocate(decoder, device, torch.float32)
     load_into(decoder, source, prefix="decoder.", unused=("encoder.", _BOUNDARIES), naming=_DECODER_NAMING)
     decoder.prepare(codec_dtype)
-    encoder = allocate(encoder, device, torch.float32)
+    encoder = allocate(encoder, device, torch.float32, host, encoder_blocks(encoder))
     load_into(encoder, source, prefix="encoder.", unused=("decoder.", _UNUSED))
     return decoder, encoder
 

@@ -1,6 +1,7 @@
 """Published weights into modules: where tensors are stored, how stored names come to ours, and the filling itself."""
 
 from sonant.models.weights.folder import open_weights
+from sonant.models.weights.host_memory import HostMemory
 from sonant.models.weights.load import allocate, load_into, weight_bytes
 from sonant.models.weights.naming import FUSED, Naming, rename_by, stored_names
 from sonant.models.weights.pickled import PickledTensors
@@ -10,6 +11,7 @@ from sonant.models.weights.source import StoredTensor, TensorSource
 
 __all__ = [
     "FUSED",
+    "HostMemory",
     "Naming",
     "PickledTensors",
     "SafetensorsFile",

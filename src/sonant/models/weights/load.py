@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 from sonant.errors import CheckpointError
+from sonant.models.weight_blocks import LookupTable, WeightBlock
+from sonant.models.weights.host_memory import HostMemory
 from sonant.models.weights.naming import Naming
 from sonant.models.weights.source import Read, TensorSource
 
 WINDOW_BYTES = 128 << 20
 M = TypeVar("M", bound=nn.Module)
+Movable = WeightBlock | LookupTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +44,28 @@ class Piece:
     end: int
 
 
-def allocate(module: M, device: torch.device, dtype: torch.dtype) -> M:
+def allocate(
+    module: M, device: torch.device, dtype: torch.dtype, host: HostMemory | None = None, movable: Sequence[Movable] = ()
+) -> M:
     """Memory for a module made on the meta device, to be filled. The dtype is set while it has none yet, so that
-    nothing is allocated twice.
+    nothing is allocated twice. What is `movable` and named by `host` comes to lie there instead.
 
     Not by `to_empty`: it asks for memory like that of a meta tensor, for which torch imports sympy, half a second.
     """
 
+    module = module.to(dtype)
+    away: dict[int, torch.Tensor] = {}
+    for part in movable:
+        if host is not None and part.name in host.names:
+            held = [getattr(h.owner, h.name) for h in part.tensors()]
+            away |= zip(map(id, held), host.take(part.name, held).views(), strict=True)
+
     def memory(like: torch.Tensor) -> torch.Tensor:
+        if id(like) in away:
+            return away[id(like)]
         return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
 
-    return module.to(dtype)._apply(memory).eval().requires_grad_(False)
+    return module._apply(memory).eval().requires_grad_(False)
 
 
 def weight_bytes(*modules: nn.Module) -> int:

@@ -15,6 +15,7 @@ RULES: tuple[Rule, ...] = (
     bytes_moved.copies,
     transfers.to_host,
     transfers.pageable,
+    transfers.weight_waits,
     transfers.syncs,
     host_time.launch_bound,
     host_time.pauses,

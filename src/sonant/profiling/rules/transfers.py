@@ -16,6 +16,7 @@ from sonant.profiling.launches import SYNC, named
 from sonant.profiling.rules.builders import alone_ns, finding, of_events
 
 PAGEABLE = re.compile(r"Memcpy .*Pageable")
+_WEIGHT_WAIT = re.compile(r"^_weights_wanted$"), re.compile(r"^_weights_there$")
 
 
 def to_host(analysis: Analysis) -> Iterator[Finding]:
@@ -46,6 +47,29 @@ def pageable(analysis: Analysis) -> Iterator[Finding]:
             events,
             lost,
             "pin the host's buffer once and copy with non_blocking=True; keep there what only the device reads",
+        )
+
+
+def weight_waits(analysis: Analysis) -> Iterator[Finding]:
+    """A step whose weights come over the bus marks where it waits for them: between these two kernels."""
+    device, names, events = analysis.trace.device, analysis.trace.names, analysis.steady()
+    events = events[np.argsort(device.start[events], kind="stable")]
+    wanted, there = (events[named(device, names, pattern)[events]] for pattern in _WEIGHT_WAIT)
+    after = np.searchsorted(device.start[there], device.start[wanted], side="right")
+    paired = after < len(there)
+    begun, ended = device.end[wanted[paired]], device.start[there[after[paired]]]
+    lost = np.maximum(0, ended - begun)
+    if lost.sum():
+        yield finding(
+            analysis,
+            "weight_waits",
+            "the device waits for weights that come from host memory",
+            lost_ns=float(lost.sum()),
+            count=len(lost),
+            evidence=[Evidence("the longest waits", len(lost) / analysis.count, float(lost.max()) / 1e3, None)],
+            marks=list(zip(begun.tolist(), ended.tolist(), strict=True)),
+            fix="raise gpu_weights, so that fewer of them come; a smaller KV cache (kv_tokens) makes room for them, "
+            "and more rows in a step share the same copies",
         )
 
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sonant.errors import BadText, EngineError
+from sonant.errors import BadRequest, BadText, EngineError
 from sonant.serving.api.error_responses import client_error, outcome_of, response_for
 from sonant.serving.api.json_body import JsonRoute
 from sonant.serving.api.schemas import MAX_INPUT_CHARS, BatchBody, SpeechBody
@@ -39,7 +39,14 @@ def batch_routes(service: SpeechService) -> APIRouter:
                 f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
             )
         request.state.record.asks(body, chars)
-        return BatchResponse(service, body.bodies(), request.state.client)
+        if (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech/batch")) is not None:
+            request.state.record.outcome = "sent_on"
+            return elsewhere
+        bodies = body.bodies()
+        services = {id(found): found for found in (service.of(item.model) for item in bodies)}
+        if len(services) > 1:
+            raise BadRequest("a batch is spoken by one model; send a batch for each")
+        return BatchResponse(next(iter(services.values())), bodies, request.state.client)
 
     return router
 

@@ -21,17 +21,20 @@ from sonant.serving.service import SpeechService
 
 def engine_routes(service: SpeechService, model_name: str) -> APIRouter:
     router = APIRouter(prefix="/v1/engine")
-    recent = RecentStatsReader(service.metrics, time.monotonic())
+    readers = {id(s): RecentStatsReader(service.metrics, time.monotonic()) for s in service.all}
+    names = {id(s): name for name, s in service.models.items()} or {id(service): model_name}
 
     @router.get("")
-    async def facts() -> dict[str, Any]:
+    async def facts(model: str | None = None) -> dict[str, Any]:
         """What does not change while an engine runs; 503 while there is none."""
-        return _facts(service, service.link.engine, model_name)
+        chosen = service.of(model)
+        return _facts(chosen, chosen.link.engine, names[id(chosen)])
 
     @router.get("/stats")
-    async def stats() -> dict[str, Any]:
+    async def stats(model: str | None = None) -> dict[str, Any]:
         """While there is no engine, `ready` is false, `trouble` says why, and its own figures are left out."""
-        link, report = service.link, await service.link.report()
+        chosen = service.of(model)
+        link, report, recent = chosen.link, await chosen.link.report(), readers[id(chosen)]
         shown: dict[str, Any] = {"ready": link.ready, "trouble": link.trouble, "restarts": link.restarts}
         if report is not None:
             shown |= {**report.stats, "front_ends": report.front_ends}

@@ -41,8 +41,11 @@ def speech_routes(service: SpeechService) -> APIRouter:
     @router.post("/v1/audio/speech", response_class=Response, responses=sound)
     async def speech(body: SpeechBody, request: Request) -> Response:
         request.state.record.asks(body, len(body.input))
+        if (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech")) is not None:
+            request.state.record.outcome = "sent_on"
+            return elsewhere
         whole = not body.stream and body.stream_format == "audio"
-        open_stream = partial(service.open, body, request.state.client, whole)
+        open_stream = partial(service.of(body.model).open, body, request.state.client, whole)
         return SpeechResponse(open_stream, service.metrics, sse=body.stream_format == "sse", whole=whole)
 
     return router

@@ -84,7 +84,7 @@ class SpeechSession:
             watch = asyncio.create_task(self._watch_for_shutdown())
             resources.callback(watch.cancel)
             try:
-                engine = self.service.link.engine
+                engine = self.service.any_link.engine
                 await engine.admit(resources, self.client, "session")
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._read(engine.config))
@@ -195,9 +195,15 @@ class SpeechSession:
         if self.current is not None:
             raise BadMessage("session.config cannot change an utterance that has begun; send input.done first")
         try:
-            self.config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
+            config = SessionConfig.model_validate({k: v for k, v in message.items() if k != "type"})
+            self.service.of(config.model)
         except ValidationError as e:
             raise BadMessage(f"session.config: {first_mistake(e)[0]}") from None
+        except Refused as e:
+            raise BadMessage(f"session.config: {e}") from None
+        if (place := self.service.others.place(config.model)) is not None:  # No client follows once it is open.
+            raise BadMessage(f"this model is served at {place}/v1/audio/speech/stream; connect there")
+        self.config = config
 
     def _take_text(self, text: object, engine: EngineConfig) -> None:
         if not isinstance(text, str):
@@ -243,7 +249,9 @@ class SpeechSession:
         record = RequestRecord(
             f"{own.id}/{text.index}", self.client, own.route, traceparent=own.traceparent, tracestate=own.tracestate
         )
-        self.speaker = UtteranceSpeaker(text, self.service, self.client, self._send, self.changed.set, record)
+        self.speaker = UtteranceSpeaker(
+            text, self.service.of(text.config.model), self.client, self._send, self.changed.set, record
+        )
         try:
             await self.speaker.run()
         except Exception as e:

@@ -23,8 +23,8 @@ Name = Annotated[str, Form(max_length=256)]
 _CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of a length that can be listened to
 
 
-def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRouter:
-    """`model` marks what encoded a voice: only the same model can speak with it."""
+def voice_routes(service: SpeechService, store: VoiceStore) -> APIRouter:
+    """A voice is marked with what encoded it: only the same model can speak with it."""
     router = APIRouter(prefix="/v1/audio", route_class=JsonRoute)
 
     @router.post("/voices")
@@ -34,18 +34,21 @@ def voice_routes(service: SpeechService, store: VoiceStore, model: str) -> APIRo
         consent: Name,
         ref_text: Annotated[str | None, Form(max_length=4096)] = None,
         type: Name = "audio_sample",
+        model: Annotated[str | None, Form(max_length=256)] = None,
         *,
         request: Request,
     ) -> dict[str, Any]:
-        await service.count_request(request.state.client)
-        clip, engine = await audio_sample.read(), service.link.engine
+        chosen = service.of(model)
+        await chosen.count_request(request.state.client)
+        clip, engine = await audio_sample.read(), chosen.link.engine
         if not engine.spec.clones:
             raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
         with _of_field("audio_sample"):
-            voice = await service.clips.upload(engine, clip, ref_text or None, name)
+            voice = await chosen.clips.upload(engine, clip, ref_text or None, name)
         asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
         statement, consent_id = (consent, None) if asserted else (None, consent)
-        keep = partial(store.add, voice, name, consent_id, model=model, consent_statement=statement, clip=clip)
+        mark = chosen.names.model or ""
+        keep = partial(store.add, voice, name, consent_id, model=mark, consent_statement=statement, clip=clip)
         return _voice(await run_in_threadpool(keep))
 
     @router.delete("/voices/{voice_id}")

@@ -41,7 +41,7 @@ class EnginePort:
         self._voices = ThreadPoolExecutor(1, thread_name_prefix="sonant-voice")
         self._recorder = ThreadPoolExecutor(1, thread_name_prefix="sonant-profile")
         self._to_flush = False
-        self.loop = asyncio.new_event_loop()
+        self.loop = _event_loop()
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._run, name="sonant-channel", daemon=True)
         opened: Future[None] = Future()
@@ -143,3 +143,12 @@ class EnginePort:
 
     def config_json(self) -> bytes:
         return msgspec.json.encode(self.engine.config)
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed: the step thread waits for Python's lock while this one has it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -122,6 +122,8 @@ class FrontEndPeer:
     def _speak(self, ask: m.Speak) -> None:
         if ask.id in self.requests:
             raise BadChannel(f"request {ask.id} is being spoken")
+        if ask.place is not None and ask.place not in self.places:  # The answer to its `Admit` says why not.
+            return self.connection.send(m.StepDone([], [m.End(ask.id, str(FinishReason.ABORT))]))
         engine = self.port.engine
         try:
             prompt = from_wire(ask.prompt, engine.prompter.layout)
@@ -129,7 +131,8 @@ class FrontEndPeer:
             within_s = ask.first_audio_within_s
             speech = SpeechRequest(text="", live=ask.live, priority=ask.priority, first_audio_within_s=within_s)
             sink = PeerSink(self, ask.id, ask.wants_frames)
-            request = Request(speech, prompt, sink, ask.arrival_s, engine.spec.delay_steps)
+            delay_steps, keeps_frames = engine.spec.delay_steps, ask.wants_frames
+            request = Request(speech, prompt, sink, ask.arrival_s, delay_steps, keeps_frames=keeps_frames)
             if request.positions > engine.most_positions:
                 raise BadRequest(f"{request.positions} positions are over the {engine.most_positions} of one request")
             request.continue_stream(ask.first_audio_s, ask.heard_s)
@@ -144,6 +147,7 @@ class FrontEndPeer:
     def _heard(self, heard: m.Heard) -> None:
         if heard.id in self.requests:
             self.requests[heard.id].hear(heard.heard_s)
+            self.port.engine.loop.heard(self.requests[heard.id])
 
     def _abort(self, abort: m.Abort) -> None:
         """Those that are not here have ended meanwhile."""

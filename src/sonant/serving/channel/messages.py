@@ -13,7 +13,7 @@ import msgspec
 
 from sonant.types import SoundFormat
 
-PROTOCOL = 1  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
+PROTOCOL = 2  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
 PlaceKind = Literal["speech", "session", "utterance", "upload", "look_speech", "look_upload"]
 """Speech and a session take one of the client's places, an utterance has its session's; who looks takes nothing."""
@@ -75,7 +75,10 @@ class Leave(Message):
 
 
 class Speak(Message):
+    """May follow an `Admit` before that is answered: it is only spoken if the place is given."""
+
     id: int
+    place: int | None  # that it is spoken in, of an `Admit`; None: in no place of its own
     prompt: WirePrompt
     live: bool
     priority: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +11,28 @@ import msgspec
 
 from sonant.config import EngineConfig
 from sonant.engine.intake import Intake
+from sonant.engine.stream import SpeechStream
 from sonant.models.prompt import Prompter
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.connection import Connection
 from sonant.serving.channel.remote_steps import RemoteSteps
 from sonant.serving.channel.wire_prompt import unpack_array
 from sonant.serving.observability.engine_report import EngineReport
-from sonant.types import Samples
+from sonant.types import Samples, SpeechRequest
 from sonant.voice import Voice
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """The engine, for a client that may use it now."""
+    """The engine, for a client that may use it now, or is about to hear whether it may."""
 
     engine: RemoteEngine
     place: int
+
+    def submit(self, request: SpeechRequest) -> SpeechStream:
+        """On the event loop. It is spoken only if the place is given."""
+        with self.engine.remote.in_place(self.place):
+            return self.engine.submit(request)
 
     def arrived(self) -> None:
         """One of its requests is on the channel, and the engine's queue will count it; or it will never come."""
@@ -41,10 +48,17 @@ class RemoteEngine(Intake):
 
     async def admit(self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1) -> Admitted:
         """Take a place for a client, given back with `resources`, or raise why there is none."""
+        admitted, given = self.ask_in(resources, client, kind, requests)
+        await given
+        return admitted
+
+    def ask_in(
+        self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1
+    ) -> tuple[Admitted, Awaitable[object]]:
+        """The same at once, with what must be awaited: it raises why there is no place."""
         ask = m.Admit(self.remote.next_id(), client, kind, requests)
         resources.callback(self.remote.tell, m.Leave(ask.id))
-        await self.remote.ask(ask, m.Done)
-        return Admitted(self, ask.id)
+        return Admitted(self, ask.id), self.remote.answer_to(ask, self.remote.send_ask(ask), m.Done)
 
     async def encode(self, samples: Samples, text: str | None, name: str = "clone") -> Voice:
         ask = m.EncodeVoice(self.remote.next_id(), samples.tobytes(), text, name)

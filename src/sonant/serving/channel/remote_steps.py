@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -43,6 +44,7 @@ class RemoteSteps:
         self._ids_of: dict[Request, int] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._open: WeakSet[OpenText] = WeakSet()
+        self._place: int | None = None  # see `in_place`
         self.failure: Exception | None = None
 
     # Called by any thread
@@ -53,6 +55,7 @@ class RemoteSteps:
         speech, id = request.speech, next(self._ids)
         message = m.Speak(
             id,
+            self._place if running_loop() is self.loop else None,
             to_wire(request.prompt),
             speech.live,
             speech.priority,
@@ -105,12 +108,28 @@ class RemoteSteps:
         """What nobody waits for."""
         self.connection.send(message, soon=False)
 
+    @contextmanager
+    def in_place(self, place: int) -> Iterator[None]:
+        """What is posted within is spoken only if this place is given, which need not be known yet."""
+        self._place = place
+        try:
+            yield
+        finally:
+            self._place = None
+
     async def ask(self, message: Any, answer: type[T]) -> T:
         """Send a message that has an id, and wait for what is answered to it. Raises what it was refused with."""
+        return await self.answer_to(message, self.send_ask(message), answer)
+
+    def send_ask(self, message: Any) -> asyncio.Future[Any]:
+        """The first half of `ask`; `answer_to` must follow."""
         self.check_room()
         future = self._asked[message.id] = self.loop.create_future()
+        self.connection.send(message)
+        return future
+
+    async def answer_to(self, message: Any, future: asyncio.Future[Any], answer: type[T]) -> T:
         try:
-            self.connection.send(message)
             told = await future
         finally:
             del self._asked[message.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -11,7 +11,7 @@ from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.observability.engine_report import Counts, EngineReport
 from sonant.voice_cache import VoiceCache
 
-_GPU = {
+GPU_FIGURES = {
     "memory_used_bytes": "GPU memory in use, by all processes",
     "memory_total_bytes": "GPU memory there is",
     "utilisation_ratio": "share of the last sample period in which a kernel ran",
@@ -29,7 +29,22 @@ def engine_families(link: EngineLink, report: EngineReport | None, voices: Voice
     if report is not None:
         yield from _state(report)
         yield from _steps(report)
+        yield from _weights(report)
         yield from _gpu(report.gpu or {})
+
+
+def families_by_model(
+    engines: Mapping[str, tuple[EngineLink, EngineReport | None]], voices: VoiceCache | None
+) -> Iterator[Metric]:
+    """Of several engines: the same, with the model as a label. The voices in memory are all models'."""
+    merged: dict[str, Metric] = {}
+    for model, (link, report) in engines.items():
+        for family in engine_families(link, report, None):
+            known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known.samples += [s._replace(labels={**s.labels, "model": model}) for s in family.samples]
+    yield from merged.values()
+    if voices is not None:
+        yield from _voices(voices)
 
 
 def _state(report: EngineReport) -> Iterator[Metric]:
@@ -82,6 +97,19 @@ def _steps(report: EngineReport) -> Iterator[Metric]:
     )
 
 
+def _weights(report: EngineReport) -> Iterator[Metric]:
+    """Nothing but zeros where all weights stay on the device."""
+    paged = report.paged
+    yield GaugeMetricFamily(
+        "sonant_weights_host_bytes", "weights that lie in host memory and come when needed", report.host_weight_bytes
+    )
+    yield CounterMetricFamily("sonant_weights_paged_bytes", "weights brought to the device", paged.copied_bytes)
+    waited = "time that passes through the model waited for weights, on the device"
+    yield CounterMetricFamily("sonant_weights_wait_seconds", waited, paged.wait_s)
+    passed = "time that passes through the model took on the device, where weights are paged"
+    yield CounterMetricFamily("sonant_weights_pass_seconds", passed, paged.pass_s)
+
+
 def _voices(cache: VoiceCache) -> Iterator[Metric]:
     yield GaugeMetricFamily("sonant_voice_cache_entries", "uploaded voices in memory", float(len(cache)))
     yield CounterMetricFamily("sonant_voice_cache_hits", "uploaded voices that were found in memory", cache.hits)
@@ -90,7 +118,7 @@ def _voices(cache: VoiceCache) -> Iterator[Metric]:
 
 def _gpu(figures: dict[str, float]) -> Iterator[Metric]:
     for name, value in figures.items():
-        yield GaugeMetricFamily(f"sonant_gpu_{name}", _GPU[name], value)
+        yield GaugeMetricFamily(f"sonant_gpu_{name}", GPU_FIGURES[name], value)
 
 
 def _histogram(name: str, text: str, tally: Counts) -> HistogramMetricFamily:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from sonant.engine.telemetry import STEP_PHASES, Tally
+from sonant.engine.telemetry import STEP_PHASES, PagedTotals, Tally
 
 if TYPE_CHECKING:
     from sonant.engine.engine import Engine
@@ -35,6 +35,8 @@ class EngineReport:
     front_ends: int
     broken_channels: int
     sessions: int
+    paged: PagedTotals = field(default_factory=PagedTotals)
+    host_weight_bytes: int = 0
 
 
 class EngineReporter:
@@ -61,6 +63,8 @@ class EngineReporter:
             front_ends=len(port.peers),
             broken_channels=port.broken,
             sessions=port.admission.sessions,
+            paged=telemetry.paged,
+            host_weight_bytes=engine.host_weight_bytes,
         )
         return msgspec.json.encode(report)
 

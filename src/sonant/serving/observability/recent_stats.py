@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import Metric
 
-from sonant.engine.telemetry import STEP_PHASES
+from sonant.engine.telemetry import STEP_PHASES, PagedTotals
 from sonant.histogram import Buckets, quantile
 from sonant.serving.observability.engine_report import EngineReport
 from sonant.serving.observability.metrics import Metrics
@@ -33,6 +33,7 @@ class StepTotals:
     frame_steps: int = 0
     frames: float = 0.0  # of all rows
     audio_s: float = 0.0
+    paged: PagedTotals = field(default_factory=PagedTotals)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class RecentStats:
     step_phases_s: dict[str, float]
     batch_rows: float | None  # that decoded a frame in a step, mean
     audio_s_per_s: float  # made, for all listeners
+    paged_bytes_per_s: float  # of weights that are brought from host memory
+    weight_wait_share: float | None  # of the device's time in steps; None: all weights stay there, or no steps
 
 
 class RecentStatsReader:
@@ -94,6 +97,7 @@ def _step_totals(report: EngineReport | None) -> StepTotals:
         frame_steps=sum(rows.counts),
         frames=rows.total,
         audio_s=rows.total * report.frame_s,
+        paged=report.paged,
     )
 
 
@@ -113,6 +117,8 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
     before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # Another engine began at nothing.
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
+    paged, paged_before = new.steps.paged, before.paged
+    passed_s = paged.pass_s - paged_before.pass_s
     spent_s = [b - a for a, b in zip(before.phase_s, new.steps.phase_s, strict=True)]
     return {
         "steps_window_s": window_s,
@@ -121,6 +127,8 @@ def _steps(old: Reading, new: Reading) -> dict[str, Any]:
         "step_phases_s": {p: s / count for p, s in zip(STEP_PHASES, spent_s, strict=True)} if count else {},
         "batch_rows": (new.steps.frames - before.frames) / frame_steps if frame_steps else None,
         "audio_s_per_s": (new.steps.audio_s - before.audio_s) / window_s,
+        "paged_bytes_per_s": (paged.copied_bytes - paged_before.copied_bytes) / window_s,
+        "weight_wait_share": (paged.wait_s - paged_before.wait_s) / passed_s if passed_s > 0 else None,
     }
 
 

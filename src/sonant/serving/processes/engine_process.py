@@ -19,16 +19,23 @@ def main() -> int:
 
 
 def _serve(setup: Setup) -> int:
-    from sonant import load
+    from sonant.engine.compiler import compiler_for
+
+    m = setup.model
+    compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
+    from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
+    from sonant.loading import load_engine
     from sonant.serving.channel.engine_port import EnginePort
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
 
-    m = setup.model
     imports_s = process_age_s()
-    kinds = {"device": m.device, "dtype": m.dtype, "codec_dtype": m.codec_dtype}
-    engine = load(setup.folder, config=setup.engine, sound="int16", **kinds)
+    seats, awake = None, setup.serving.awake_models
+    if awake is not None:
+        seats = Seats(setup.scratch, awake, str(setup.number))
+    dtypes = (m.dtype, m.codec_dtype)
+    engine = load_engine(setup.folder, m.device, dtypes, setup.engine, "int16", seats=seats, compiler=compiler)
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)

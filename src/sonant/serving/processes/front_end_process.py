@@ -18,12 +18,16 @@ def main() -> int:
 def _serve(setup: Setup) -> int:
     share_counters(setup.metrics)
     from sonant.models.registry import describe, load_prompter
-    from sonant.serving.app import create_app
+    from sonant.serving.app import ServedModel, create_app
     from sonant.serving.channel.engine_link import EngineLink
     from sonant.serving.server import server_for
 
-    link = EngineLink(setup.channel, load_prompter(setup.folder, setup.engine))
-    server = server_for(create_app(link, setup.serving, describe(setup.folder), setup.folder.name), setup.serving)
+    first, *others = [
+        ServedModel(EngineLink(s.channel, load_prompter(s.folder, s.engine)), describe(s.folder), s.folder.name)
+        for s in setup.each
+    ]
+    app = create_app(first.link, setup.serving, first.description, first.name, others)
+    server = server_for(app, setup.serving)
     with bound(setup.host, setup.port) as listener:
         listener.listen(_BACKLOG)
         listener.setblocking(False)

@@ -22,8 +22,12 @@ from sonant.serving.processes.setup import Setup
 from sonant.serving.start_check import page_address
 
 _GRACE_S = 5.0  # for a process to end after it was told to
-_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
+_STEADY_S = 1.0  # a process that was killed after so long was not killed at its start
+_START_S = 60.0  # one that ended by itself before that has failed at its start, which may take it long
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
+_STARTUP_FAILED, _MOST_FAILURES = 3, 4  # uvicorn's exit code: a front end holds nothing whose lack may pass
+
+_ENGINE = "sonant.serving.processes.engine_process"
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +35,14 @@ logger = logging.getLogger(__name__)
 class Child:
     """One process, and those that take its place when it dies."""
 
-    def __init__(self, name: str, module: str) -> None:
-        self.name, self.module = name, module
+    def __init__(self, name: str, module: str, setup: Setup) -> None:
+        self.name, self.module, self.setup = name, module, setup
         self.process: Process | None = None
         self.deaths = 0
 
-    async def run(self, setup: Setup) -> int:
+    async def run(self) -> int:
         """Start one, and wait for its end."""
+        setup = replace(self.setup, restarts=self.deaths)
         command = (sys.executable, "-m", self.module)
         # A session of its own: what is typed at a terminal is for the launcher alone.
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
@@ -57,9 +62,12 @@ class Child:
 class Launcher:
     def __init__(self, setup: Setup, workers: int) -> None:
         self.setup = setup
-        self.engine = Child("the engine", "sonant.serving.processes.engine_process")
+        each = setup.each
+        self.engines = [
+            Child("the engine" if len(each) == 1 else f"the engine of {own.folder.name}", _ENGINE, own) for own in each
+        ]
         self.front_ends = [
-            Child(f"front end {n}", "sonant.serving.processes.front_end_process") for n in range(workers)
+            Child(f"front end {n}", "sonant.serving.processes.front_end_process", setup) for n in range(workers)
         ]
         self.exit_code = 0
         self._signals = 0
@@ -69,13 +77,13 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for what in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(what, self._on_signal)
-        engine = asyncio.create_task(self._keep(self.engine))
+        engines = [asyncio.create_task(self._keep(child)) for child in self.engines]
         front_ends = [asyncio.create_task(self._keep(child)) for child in self.front_ends]
         announced = asyncio.create_task(self._announce())
         await self._closing.wait()
         announced.cancel()
         await self._end(self.front_ends, front_ends, self.setup.serving.drain_s + _GRACE_S)
-        await self._end([self.engine], [engine], _GRACE_S)
+        await self._end(self.engines, engines, _GRACE_S)
         return self.exit_code
 
     async def _announce(self) -> None:
@@ -111,7 +119,7 @@ class Launcher:
         failures = 0
         while not self._closing.is_set():
             began_s = time.monotonic()
-            code = await child.run(replace(self.setup, restarts=self.engine.deaths))
+            code = await child.run()
             if child.process is not None:
                 forget_process(self.setup.metrics, child.process.pid)
             if self._closing.is_set():
@@ -121,8 +129,13 @@ class Launcher:
                 self.exit_code = EXIT_ERROR
                 self._closing.set()
                 return
-            steady = time.monotonic() - began_s >= _STEADY_S
+            steady = time.monotonic() - began_s >= (_START_S if code > 0 else _STEADY_S)
             failures = 0 if steady else failures + 1
+            if code == _STARTUP_FAILED and failures >= _MOST_FAILURES:
+                logger.error("%s failed at its start %d times in a row, and would again", child.name, failures)
+                self.exit_code = EXIT_ERROR
+                self._closing.set()
+                return
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
             logger.error("%s ended (%s); starting it again in %g s", child.name, _how(code), pause_s)
             with suppress(TimeoutError):

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,18 @@ class Setup:
     host: str
     port: int
     restarts: int = 0  # of the engine
+    beside: tuple[Path, ...] = ()  # checkpoints of the other models, each with an engine of its own
+    number: int = 0  # of this model among all
+
+    @property
+    def each(self) -> list[Setup]:
+        """What each model's engine is told."""
+        folders = (self.folder, *self.beside)
+        return [replace(self, folder=folder, beside=(), number=n) for n, folder in enumerate(folders)]
 
     @property
     def channel(self) -> Path:
-        return self.scratch / "engine"
+        return self.scratch / (f"engine-{self.number}" if self.number else "engine")
 
     @property
     def metrics(self) -> Path:

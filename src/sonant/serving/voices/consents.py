@@ -57,11 +57,13 @@ class Consents:
         return record
 
     def get(self, consent_id: str) -> ConsentRecord:
+        self.index.refresh()
         with self.index.reading() as db:
             return self.find(db, consent_id)
 
     def list(self, *, after: str | None = None, limit: int | None = None) -> tuple[ConsentRecord, ...]:
         """Oldest first; `after` is the last id of the page before."""
+        self.index.refresh()
         with self.index.reading() as db:
             start = 0
             if after is not None:

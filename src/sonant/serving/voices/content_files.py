@@ -32,7 +32,11 @@ class ContentFiles:
     @contextmanager
     def staging(self, index: StoreIndex) -> Iterator[Staging]:
         """Write files under passing names. If the block fails, they are gone at its end, published or not."""
-        staging = Staging(self.folder)
+        with self._guarded(index, Staging(self.folder)) as staging:
+            yield staging
+
+    @contextmanager
+    def _guarded(self, index: StoreIndex, staging: Staging) -> Iterator[Staging]:
         try:
             yield staging
         except BaseException:

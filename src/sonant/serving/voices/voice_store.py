@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sonant.errors import BadAudio, BadRequest, ConfigError, StoreError, UnknownVoice, VoiceExists
+from sonant.serving.voices.bucket import Bucket
+from sonant.serving.voices.bucket_files import BucketFiles
+from sonant.serving.voices.bucket_index import BucketIndex
 from sonant.serving.voices.consents import Consents
 from sonant.serving.voices.content_files import ContentFiles, make_folder
 from sonant.serving.voices.labels import checked_label, checked_language, checked_statement, is_id, label_key
@@ -76,11 +79,17 @@ _INSERT = f"INSERT INTO voices (name_key, {', '.join(_COLUMNS)}) VALUES (?{', ?'
 class VoiceStore:
     """Safe to use from any thread; holds nothing open between calls."""
 
-    def __init__(self, folder: Path, options: StoreOptions | None = None) -> None:
+    def __init__(self, folder: Path, options: StoreOptions | None = None, bucket: Bucket | None = None) -> None:
+        """With a bucket the voices are there, and `folder` has copies of those that were used here."""
         self.options = o = options or StoreOptions()
         self._reserved = frozenset(label_key(name) for name in o.reserved_names)
-        self.files = ContentFiles(folder / "files")
-        self.index = StoreIndex(folder / "index.sqlite", o.busy_timeout_s)
+        self.files: ContentFiles
+        self.index: StoreIndex
+        if bucket is None:
+            self.files = ContentFiles(folder / "files")
+            self.index = StoreIndex(folder / "index.sqlite", o.busy_timeout_s)
+        else:
+            self.files, self.index = BucketFiles(folder / "copies", bucket), BucketIndex(bucket, o.busy_timeout_s)
         self.consents = Consents(
             self.index,
             self.files,
@@ -157,8 +166,9 @@ class VoiceStore:
                 column, key = "name_key", label_key(checked_label(id_or_name, self.options.max_name_chars))
             except BadRequest:  # What cannot be a name names nothing.
                 raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}") from None
-        with self.index.reading() as db:
-            row = db.execute(f"{self._select} WHERE {column} = ?", (key,)).fetchone()
+        row = self._row(column, key)
+        if row is None and self.index.refresh():
+            row = self._row(column, key)
         if row is None:
             raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}")
         return self._record(row)
@@ -178,6 +188,7 @@ class VoiceStore:
 
     def list(self) -> tuple[VoiceRecord, ...]:
         """All voices, oldest first."""
+        self.index.refresh()
         with self.index.reading() as db:
             rows = db.execute(f"{self._select} ORDER BY seq").fetchall()
         return tuple(self._record(row) for row in rows)
@@ -197,6 +208,11 @@ class VoiceStore:
     def clip(self, record: VoiceRecord) -> Path | None:
         """The clip that the voice was made from, checked against its hash; None if it was not kept."""
         return None if record.clip_file is None else self.files.path(record.clip_file)
+
+    def _row(self, column: str, key: str) -> sqlite3.Row | None:
+        with self.index.reading() as db:
+            row: sqlite3.Row | None = db.execute(f"{self._select} WHERE {column} = ?", (key,)).fetchone()
+        return row
 
     @property
     def _select(self) -> str:

@@ -74,6 +74,16 @@ const TILES = [
     small: (s) => `${counted(s.blocks - s.free_blocks)} of ${several(s.blocks, "block")}`,
   },
   {
+    name: "Weights",
+    meaning:
+      "The model is larger than its graphics processor’s memory, so parts of it come from the computer’s own when they " +
+      "are needed: the share of a step that waits for them, and how much comes each second.",
+    optional: true,
+    value: (s) => s.recent.weight_wait_share ?? null,
+    large: (s) => `${Math.round(100 * s.recent.weight_wait_share)} %`,
+    small: (s) => `of a step waits; ${bytes(s.recent.paged_bytes_per_s)}/s`,
+  },
+  {
     name: "GPU memory",
     meaning: "Memory of the graphics processor that is taken, by this server and by others.",
     optional: true,

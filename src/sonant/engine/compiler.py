@@ -1,0 +1,43 @@
+"""The process that will compile kernels, started before anybody knows which: it imports torch while the engine does.
+
+Without torch itself, so that an engine's process can start it first of all. See `compile_ahead.py` for what it is told.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "sonant.engine.compile_process")
+
+
+class Compiler:
+    """Waits to be told what to compile. It ends with the process that started it, or when it is dismissed."""
+
+    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            encoding="utf-8",
+        )  # fmt: skip
+
+    def tell(self, job: str) -> None:
+        """One line; there is no other."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as stdin:
+            stdin.write(job + "\n")
+
+    def dismiss(self) -> None:
+        """There is nothing to compile."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        threading.Thread(target=self.process.wait, daemon=True).start()  # It may still be importing.
+
+
+def compiler_for(device: str, workers: int | None) -> Compiler | None:
+    """None where nothing will be compiled, as far as can be told so early."""
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
+    return Compiler() if has_gpu and workers != 0 and device.partition(":")[0] in ("auto", "cuda") else None

@@ -1,0 +1,137 @@
+"""The numbers of all requests that hold blocks, in columns: a step plans and books hundreds of requests at once.
+
+A request has a place here from its admission to its end, whichever row it has meanwhile, so a step that comes back
+finds whom it was for. What changes with every step lies here alone; what changes rarely is the request's own and is
+shown here too (see request.py). Only the step thread writes. Others may read, and see a step half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sonant.models.status import Status
+
+if TYPE_CHECKING:
+    from sonant.engine.request import Request
+
+Places = npt.NDArray[np.intp]
+Column = npt.NDArray[Any]
+
+_COUNTED = ("launched", "vocoded", "collected", "primed", "emitted", "steps_in_flight")
+_SHOWN = {
+    "state": np.int8, "row": np.intp, "row_s": np.float64, "tenure_at": np.int64, "since_s": np.float64,
+    "first_audio_s": np.float64, "heard_s": np.float64, "total": np.int64, "abort_requested": np.bool_,
+}  # fmt: skip
+_FIXED = {
+    "live": np.bool_, "priority": np.int64, "variant": np.int64, "arrival_s": np.float64, "step_limit": np.int64,
+    "prefill_length": np.int64, "keeps_frames": np.bool_,
+}  # fmt: skip
+_FEWEST = 64
+
+
+class Booked(NamedTuple):
+    """What came of a step's records, by their place in it."""
+
+    first: Column  # records that are their request's first
+    frames: Column  # … that completed a frame of speech
+    ends: Column  # … that ended their request
+
+
+class Ledger:
+    launched: Column
+    vocoded: Column
+    collected: Column
+    primed: Column
+    emitted: Column
+    steps_in_flight: Column
+    first_step_s: Column
+    state: Column
+    row: Column
+    row_s: Column
+    tenure_at: Column
+    since_s: Column
+    first_audio_s: Column  # -inf: nothing was heard yet
+    heard_s: Column
+    total: Column  # -1: not known yet
+    abort_requested: Column
+    live: Column
+    priority: Column
+    variant: Column
+    arrival_s: Column
+    step_limit: Column
+    prefill_length: Column
+    keeps_frames: Column
+
+    def __init__(self) -> None:
+        self._requests: list[Request | None] = []
+        self._free: list[int] = []
+        self._grow(_FEWEST)
+
+    def enter(self, request: Request) -> int:
+        """A place, with nothing counted yet; the request fills in what is its own."""
+        if not self._free:
+            self._grow(2 * len(self._requests))
+        place = self._free.pop()
+        self._requests[place] = request
+        for name in (*_COUNTED, "first_step_s"):
+            getattr(self, name)[place] = 0
+        for name in _FIXED:
+            getattr(self, name)[place] = getattr(request, name)
+        return place
+
+    def leave(self, place: int) -> None:
+        self._requests[place] = None
+        self.row[place] = -1
+        self._free.append(place)
+
+    def at(self, place: int) -> Request:
+        request = self._requests[place]
+        assert request is not None, "nobody has this place"
+        return request
+
+    def all_at(self, places: Iterable[int]) -> list[Request]:
+        return [self.at(place) for place in places]
+
+    def with_rows(self) -> Places:
+        return np.flatnonzero(self.row >= 0)
+
+    def frames_launched(self, places: Places, delay_steps: int) -> Column:
+        """With a delay pattern the first steps complete no frame."""
+        return np.maximum(self.launched[places] - delay_steps, 0)
+
+    def dry_s(self, places: Places, frame_s: float) -> Column:
+        """When each listener will have heard all that was vocoded; -inf: they have heard nothing yet."""
+        return self.first_audio_s[places] + self.heard_s[places] + self.vocoded[places] * frame_s
+
+    def book(self, places: Places, statuses: Column, now_s: float) -> Booked:
+        """What decode steps came to. Those of a request whose end is known were launched before it was."""
+        known = self.total[places] >= 0
+        running, last = statuses == int(Status.RUNNING), statuses == int(Status.LAST)
+        priming = statuses == int(Status.PRIMING)
+        frames = ~known & (running | last)
+        first = ~known & (self.first_step_s[places] == 0)
+        self.collected[places[frames]] += 1
+        self.primed[places[~known & priming]] += 1
+        self.first_step_s[places[first]] = now_s
+        return Booked(np.flatnonzero(first), np.flatnonzero(frames), np.flatnonzero(~(known | running | priming)))
+
+    def over(self, places: Places) -> list[Request]:
+        """Those of them that nobody waits for, or that are all spoken."""
+        spoken = (self.total[places] >= 0) & (self.emitted[places] >= self.total[places])
+        return self.all_at(places[spoken | self.abort_requested[places]])
+
+    def _grow(self, size: int) -> None:
+        before = len(self._requests)
+        kinds = {**dict.fromkeys(_COUNTED, np.int64), "first_step_s": np.float64, **_SHOWN, **_FIXED}
+        for name, kind in kinds.items():
+            column: Column = np.zeros(size, kind)
+            if before:
+                column[:before] = getattr(self, name)
+            setattr(self, name, column)
+        self.row[before:] = -1
+        self._requests += [None] * (size - before)
+        self._free = list(range(size - 1, before - 1, -1))

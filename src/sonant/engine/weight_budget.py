@@ -1,0 +1,58 @@
+"""How much of a GPU's memory the weights may take, and what that means for a checkpoint: known before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sonant.byte_size import parse_size
+from sonant.config import EngineConfig
+from sonant.engine.room import free_bytes, row_bytes
+from sonant.engine.weight_plan import WeightPlan, plan_weights
+from sonant.errors import ConfigError
+from sonant.kernels.host_weights import can_page
+from sonant.models.registry import load_model
+from sonant.models.spec import ModelSpec
+
+_BESIDE_BYTES = 1 << 30  # graphs' work memory, libraries', and a voice being encoded
+_USUAL_ROWS = 8  # that a cache nobody asked for is to serve
+
+
+@dataclass(frozen=True)
+class WeightBudget:
+    config: EngineConfig  # with the budget in bytes, so that others plan the same
+    plan: WeightPlan | None  # None: all stays
+
+    @classmethod
+    def of(
+        cls, folder: Path, config: EngineConfig, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype]
+    ) -> WeightBudget:
+        """Reads config files and weight headers only."""
+        sketch = load_model(folder, config, torch.device("meta"), *dtypes)
+        budget = budget_bytes(config, sketch.spec, device)
+        if budget is None:
+            return cls(replace(config, gpu_weights=None), None)
+        plan = plan_weights(sketch.weights(), budget)
+        if plan is not None and not can_page(device):
+            raise ConfigError("gpu_weights needs triton on a GPU: install it, or leave gpu_weights out")
+        return cls(replace(config, gpu_weights=None if plan is None else str(budget)), plan)
+
+
+def budget_bytes(config: EngineConfig, spec: ModelSpec, device: torch.device) -> int | None:
+    """None: there is no need to count, as on a CPU, whose memory the weights are in anyway."""
+    if config.gpu_weights is None:
+        return None
+    if config.gpu_weights != "auto":
+        return parse_size(config.gpu_weights, "gpu_weights")
+    if device.type != "cuda":
+        return None
+    return max(0, free_bytes(device, config.gpu_share) - _BESIDE_BYTES - cache_bytes(config, spec))
+
+
+def cache_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """What was asked for; else enough for a few requests, one of them as long as any may be."""
+    rows = config.max_rows or _USUAL_ROWS
+    tokens = config.kv_tokens or rows * config.max_positions // 2
+    return tokens * spec.kv_token_bytes + rows * row_bytes(spec)

@@ -1,0 +1,21 @@
+"""What of the codec's encoder can leave a GPU: clips are few, so it leaves first."""
+
+from __future__ import annotations
+
+from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
+from sonant.models.weight_blocks import WeightBlock, called_blocks
+
+
+def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
+    """In the order in which a clip goes through them: what it sounds like, what it says, and both as codes."""
+    acoustic, semantic = encoder.acoustic_encoder, encoder.semantic_model
+    parts = [
+        *acoustic.block,
+        acoustic.conv2,
+        semantic.feature_extractor,
+        semantic.encoder.pos_conv_embed,
+        *semantic.encoder.layers,
+        encoder.encoder_semantic,
+        encoder.quantizer,
+    ]
+    return called_blocks(parts, "voice encoder", aside=True)

@@ -1,0 +1,105 @@
+"""What a model's weights are cut into, so that those of a model larger than its GPU can come and go.
+
+A *block* is read only while one module runs, and comes just before. Blocks of a *lane* are used one after another, all
+of them and in their order, whenever one of them is: so two slots serve all of it, and what comes next is known.
+A *table* is only looked up: it can stay on the host, and the rows that are asked for travel. All other weights stay on
+the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sonant.layers.embedding import Embedding
+from sonant.layers.transformer import DecoderLayer, DecoderStack
+
+
+@dataclass(frozen=True, eq=False)
+class WeightBlock:
+    name: str
+    lane: str
+    call: nn.Module  # its weights are read while this is called, and never else
+    holds: tuple[nn.Module, ...]  # whose weights they are
+    reads: float = 0.0  # by a decode step; 0: only prompts or clips need it
+    aside: bool = False  # not used by the step thread
+
+    def tensors(self) -> list[HeldTensor]:
+        return list(held_tensors(self.holds))
+
+
+@dataclass(frozen=True, eq=False)
+class LookupTable:
+    name: str
+    embedding: Embedding
+    reads: float = 0.0  # whether decode steps look things up in it: 0 or 1
+
+    def tensors(self) -> list[HeldTensor]:
+        return list(held_tensors((self.embedding,)))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldTensor:
+    """A parameter or buffer, and how to put another tensor in its place."""
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def value(self) -> Tensor:
+        found = getattr(self.owner, self.name)
+        assert isinstance(found, Tensor)
+        return found.data if isinstance(found, nn.Parameter) else found
+
+    def replace(self, value: Tensor) -> None:
+        found = getattr(self.owner, self.name)
+        if isinstance(found, nn.Parameter):
+            found.data = value
+        else:
+            setattr(self.owner, self.name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelWeights:
+    """All of a model's weights, and what of them can leave the device."""
+
+    modules: tuple[nn.Module, ...]
+    blocks: tuple[WeightBlock, ...] = ()  # those of a lane in the order of their use
+    tables: tuple[LookupTable, ...] = ()
+
+    @property
+    def movable(self) -> tuple[WeightBlock | LookupTable, ...]:
+        return *self.blocks, *self.tables
+
+    @property
+    def total_bytes(self) -> int:
+        """Tensors that share memory count once."""
+        storages = {}
+        for held in held_tensors(self.modules):
+            storage = held.value.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        return sum(storages.values())
+
+
+def held_tensors(modules: Iterable[nn.Module]) -> Iterator[HeldTensor]:
+    """All parameters and buffers, in the order in which modules have them."""
+    for module in modules:
+        for part in module.modules():
+            yield from (HeldTensor(part, name) for name, value in part._parameters.items() if value is not None)
+            yield from (HeldTensor(part, name) for name, value in part._buffers.items() if value is not None)
+
+
+def stack_blocks(stack: DecoderStack, lane: str, reads: float, *, aside: bool = False) -> list[WeightBlock]:
+    """A block for each layer. Norms are small and stay: some are read before their layer is called."""
+    blocks = []
+    for n, layer in enumerate(stack.layers):
+        assert isinstance(layer, DecoderLayer)
+        blocks.append(WeightBlock(f"{lane} {n}", lane, layer, (layer.self_attn, layer.mlp), reads, aside))
+    return blocks
+
+
+def called_blocks(modules: Iterable[nn.Module], lane: str, reads: float = 0.0, *, aside: bool) -> list[WeightBlock]:
+    """A block for each module, of all its weights."""
+    return [WeightBlock(f"{lane} {n}", lane, m, (m,), reads, aside) for n, m in enumerate(modules)]

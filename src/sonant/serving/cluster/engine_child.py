@@ -1,0 +1,88 @@
+"""The engine of a replica: a process of its own, started again when it dies.
+
+The replica's process answers HTTP and has no torch, so that steps never wait for its lock. What is killed takes the
+other along: the engine ends when the pipe that its settings came by is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from sonant.errors import ConfigError
+from sonant.exit_codes import EXIT_ERROR
+from sonant.serving.processes.setup import Setup
+
+_LOOK_S = 0.05
+_STEADY_S = 1.0  # a process that has lived so long did not fail at its start
+_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before it is started again, by how often it failed at its start
+_GRACE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class EngineChild:
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.deaths = 0
+        self.fatal: str | None = None  # what would only fail again: no engine will come
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="sonant-engine-child", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def ready(self) -> None:
+        """Returns when it is warm: it listens for front ends no sooner. Raises what another try would not mend."""
+        while not self.setup.channel.exists():
+            self.check()
+            await asyncio.sleep(_LOOK_S)
+
+    def check(self) -> None:
+        if self.fatal is not None:
+            raise ConfigError(self.fatal)
+
+    def close(self) -> None:
+        self._closing.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+            process.kill()
+        if self._thread.is_alive():
+            self._thread.join(_GRACE_S)
+
+    def _keep(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            began_s = time.monotonic()
+            code = self._run()
+            if self._closing.is_set():
+                return
+            self.deaths += 1
+            if code == EXIT_ERROR:
+                self.fatal = "the engine cannot be loaded; it has said why on standard error, in this replica's log"
+                return
+            failures = 0 if time.monotonic() - began_s >= _STEADY_S else failures + 1
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+            logger.error("the engine ended with %d; starting it again in %g s", code, pause_s)
+            self._closing.wait(pause_s)
+
+    def _run(self) -> int:
+        command = [sys.executable, "-m", "sonant.serving.processes.engine_process"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            self._process = process
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(replace(self.setup, restarts=self.deaths).to_json() + b"\n")
+                process.stdin.flush()
+            # Not `communicate`, nor leaving this block: both would close the pipe, which tells it to go.
+            return process.wait()

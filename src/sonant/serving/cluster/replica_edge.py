@@ -1,0 +1,56 @@
+"""The outermost layer of a replica's HTTP server, which is Ray's: what that does to a request is undone here.
+
+Ray reads a request's body to its end, and into memory, before it is asked for, and cancels the request's task when the
+client is gone; our limits and our own way of ending a stream need neither, and one header tells Ray so. It also adds an
+`x-request-id` to answers that have theirs, which clients then read as two.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_ID = b"x-request-id"
+_RAW_RECEIVE = "x-request-disconnect-disabled"
+
+
+class ReplicaEdge:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        MutableHeaders(scope=scope)[_RAW_RECEIVE] = "?1"
+        return await self.app(scope, receive, _SendOneId(send))
+
+
+class _SendOneId:
+    def __init__(self, send: Send) -> None:
+        self.send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            message["headers"] = _one_id(message.get("headers", ()))
+        return await self.send(message)
+
+
+def _one_id(headers: object) -> list[tuple[bytes, bytes]]:
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in headers:  # type: ignore[attr-defined]
+        if name.lower() != _ID or not any(other.lower() == _ID for other, _ in kept):
+            kept.append((name, value))
+    return kept
+
+
+def middlewares() -> list[Middleware]:
+    """Ray calls this in every process that answers HTTP. Its own proxies must go on watching for clients that leave."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return []
+    return [Middleware(ReplicaEdge)]

@@ -1,0 +1,87 @@
+"""Voices' files in a bucket, with a copy of each that was used in a folder of this machine.
+
+They are named by their content and never change, so a copy is right if its hash is; what another server deleted is not
+asked for, since its row is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sonant.errors import StoreError
+from sonant.serving.voices.bucket import Bucket
+from sonant.serving.voices.content_files import ContentFiles, Staging
+from sonant.serving.voices.store_index import StoreIndex, wanted_files
+
+_FOLDER = "files"
+
+logger = logging.getLogger(__name__)
+
+
+class BucketFiles(ContentFiles):
+    def __init__(self, folder: Path, bucket: Bucket) -> None:
+        """`folder` is for the copies."""
+        super().__init__(folder)
+        self.bucket = bucket
+
+    @contextmanager
+    def staging(self, index: StoreIndex) -> Iterator[Staging]:
+        with self._guarded(index, BucketStaging(self.folder, self.bucket)) as staging:
+            yield staging
+
+    def path(self, name: str) -> Path:
+        try:
+            return super().path(name)
+        except StoreError:  # It was never here, or is damaged here.
+            found = self.bucket.get(f"{_FOLDER}/{name}")
+            if found is None:
+                raise StoreError(f"{name} is missing in the bucket of voices") from None
+            part = self.folder / f".{secrets.token_hex(8)}.part"
+            part.write_bytes(found[0])
+            os.replace(part, self.folder / name)
+            return super().path(name)
+
+    def intact(self, name: str, size: int) -> bool:
+        """Asked for each of a list: what is not here yet is believed to be there."""
+        return super().intact(name, size) or not (self.folder / name).exists()
+
+    def release(self, index: StoreIndex, names: Collection[str]) -> None:
+        try:
+            with index.writing() as db:
+                for name in set(names) - wanted_files(db):
+                    self.bucket.delete(f"{_FOLDER}/{name}")
+                    (self.folder / name).unlink(missing_ok=True)
+        except (StoreError, OSError) as e:  # The caller's promise is kept, since the row is gone.
+            logger.warning("files that nobody needs stay until the store is next opened: %s", e)
+
+    def collect(self, index: StoreIndex, age_s: float) -> None:
+        """In the bucket first, and under its lease only if there is something to collect."""
+        try:
+            with index.reading() as db:
+                wanted = wanted_files(db)
+            left = [name for name, old_s in self.bucket.ages(_FOLDER).items() if old_s > age_s and name not in wanted]
+            if left:
+                self.release(index, left)
+        except StoreError as e:
+            logger.warning("leftovers in the bucket of voices were not collected: %s", e)
+
+    def any_named(self) -> bool:
+        return bool(self.bucket.ages(_FOLDER))
+
+
+class BucketStaging(Staging):
+    def __init__(self, folder: Path, bucket: Bucket) -> None:
+        super().__init__(folder)
+        self.bucket = bucket
+
+    def publish(self) -> None:
+        for name, waiting in self._waiting.items():
+            self.published.append(name)
+            self.bucket.put(f"{_FOLDER}/{name}", waiting.read_bytes())
+        self.published.clear()  # the same names follow, as they get them here
+        super().publish()
