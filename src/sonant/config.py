@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sonant.byte_size import parse_size
 from sonant.errors import ConfigError
@@ -47,6 +47,9 @@ def power_of_two(most: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
+KVCacheType = Literal["fp8"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that can be tuned. None means: chosen for the device, see `resolved`, or by the model."""
@@ -61,6 +64,9 @@ class EngineConfig:
     max_positions: int = option(4096, "prompt and frames of one request")
     kv_tokens: int | None = option(None, "size of the KV cache in positions; none: from free memory")
     kv_memory_fraction: float = option(0.85, "share of the GPU memory left after loading that the KV cache takes")
+    kv_cache_dtype: KVCacheType | None = option(
+        None, "keys and values in eight bits (e4m3): room for twice the positions. none: in the type of the weights"
+    )
     gpu_share: float = option(
         1.0, "share of the GPU's memory that this engine may take; a server of several models divides it among them"
     )
@@ -103,6 +109,9 @@ class EngineConfig:
                 raise ConfigError(f"{f.name} must be over 0, not {value!r}")
         if self.gpu_weights is not None and self.gpu_weights != "auto":
             parse_size(self.gpu_weights, "gpu_weights")
+        if self.kv_cache_dtype not in (None, *get_args(KVCacheType)):
+            known = " or ".join(get_args(KVCacheType))
+            raise ConfigError(f"kv_cache_dtype must be {known}, or left out, not {self.kv_cache_dtype!r}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:

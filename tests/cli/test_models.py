@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import soundfile as sf
+import torch
 
 from sonant.kernels.ops import OPS
 
@@ -108,6 +109,18 @@ def test_doctor_tells_how_fast_a_step_can_be_whose_weights_come_over_the_bus(run
     assert weights["floor_s"] >= weights["step_bytes"] / weights["bus_bytes_per_s"] and weights["listeners"] >= 1
     shown = run("doctor", "--model", tiny_higgs, "--gpu-weights", "8MiB").out.decode()
     assert "in host memory" in shown and "can listen in real time" in shown
+
+
+def test_doctor_tells_what_a_cache_of_eight_bits_takes(run: Run, tiny_higgs: Path) -> None:
+    usual, small = (
+        json.loads(run("doctor", "--model", tiny_higgs, *more, "--json").out)["model"]
+        for more in ((), ("--kv-cache-dtype", "fp8"))
+    )
+    wide = getattr(torch, usual["kv_dtype"]).itemsize
+    assert small["kv_dtype"] == "float8_e4m3fn" and small["kv_token_bytes"] * wide == usual["kv_token_bytes"]
+    assert "(float8_e4m3fn)" in run("doctor", "--model", tiny_higgs, "--kv-cache-dtype", "fp8").out.decode()
+    assert run("doctor", "--kv-cache-dtype", "fp8").code != 0
+    assert run("doctor", "--model", tiny_higgs, "--kv-cache-dtype", "int4").code != 0
 
 
 def test_doctor_refuses_too_little_with_the_least_that_works(run: Run, tiny_higgs: Path) -> None:

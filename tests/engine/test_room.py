@@ -9,8 +9,10 @@ import torch
 
 from sonant.cli.doctor import chosen
 from sonant.config import EngineConfig, Room
-from sonant.engine.kv_cache import block_count
+from sonant.engine.kv_cache import block_count, check_type
 from sonant.engine.room import GpuMemory, row_bytes
+from sonant.errors import ConfigError
+from sonant.kernels.gpu import Gpu
 from sonant.models.spec import Field, KVGroup, ModelSpec
 
 GB = 10**9
@@ -86,3 +88,23 @@ def test_the_doctor_says_what_and_why() -> None:
     short = chosen(EngineConfig().resolved(L4.room(spec_of(200 << 20))), spec_of(200 << 20), L4)
     assert short.max_rows < 256 and "not enough for more rows" in short.reason
     assert "CPU" in chosen(EngineConfig().resolved(None), SPEC, None).reason
+
+
+def test_a_cache_of_eight_bits_has_room_for_twice_as_many() -> None:
+    small = SPEC.with_kv_dtype(torch.float8_e4m3fn)
+    config = EngineConfig().resolved(H200.room(SPEC))
+    usual, more = (H200.likely_kv_tokens(spec, config) for spec in (SPEC, small))
+    assert 2 * usual <= more <= 2 * usual + 1
+    assert SPEC.kv[0].dtype is torch.bfloat16 and small.kv[0].layers == SPEC.kv[0].layers
+
+
+def test_a_gpu_that_has_no_eight_bits_says_so() -> None:
+    small = SPEC.with_kv_dtype(torch.float8_e4m3fn)
+    for gpu in (H200, L4):
+        check_type(small, Gpu(gpu.name, gpu.capability))
+    check_type(small, None)
+    check_type(SPEC, Gpu(A100.name, A100.capability))
+    with pytest.raises(ConfigError, match=r"A100-SXM4-80GB has 8\.0; leave it out"):
+        check_type(small, Gpu(A100.name, A100.capability))
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be fp8, or left out, not 'int4'"):
+        EngineConfig(kv_cache_dtype="int4")  # type: ignore[arg-type]

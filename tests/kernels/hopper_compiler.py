@@ -66,7 +66,7 @@ from sonant.models.qwen3_tts import workload
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
-    torch.bool: "*i1",
+    torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 SHARED_BYTES = 227 << 10  # that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -134,16 +134,20 @@ def all_kernels(
     cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
     rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
     for weights in ((values(dim), values(dim)), (None, None)):
-        for place in (None, Place(cache, slots)) if every_form else (None,):
+        places = (None, Place(cache, slots), Place(cache.to(torch.float8_e4m3fn), slots))
+        for place in places if every_form else (None,):
             qk_rope.qk_rope(values(2, 1, 32 * dim), Heads(*weights, *rotations, 16, 8, 1e-6), place)
     tables, positions = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
-    paged.paged_attention(values(2, 1, 16, dim), cache, tables, positions, 4)
+    caches = (cache, cache.to(torch.float8_e4m3fn)) if every_form else (cache,)
+    for pages in caches:
+        paged.paged_attention(values(2, 1, 16, dim), pages, tables, positions, 4)
     for steps in (1, 2) if every_form else (1,):
         of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
         for first in (0, 14):
             short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
         if steps == 1:
-            paged.paged_step(values(2, 1, 32 * dim), of, cache, tables, positions.int(), 4)
+            for pages in caches:
+                paged.paged_step(values(2, 1, 32 * dim), of, pages, tables, positions.int(), 4)
     for steps in (5, 11):
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)

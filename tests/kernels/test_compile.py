@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import sonant.kernels
+from sonant.kernels.cuda.attention import programs
+from sonant.kernels.cuda.compiler import build, find_compiler
 
 KERNELS = Path(sonant.kernels.__file__).parent / "triton"
 
@@ -29,3 +31,11 @@ def launched(file: Path) -> set[str]:
     """Names in calls of the form kernel[grid](…)."""
     calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     return {c.value.id for c in calls if isinstance(c, ast.Subscript) and isinstance(c.value, ast.Name)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_compiler() is None, reason="no nvcc here")
+def test_all_cuda_programs_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for program in programs():
+        assert b"paged_" in build(program, 90).read_bytes()

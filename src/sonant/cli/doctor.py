@@ -13,15 +13,16 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder, given_once
-from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_model
+from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_kv_cache_dtype, add_model
 from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
-from sonant.engine.kv_cache import block_count
+from sonant.engine.kv_cache import block_count, check_type
 from sonant.engine.room import GpuMemory, gpu_memory, row_bytes
 from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_floor import expected_floor
 from sonant.engine.weight_plan import WeightPlan
 from sonant.errors import ConfigError, SonantError
+from sonant.kernels.gpu import gpu_of
 from sonant.loading import pick_device, pick_dtype
 from sonant.models.registry import check_model
 from sonant.models.spec import ModelSpec
@@ -66,6 +67,7 @@ class ModelCheck:
     weight_bytes: int = 0
     row_bytes: int = 0  # for each request that speaks at once
     kv_token_bytes: int = 0  # for each position of prompt or speech in the cache
+    kv_dtype: str = ""
     needed_bytes: int = 0  # weights, all rows of the default config, and one request of full length
     free_bytes: int | None = None
     chosen: Chosen | None = None
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_gpu_weights(parser)
+    add_kv_cache_dtype(parser)
     add_json(parser)
 
 
@@ -86,9 +89,11 @@ def run(args: argparse.Namespace) -> int:
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}
     folder = given_folder(given_once(args.folder, args.model))
-    if folder is None and args.gpu_weights is not None:
-        raise ConfigError("--gpu-weights is about a model: give one")
-    config = EngineConfig(codec=given_codec(args.codec), gpu_weights=args.gpu_weights)
+    about_models = {"gpu_weights": args.gpu_weights, "kv_cache_dtype": args.kv_cache_dtype}
+    for name, value in about_models.items():
+        if folder is None and value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is about a model: give one")
+    config = EngineConfig(codec=given_codec(args.codec), **about_models)
     check = None if folder is None else check_folder(folder, here, device, config)
     problems = machine.problems(here) + _model_problems(check, here.memory_free_bytes)
     serving, unread = _serving()
@@ -115,6 +120,7 @@ def check_folder(folder: Path, here: Machine, device: torch.device, config: Engi
     dtype, plan = pick_dtype("auto", device), None
     try:
         footprint = check_model(folder, config, dtype, dtype)
+        check_type(footprint.spec, gpu_of(device))
         if config.gpu_weights is not None:
             plan = WeightBudget.of(folder, config, device, (dtype, dtype)).plan
     except SonantError as e:
@@ -131,6 +137,7 @@ def check_folder(folder: Path, here: Machine, device: torch.device, config: Engi
         weight_bytes=footprint.weight_bytes,
         row_bytes=row,
         kv_token_bytes=spec.kv_token_bytes,
+        kv_dtype=str(spec.kv[0].dtype).removeprefix("torch."),
         needed_bytes=weight_bytes + rows * row + config.max_positions * spec.kv_token_bytes,
         free_bytes=free_bytes,
         chosen=chosen(config, spec, memory),
@@ -189,7 +196,7 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
     rows += _kernel_rows(here.kernels)
     if check is not None and check.error is None:
         rows.append(("model", f"{check.folder}: complete, {_size(check.weight_bytes)} of weights"))
-        each = f"{_size(check.row_bytes)} a request, {_size(check.kv_token_bytes)} a cached position"
+        each = f"{_size(check.row_bytes)} a request, {_size(check.kv_token_bytes)} a cached position ({check.kv_dtype})"
         rows.append(("", f"needs {_size(check.needed_bytes)} on {auto['device']} to start; {each}"))
         if check.chosen is not None:
             c = check.chosen

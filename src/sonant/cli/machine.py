@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from sonant.cli.package_version import version_of
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.ops import OPS, choose
 
 PACKAGES = ("sonant", "torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr")
@@ -52,7 +53,7 @@ class Machine:
 def this_machine() -> Machine:
     free, total = _memory()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    choices = [(device, choose(op, device)) for device in devices for op in OPS]
+    choices = [(device, choose(op, device, gpu=gpu_of(torch.device(device)))) for device in devices for op in OPS]
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(),

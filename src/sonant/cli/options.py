@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from sonant.config import KVCacheType
 from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
@@ -38,6 +39,13 @@ def add_gpu_weights(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
         "--gpu-weights", metavar="SIZE",
         help="GPU memory for weights, as 3GiB, or auto; the others come from host memory when they are needed "
         "(default: all stay on the GPU)",
+    )  # fmt: skip
+
+
+def add_kv_cache_dtype(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--kv-cache-dtype", choices=get_args(KVCacheType),
+        help="keys and values in eight bits (e4m3), room for twice the positions (default: in the weights' type)",
     )  # fmt: skip
 
 

@@ -1,5 +1,11 @@
 """The KV memory: a tensor for each group of layers, never filled (readers mask exactly), sized from what the device has
-left. A block has the same number in all of them, so that one table serves."""
+left. A block has the same number in all of them, so that one table serves.
+
+In eight bits (`kv_cache_dtype`) values are e4m3 with no scale beside them, as other engines have it unless a checkpoint
+brings scales: the type has the same relative precision from 1/64 up to 448, so a scale would only move its ends, and
+what lies beyond 448 becomes 448. Keys and values of published models, normed or projected from what was, are of the
+order of 1 to 100.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +16,18 @@ from sonant.config import EngineConfig
 from sonant.engine.residents import Residents
 from sonant.engine.room import free_bytes
 from sonant.errors import ConfigError
+from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.models.spec import ModelSpec
 
 _CPU_TOKENS_PER_ROW = 1024
+_ADA = (8, 9)  # the first GPUs that convert eight-bit floating point
 
 
 def allocate_kv(
     spec: ModelSpec, config: EngineConfig, device: torch.device, residents: Residents | None = None
 ) -> dict[str, Tensor]:
     """By group name, [layers, 2, blocks, block_tokens, heads, dim]; block 0 is scratch."""
+    check_type(spec, gpu_of(device))
     blocks = block_count(spec, config, device, 0 if residents is None else residents.held_bytes) + 1
     found = {}
     for g in spec.kv:
@@ -28,6 +37,16 @@ def allocate_kv(
         else:
             found[g.name] = residents.empty(shape, g.dtype)
     return found
+
+
+def check_type(spec: ModelSpec, gpu: Gpu | None) -> None:
+    """Raise a `ConfigError` where this GPU's kernels cannot read such a cache. None: torch does, on any CPU."""
+    eight_bits = any(group.dtype.itemsize == 1 for group in spec.kv)
+    if eight_bits and gpu is not None and gpu.capability < _ADA:
+        has = ".".join(map(str, gpu.capability))
+        raise ConfigError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or later, and {gpu.name} has {has}; leave it out"
+        )
 
 
 def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device, held: int = 0) -> int:

@@ -1,24 +1,27 @@
 """All the ops that layers may call, typed, and which implementation runs: Triton on a CUDA device, torch elsewhere.
 
-Contracts are in the reference, next to the code that defines them. Training runs the reference, because only that has
-gradients. `sonant doctor` prints these choices.
+Attention over the paged cache is in CUDA C++ too, for GPUs and machines that can have it. Contracts are in the
+reference, next to the code that defines them. Training runs the reference, because only that has gradients. `sonant
+doctor` prints these choices.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sonant.errors import ConfigError
 from sonant.kernels import reference
-from sonant.kernels.gpu import gpu_of
+from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -38,6 +41,8 @@ from sonant.kernels.reference import (
     Snake,
     Split,
 )
+
+_LOG = logging.getLogger(__name__)
 
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
@@ -74,6 +79,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "uniforms": "uniforms",
     }
 )
+IN_CUDA = frozenset({"paged_attention", "paged_step"})  # that kernels/cuda/attention.py has as well
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ class Choice:
 
 
 @lru_cache(maxsize=256)
-def choose(op: str, device_type: str, training: bool = False) -> Choice:
+def choose(op: str, device_type: str, training: bool = False, gpu: Gpu | None = None) -> Choice:
+    """Without a GPU to ask for, no more is counted on than that Triton serves it."""
     plain = getattr(reference, op)
     file = OPS[op]
     if device_type != "cuda":
@@ -97,12 +104,38 @@ def choose(op: str, device_type: str, training: bool = False) -> Choice:
     if importlib.util.find_spec("triton") is None:
         return Choice(op, "reference", "triton is not installed", plain)
     module = importlib.import_module(f"sonant.kernels.triton.{file}")
-    return Choice(op, "triton", "fused for CUDA", getattr(module, op))
+    fused = Choice(op, "triton", "fused for CUDA", getattr(module, op))
+    return fused if gpu is None or op not in IN_CUDA else _choose_in_cuda(fused, plain, gpu)
+
+
+def _choose_in_cuda(fused: Choice, plain: Callable[..., Any], gpu: Gpu) -> Choice:
+    from sonant.kernels.cuda import attention
+
+    asked = attention.wanted()
+    if asked == "torch":
+        return Choice(fused.op, "reference", f"{attention.VARIABLE} asks for it", plain)
+    if asked == "triton":
+        return replace(fused, reason=f"{attention.VARIABLE} asks for it")
+    obstacle = attention.obstacle(gpu)
+    if obstacle is None:
+        reason = f"CUDA C++ for {gpu.name}; heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
+        return Choice(fused.op, "cuda", reason, getattr(attention, fused.op))
+    if asked == "cuda":
+        raise ConfigError(f"{attention.VARIABLE} asks for attention in CUDA C++, but {obstacle}")
+    _tell(f"attention runs in Triton, not in CUDA C++: {obstacle}")
+    return replace(fused, reason=f"not in CUDA C++: {obstacle}")
+
+
+@cache
+def _tell(what: str) -> None:
+    """Once a process."""
+    _LOG.info(what)
 
 
 def pick(op: str, on: Tensor) -> Callable[..., Any]:
-    device_type = on.device.type if gpu_of(on.device) is None else "cuda"
-    return choose(op, device_type, torch.is_grad_enabled()).function
+    gpu = gpu_of(on.device)
+    device_type = on.device.type if gpu is None else "cuda"
+    return choose(op, device_type, torch.is_grad_enabled(), gpu if op in IN_CUDA else None).function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

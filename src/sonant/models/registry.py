@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # A command line is built from the list of families, and need
     from sonant.models.base import SpeechModel
     from sonant.models.description import Description, Footprint
     from sonant.models.prompt import Prompter
+    from sonant.models.spec import ModelSpec
     from sonant.models.weights import HostMemory
 
 FAMILIES = ("sonant.models.qwen3_tts", "sonant.models.higgs_audio_v2", "sonant.models.voxcpm2")
@@ -45,6 +47,7 @@ def load_model(
 ) -> SpeechModel:
     """Find the folder's family and let it load; `host` is where weights lie that do not stay on the device."""
     model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype, host)
+    model.spec = _with_cache_of(config, model.spec)
     return model
 
 
@@ -63,7 +66,15 @@ def describe(folder: Path) -> Description:
 def check_model(folder: Path, config: EngineConfig, dtype: torch.dtype, codec_dtype: torch.dtype) -> Footprint:
     """Read config files and weight headers; raises `CheckpointError` for what would stop `load_model`."""
     footprint: Footprint = _module_for(folder, "describe").check(folder, config, dtype, codec_dtype)
-    return footprint
+    return replace(footprint, spec=_with_cache_of(config, footprint.spec))
+
+
+def _with_cache_of(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    if config.kv_cache_dtype is None:
+        return spec
+    import torch
+
+    return spec.with_kv_dtype(torch.float8_e4m3fn)
 
 
 def hub_module(folder: Path) -> ModuleType:

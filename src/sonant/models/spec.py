@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -56,3 +57,7 @@ class ModelSpec(SpeechSpec):
     @property
     def kv_token_bytes(self) -> int:
         return sum(group.token_bytes for group in self.kv)
+
+    def with_kv_dtype(self, dtype: torch.dtype) -> Self:
+        """For a cache of another type than the weights': no family knows of it, only who writes and reads pages."""
+        return replace(self, kv=tuple(replace(group, dtype=dtype) for group in self.kv))

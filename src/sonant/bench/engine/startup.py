@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sonant.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sonant.config import KVCacheType
 
 _TIMEOUT_S = 600.0
 
@@ -54,6 +57,7 @@ class StartupJob:
     codec_dtype: str
     max_rows: int
     codec: str | None = None
+    kv_cache_dtype: KVCacheType | None = None
 
 
 def measure(job: StartupJob) -> Startup:
@@ -89,7 +93,7 @@ def _speak(job: StartupJob) -> dict[str, Any]:
     from sonant.loading import load
 
     marks: dict[str, Any] = {"imported": time.time()}
-    config = EngineConfig(max_rows=job.max_rows, codec=job.codec)
+    config = EngineConfig(max_rows=job.max_rows, codec=job.codec, kv_cache_dtype=job.kv_cache_dtype)
     with load(job.folder, device=job.device, dtype=job.dtype, codec_dtype=job.codec_dtype, config=config) as engine:
         marks["engine"], marks["phases"] = time.time(), engine.start_times.phases
         with engine.stream(TEXT, seed=0, max_frames=8) as stream:

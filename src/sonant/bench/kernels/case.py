@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """Somebody else's kernel for the same work, which may want its arguments in another form."""
+
+    prepare: Callable[[Call], Call]  # not measured
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class Case:
     op: str
     where: str  # in the model: "talker 1.7b qkv"
@@ -26,6 +34,7 @@ class Case:
     bytes: int  # all that must be read or written
     flops: int = 0
     usual: Callable[..., Any] | None = None  # what our kernel is compared with; None: the reference
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
 
 
 class CaseMaker:

@@ -7,9 +7,10 @@ than they do. The floor is the larger of bytes over copy bandwidth and operation
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import cycle
 from typing import Any
@@ -18,11 +19,14 @@ import torch
 
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_ms
 from sonant.bench.engine.step_counts import count
-from sonant.bench.kernels.case import Call, Case
+from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.report.results import FORMAT
 from sonant.kernels import reference
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.ops import Choice, choose
 from sonant.text_table import grid
+
+_LOG = logging.getLogger(__name__)
 
 _ROTATED_BYTES = 256 << 20  # over the 200 MB that no L2 cache of today holds
 _LEAST_CALLS, _MOST_CALLS = 32, 256
@@ -50,6 +54,7 @@ class KernelTime:
     picked: str
     reason: str
     launches: Mapping[str, float]  # what a call of the picked one runs: names of kernels, operators on a CPU
+    rivals_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def picked_us(self) -> float:
@@ -89,10 +94,9 @@ def run(
     cuda = device.type == "cuda"
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
     times = []
-    with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
-        for case in cases:
-            times.append(measure(case, device, ceiling))
-            on_time(times[-1])
+    for timed in measure_all(cases, device, ceiling):
+        times.append(timed)
+        on_time(timed)
     return KernelReport(
         device=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
         torch=torch.__version__,
@@ -103,13 +107,20 @@ def run(
     )
 
 
+def measure_all(cases: Iterable[Case], device: torch.device, ceiling: Ceiling) -> Iterator[KernelTime]:
+    for case in cases:
+        with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
+            timed = measure(case, device, ceiling)
+        yield timed
+
+
 def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
-    choice = choose(case.op, device.type, training=False)
-    calls = _calls(case)
+    choice = choose(case.op, device.type, gpu=gpu_of(device))
+    calls = calls_of(case)
     plain = getattr(reference, case.op)
     ours = choice.function is not plain
-    reference_us = _call_us(case.usual or plain if ours else plain, calls, device)
-    kernel_us = _call_us(choice.function, calls, device) if ours else None
+    reference_us = call_us(case.usual or plain if ours else plain, calls, device)
+    kernel_us = call_us(choice.function, calls, device) if ours else None
     picked_us = reference_us if kernel_us is None else kernel_us
     return KernelTime(
         op=case.op,
@@ -123,16 +134,26 @@ def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
         picked=choice.implementation,
         reason=choice.reason,
         launches=_launches(choice, calls[0], device),
+        rivals_us={name: rival_us(rival, calls, device) for name, rival in case.rivals.items()},
     )
 
 
-def _calls(case: Case) -> list[Call]:
+def rival_us(rival: Rival, calls: Sequence[Call], device: torch.device) -> float:
+    """NaN: it does not run here, as a kernel of another version or for another GPU may not."""
+    try:
+        return call_us(rival.function, [rival.prepare(call) for call in calls], device)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        _LOG.warning("a kernel to compare with did not run: %s", error)
+        return float("nan")
+
+
+def calls_of(case: Case) -> list[Call]:
     if not case.streamed_bytes:
         return [case.make()]
     return [case.make() for _ in range(min(_MOST_CALLS, 1 + _ROTATED_BYTES // case.streamed_bytes))]
 
 
-def _call_us(function: Callable[..., Any], calls: Sequence[Call], device: torch.device) -> float:
+def call_us(function: Callable[..., Any], calls: Sequence[Call], device: torch.device) -> float:
     """Of one call, in the middle of many."""
     turns = cycle(calls)
 
@@ -171,6 +192,7 @@ def table(report: KernelReport) -> str:
     for op in sorted({t.op for t in report.times}):
         mine = [t for t in report.times if t.op == op]
         blocks.append(f"{op}: {mine[0].picked}, {mine[0].reason}\n{grid(list(_rows(mine)))}")
+        blocks += [_beside(t) for t in mine if t.rivals_us]
     if not on_gpu:
         blocks.append("The reference only: there are no kernels for this device, so there is nothing to compare.")
     return "\n\n".join(blocks)
@@ -186,6 +208,11 @@ def _rows(times: Sequence[KernelTime]) -> Iterator[tuple[str, ...]]:
             t.where, str(t.rows), f"{t.floor_us:.2f}", f"{t.reference_us:.2f}", ours, faster, f"{t.gb_per_s:,.0f}",
             flops, f"{100 * t.share:.0f}%", _short(t.launches),
         )  # fmt: skip
+
+
+def _beside(timed: KernelTime) -> str:
+    others = ", ".join(f"{name} {us:.2f} µs ({us / timed.picked_us:.2f}×)" for name, us in timed.rivals_us.items())
+    return f"{timed.op}, {timed.where}, {timed.rows} rows, {timed.picked_us:.2f} µs; beside it: {others}"
 
 
 def _short(launches: Mapping[str, float], width: int = 40) -> str:

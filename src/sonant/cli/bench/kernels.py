@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,12 +18,14 @@ from sonant.models.workload import WorkloadProvider
 if TYPE_CHECKING:
     import torch
 
+    from sonant.bench.kernels.case import Case
     from sonant.bench.kernels.tune_cases import Tunable
-    from sonant.bench.kernels.versus_torch import KernelTime
+    from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
 
 EXAMPLES = """
 sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
+sonant bench kernels --against accepted.json
 sonant bench kernels --tune
 sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
 """
@@ -60,10 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write all figures there as JSON (default: nowhere; with --tune where kernels look for them)",
     )
+    parser.add_argument(
+        "--against",
+        metavar="TABLE",
+        type=Path,
+        help="fail (exit code 1) if a kernel reaches less of its floor than this table of accepted figures says",
+    )
+    parser.add_argument(
+        "--tolerance", metavar="%", type=float, default=5.0, help="how much less is noise, in percent (default: 5)"
+    )
+    parser.add_argument("--accept", action="store_true", help="write what was measured into the table of --against")
 
 
 def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
+    from sonant.bench.kernels.attention_cases import AttentionCases
     from sonant.bench.kernels.cases import Cases
     from sonant.bench.report.results import write_json
     from sonant.kernels.ops import OPS
@@ -78,6 +91,10 @@ def run(args: argparse.Namespace) -> int:
     sizes = args.size.split(",") if args.size else _sizes(providers)
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
+    if args.accept and not args.against:
+        raise ConfigError("--accept writes the table that --against names; name one")
+    if not 0 < args.tolerance < 100:
+        raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
     if args.tune:
         tuned = [p for p in providers if p.TUNED_SIZE in sizes]
         asked_rows = _rows(args.rows) if args.rows else None
@@ -89,16 +106,44 @@ def run(args: argparse.Namespace) -> int:
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
     wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
-    cases = Cases(device, dtype)
-    every = (case for workloads in wanted for case in cases.every(workloads, rows, prefill))
-    asked = (case for case in every if case.op in ops and args.where in case.where)
+
+    def every() -> Iterator[Case]:
+        cases = Cases(device, dtype)
+        for workloads in wanted:
+            yield from cases.every(workloads, rows, prefill)
+        if gpu:  # a CPU would take minutes for each
+            yield from AttentionCases(device, dtype).every()
+
+    asked = (case for case in every() if case.op in ops and args.where in case.where)
     report = kernels.run(asked, device, dtype, on_time=_tell)
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
-    return 0
+    return 0 if args.against is None else _hold(report, every, device, args)
+
+
+def _hold(
+    report: KernelReport, every: Callable[[], Iterator[Case]], device: torch.device, args: argparse.Namespace
+) -> int:
+    """What was measured against what was accepted; what seems slower is measured again."""
+    from sonant.bench.kernels import gate
+    from sonant.bench.kernels.versus_torch import measure_all
+
+    path: Path = args.against
+    accepted = {} if args.accept and not path.exists() else gate.read(path, report)
+
+    def again(names: Collection[str]) -> Iterator[KernelTime]:
+        _say(f"measured again: {', '.join(sorted(names))}")
+        return measure_all((case for case in every() if gate.key(case) in names), device, report.ceiling)
+
+    verdict = gate.judge(report.times, accepted, again, args.tolerance / 100)
+    print(gate.told(verdict, path, args.tolerance / 100))
+    if args.accept:
+        print(f"{gate.write(path, report, verdict.times, accepted)} figures → {path}")
+        return 0
+    return int(not verdict.passed)
 
 
 def _providers() -> list[WorkloadProvider]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sonant import load
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_model, positive_numbers, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_kv_cache_dtype, add_model, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.loading import pick_device
@@ -34,6 +34,7 @@ _STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
+    add_kv_cache_dtype(parser)
     parser.add_argument(
         "--streams", metavar="N,N…",
         help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         if not {"streams", "steps"} <= wanted:
             raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
     folder = model_folder(args.model)
-    config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), codec=given_codec(args.codec))
+    given = {"codec": given_codec(args.codec), "kv_cache_dtype": args.kv_cache_dtype}
+    config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), **given)
     startup = _startup(args, folder, config) if "startup" in wanted else None
     engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
@@ -123,7 +125,8 @@ def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> St
     from sonant.bench.engine.startup import StartupJob, measure
 
     assert config.max_rows is not None
-    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, config.max_rows, config.codec))
+    types = args.device, args.dtype, args.codec_dtype
+    return measure(StartupJob(str(folder), *types, config.max_rows, config.codec, config.kv_cache_dtype))
 
 
 def _find_sustained(args: argparse.Namespace, engine: Engine, rows: int) -> SustainedListeners:

@@ -97,22 +97,41 @@ def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tens
 
 
 def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Put k, v [N, H, D] at token slots [N] of cache [2, blocks, block_tokens, H, D]."""
-    flat = cache.view(2, -1, *cache.shape[3:])
-    flat[0].index_copy_(0, slots, k)
-    flat[1].index_copy_(0, slots, v)
+    """Put k, v [N, H, D] at token slots [N] of cache [2, blocks, block_tokens, H, D].
+
+    The cache may be of another type than they are. What is too large for eight bits becomes the largest there is.
+    """
+    for plane, values in zip(_movable(cache).view(2, -1, *cache.shape[3:]), (k, v), strict=True):
+        plane.index_copy_(0, slots, _movable(as_cached(values, cache.dtype)))
+
+
+def as_cached(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """As a cache of that type holds them."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)
+
+
+def _movable(values: Tensor) -> Tensor:
+    """Torch copies bytes by index, and not every type of eight bits."""
+    return values.view(torch.uint8) if values.dtype.itemsize == 1 else values
 
 
 def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
     """Causal grouped-query attention over paged keys and values.
 
     q [B, T, Hq, D]; cache [2, blocks, block_tokens, Hkv, D]; tables [B, ≥span_blocks] int32; positions [B, T]:
-    query (b, t) sees keys 0…positions[b, t]. No key at or past span_blocks · block_tokens may be needed.
+    query (b, t) sees keys 0…positions[b, t]. No key at or past span_blocks · block_tokens may be needed. The cache
+    is of q's type or of eight bits.
     """
     batch, _, _, dim = q.shape
     block_tokens, kv_heads = cache.shape[2], cache.shape[3]
     blocks = tables[:, :span_blocks].long()
-    keys, values = (plane[blocks].view(batch, span_blocks * block_tokens, kv_heads, dim) for plane in cache)
+    keys, values = (
+        plane[blocks].view(cache.dtype).to(q.dtype).view(batch, span_blocks * block_tokens, kv_heads, dim)
+        for plane in _movable(cache)
+    )
     index = torch.arange(keys.shape[1], device=q.device)
     written = (index <= positions.amax(1, keepdim=True))[..., None, None]
     visible = (index <= positions[..., None])[:, None]

@@ -1,4 +1,4 @@
-"""Heads made ready for attention inside a kernel: their norm and their rotary position."""
+"""Heads made ready for attention inside a kernel: their norm, their rotary position, and the type of their cache."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def gains(weight, DIM: tl.constexpr, NORM: tl.constexpr):
     if NORM:
         gain, partner_gain = tl.load(weight + column), tl.load(weight + partner_of(column, DIM))
     return gain, partner_gain
+
+
+@triton.jit
+def as_cached(value, dtype: tl.constexpr):
+    """As a cache of that type holds it: what is too large for eight bits becomes the largest there is."""
+    if dtype == tl.float8e4nv:
+        value = tl.clamp(value.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return value.to(dtype)
 
 
 @triton.jit

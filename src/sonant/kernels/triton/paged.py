@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
-from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
+from sonant.kernels.triton.norm_rope import as_cached, gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.split_k import arrived_last, counters, workspace
 
@@ -39,8 +39,8 @@ def _over_cache(
         seen = index < count
         block = tl.load(table + index // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
         at = ((block * BLOCK_TOKENS + index % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM
-        keys = tl.load(cache + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
-        values = tl.load(cache + plane + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
+        keys = tl.load(cache + at[:, None] + column[None, :], mask=seen[:, None], other=0.0).to(tile_q.dtype)
+        values = tl.load(cache + plane + at[:, None] + column[None, :], mask=seen[:, None], other=0.0).to(tile_q.dtype)
         scores = tl.dot(tile_q, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         highest = tl.maximum(best, tl.max(scores, 1))
@@ -138,7 +138,10 @@ def _step_attention(
     key = norm_rope(
         tl.load(fresh + column), tl.load(fresh + partner), k_gain, k_partner_gain, c, s, eps, DIM, NORM, dtype
     )
-    value = tl.load(fresh + KV_HEADS * DIM + column)
+    # what the cache will hold of them counts in this step too, as in the steps to come
+    kept_key = as_cached(key, cache.dtype.element_ty)
+    kept_value = as_cached(tl.load(fresh + KV_HEADS * DIM + column), cache.dtype.element_ty)
+    key, value = kept_key.to(dtype), kept_value.to(dtype)
     tile_q = norm_rope(
         tl.load(own + column[None], mask=real, other=0.0), tl.load(own + partner[None], mask=real, other=0.0),
         q_gain[None], q_partner_gain[None], c[None], s[None], eps, DIM, NORM, dtype,
@@ -161,8 +164,8 @@ def _step_attention(
     if split == 0:
         block = tl.load(table + last // BLOCK_TOKENS).to(tl.int64)
         slot = ((block * BLOCK_TOKENS + last % BLOCK_TOKENS) * KV_HEADS + kv_head) * DIM + column
-        tl.store(cache + slot, key)
-        tl.store(cache + plane + slot, value)
+        tl.store(cache + slot, kept_key)
+        tl.store(cache + plane + slot, kept_value)
     complete = True
     if SPLITS > 1:
         group = row * KV_HEADS + kv_head
@@ -174,7 +177,7 @@ def _step_attention(
         tl.store(out + at, (total / weight[:, None]).to(dtype), mask=real)
 
 
-def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
+def _constants(q: Tensor, heads: int, cache: Tensor) -> dict[str, Any]:
     _, _, block_tokens, kv_heads, dim = cache.shape
     return {
         "HEADS": heads,
@@ -183,7 +186,7 @@ def _constants(heads: int, cache: Tensor) -> dict[str, Any]:
         "BLOCK_TOKENS": block_tokens,
         "TILE": 64,
         "GROUP": max(16, triton.next_power_of_2(heads // kv_heads)),
-        "PRECISION": "ieee" if cache.dtype.itemsize == 4 else "tf32",
+        "PRECISION": "ieee" if q.dtype.itemsize == 4 else "tf32",
         "num_warps": 4,
     }
 
@@ -200,7 +203,7 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     _attention[(batch * length, cache.shape[3])](
         q, cache, tables, positions.contiguous(), out,
         cache.stride(0), tables.stride(0), dim**-0.5, length,
-        **_constants(heads, cache), **launch_options(q),
+        **_constants(q, heads, cache), **launch_options(q),
     )  # fmt: skip
     return out
 
@@ -211,7 +214,7 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
-    constants, splits = _constants(heads.heads, cache), _splits(batch * kv_heads)
+    constants, splits = _constants(qkv, heads.heads, cache), _splits(batch * kv_heads)
     # counters belong to the engine's whole cache, of which this is one layer: layers come one after the other
     owner = cache if cache._base is None else cache._base
     _step_attention[(batch, kv_heads, splits)](

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads, Place
-from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
+from sonant.kernels.triton.norm_rope import as_cached, gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -31,7 +31,8 @@ def _qk_rope(
     if PLACED:
         at = tl.load(slots + token)
     if head >= heads + kv_heads:
-        tl.store(v + (at * kv_heads + head - heads - kv_heads) * DIM + column, tl.load(source + column))
+        value = as_cached(tl.load(source + column), v.dtype.element_ty)
+        tl.store(v + (at * kv_heads + head - heads - kv_heads) * DIM + column, value)
     else:
         c, s = tl.load(cos + token * DIM + column), tl.load(sin + token * DIM + column)
         value, other = tl.load(source + column), tl.load(source + partner)
@@ -39,7 +40,7 @@ def _qk_rope(
         if head < heads:
             tl.store(q + (token * heads + head) * DIM + column, result)
         else:
-            tl.store(k + (at * kv_heads + head - heads) * DIM + column, result)
+            tl.store(k + (at * kv_heads + head - heads) * DIM + column, as_cached(result, k.dtype.element_ty))
 
 
 def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:

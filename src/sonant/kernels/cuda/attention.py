@@ -1,0 +1,182 @@
+"""Attention over the paged cache in CUDA C++: the wrappers of `source/decode.cu` and `source/prefill.cu`.
+
+They take what the reference takes (kernels/reference/transformer.py). What they have no kernel for (another head size,
+type or layout) goes to Triton's. Lengths stay on the device; grids follow from shapes alone, so one CUDA graph serves
+every length.
+
+`paged_step` reads positions, tables and the keys and values of earlier positions before the kernel in front of it has
+ended: that hides most of the way to them. It is right because none of it comes from a kernel with a dependent launch of
+its own (kernels/triton/pdl.py): a frame's lines are gathered, and the last frame's cache was left, by torch's, after
+which the stream starts afresh. Only the fused projection and the rotations are waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sonant.errors import ConfigError
+from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.gpu import Gpu
+from sonant.kernels.reference import Heads
+
+_HOPPER = (9, 0)
+_DIMS = (64, 128)
+_MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core's tile
+_MOST_SPLITS = 64  # as decode.cu has it
+_PROCESSORS = 132  # of an H100 or H200
+_BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
+_LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
+_LOG2_E = math.log2(math.e)
+VARIABLE = "SONANT_ATTENTION"
+CHOICES = ("auto", "cuda", "triton", "torch")
+
+_DECODE = struct.Struct("<11Qq7iI5i2f4x")  # DecodeArgs
+_PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
+
+
+@cache
+def decode_kernel(dim: int, stages: int) -> CudaKernel:
+    """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
+    return CudaKernel(
+        Program("decode.cu", {"HEAD_DIM": dim}), f"paged_decode_{stages}", _DECODE, (stages << 15) + 32 * dim
+    )
+
+
+@cache
+def prefill_kernel(dim: int, queries: int) -> CudaKernel:
+    row = 2 * dim
+    shared = queries * row + 2 * 2 * 64 * row + 4 * queries + 32
+    return CudaKernel(Program("prefill.cu", {"HEAD_DIM": dim}), f"paged_prefill_{queries}", _PREFILL, shared)
+
+
+def programs() -> Iterator[Program]:
+    for dim in _DIMS:
+        yield decode_kernel(dim, 2).program
+        yield prefill_kernel(dim, 64).program
+
+
+def wanted() -> str:
+    """What the environment asks for: kernels are found before any config is."""
+    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
+    if choice not in CHOICES:
+        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
+    return choice
+
+
+def obstacle(gpu: Gpu) -> str | None:
+    """Why none of this runs there; None: it does."""
+    if gpu.capability < _HOPPER:
+        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
+    missing = [program for program in programs() if find(program, gpu.arch) is None]
+    if missing and find_compiler() is None:
+        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
+    reasons = (refused(program, gpu.arch) for program in missing)
+    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+
+
+def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
+    """Why these tensors are not for our kernels; None: they are."""
+    _, _, block_tokens, kv_heads, dim = cache.shape
+    if values.dtype != torch.bfloat16 or cache.dtype != torch.bfloat16:
+        return f"values are {values.dtype} and the cache is {cache.dtype}, not bfloat16"
+    if dim not in _DIMS:
+        return f"heads have {dim} values, not 64 or 128"
+    if heads % kv_heads or heads // kv_heads > _MOST_SHARE:
+        return f"{heads} heads over {kv_heads} are no whole share of at most {_MOST_SHARE}"
+    if cache.stride()[1:] != (block_tokens * kv_heads * dim, kv_heads * dim, dim, 1) or tables.stride(1) != 1:
+        return "the cache or its tables are not in one piece"
+    if tables.dtype != torch.int32 or positions.dtype not in (torch.int32, torch.int64):
+        return f"tables are {tables.dtype} and positions {positions.dtype}, not int32"
+    if tables.shape[1] * block_tokens * block_tokens >= 1 << 32:
+        return f"blocks of {block_tokens} positions are too large to be counted"
+    return None
+
+
+def _step_refusal(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
+    gains = [gain for gain in (heads.q_weight, heads.k_weight) if gain is not None]
+    if any(values.dtype != torch.bfloat16 for values in (heads.cos, heads.sin, *gains)):
+        return "gains or rotations are not bfloat16"
+    return refusal(qkv, heads.heads, cache, tables, positions)
+
+
+def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+    batch, length, heads, dim = q.shape
+    kernel = _prefill_for(batch, length, heads, cache)
+    if refusal(q, heads, cache, tables, positions) is not None or not kernel.is_ready(q.device):
+        from sonant.kernels.triton import paged
+
+        return paged.paged_attention(q, cache, tables, positions, span_blocks)
+    block_tokens, kv_heads = cache.shape[2:4]
+    q, positions = q.contiguous(), positions.contiguous()
+    out = q.new_empty(q.shape)
+    queries = int(kernel.entry.removeprefix("paged_prefill_"))
+    kernel.launch(
+        q.device, (batch * kv_heads, -(-length * (heads // kv_heads) // queries), 1),
+        q.data_ptr(), cache.data_ptr(), tables.data_ptr(), positions.data_ptr(), out.data_ptr(), cache.stride(0),
+        tables.stride(0), positions.dtype == torch.int64, length, heads, kv_heads, block_tokens, magic(block_tokens),
+        min(span_blocks, tables.shape[1]) * block_tokens, dim**-0.5 * _LOG2_E,
+    )  # fmt: skip
+    return out
+
+
+def _prefill_for(batch: int, length: int, heads: int, cache: Tensor) -> CudaKernel:
+    """Large tiles read less for each query; small ones where large ones would leave processors idle."""
+    kv_heads, dim = cache.shape[3:]
+    blocks = batch * kv_heads * -(-length * (heads // kv_heads) // 128)
+    return prefill_kernel(dim if dim in _DIMS else _DIMS[-1], 128 if blocks >= _PROCESSORS else 64)
+
+
+def paged_step(
+    qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, *,
+    splits: int | None = None, stages: int | None = None, early: bool = True,
+) -> Tensor:  # fmt: skip
+    """The options are for who measures: blocks that share a row at most, their rings, and reads before the wait."""
+    from sonant.kernels.triton.split_k import counters, workspace
+
+    batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
+    groups, share = batch * kv_heads, heads.heads // kv_heads
+    splits = splits or splits_for(groups, span_blocks * block_tokens)
+    kernel = decode_kernel(dim if dim in _DIMS else _DIMS[-1], stages or stages_for(groups * splits))
+    if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
+        from sonant.kernels.triton import paged
+
+        return paged.paged_step(qkv, heads, cache, tables, positions, span_blocks)
+    qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
+    out = qkv.new_empty(batch, 1, heads.heads, dim)
+    norm = heads.q_weight is not None
+    owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
+    partials = workspace(qkv, groups, splits, share * (dim + 2))
+    gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
+    kernel.launch(
+        qkv.device, (kv_heads, batch, splits),
+        qkv.data_ptr(), *gains, cos.data_ptr(), sin.data_ptr(), cache.data_ptr(), tables.data_ptr(),
+        positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
+        cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
+        0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
+        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+    )  # fmt: skip
+    return out
+
+
+def splits_for(groups: int, span: int) -> int:
+    """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
+    shorter than is worth it. How many of them have work the device decides, by each row's length."""
+    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // (64 * _LEAST_UNITS))))
+
+
+def stages_for(blocks: int) -> int:
+    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read."""
+    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 2 * _PROCESSORS else 2
+
+
+def magic(block_tokens: int) -> int:
+    """So that the upper half of a product with it is the quotient by block_tokens; 0 stands for a division by one."""
+    return 0 if block_tokens == 1 else -(-(1 << 32) // block_tokens)

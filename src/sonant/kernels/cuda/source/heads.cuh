@@ -1,0 +1,68 @@
+// A head made ready for attention by one warp: its norm and its rotary position, as kernels/triton/norm_rope.py has it.
+#pragma once
+#include "paged.cuh"
+
+// A lane has those columns of a head that a rotation mixes: E of the first half and the same of the second.
+constexpr int HALF = DIM / 2, E = HALF / 32;
+
+struct Columns {
+    uint16_t first[E], second[E];
+
+    __device__ __forceinline__ void read(const uint16_t* from, int lane) {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            first[e] = from[lane * E + e];
+            second[e] = from[HALF + lane * E + e];
+        }
+    }
+};
+
+// A head of the fused projection, normed and rotated, each result rounded where the reference rounds it.
+__device__ __forceinline__ Columns make_head(
+    const Columns& head, const Columns& gain, const Columns& cos, const Columns& sin, bool norm, float eps
+) {
+    float x[E], y[E], squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        x[e] = bf16(head.first[e]);
+        y[e] = bf16(head.second[e]);
+        squares += x[e] * x[e] + y[e] * y[e];
+    }
+    if (norm) {
+#pragma unroll
+        for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(ALL, squares, step);
+        const float scale = rsqrtf(squares / DIM + eps);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            x[e] = rounded(bf16(gain.first[e]) * rounded(x[e] * scale));
+            y[e] = rounded(bf16(gain.second[e]) * rounded(y[e] * scale));
+        }
+    }
+    Columns made;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        made.first[e] = to_bf16(rounded(x[e] * bf16(cos.first[e])) + rounded(-y[e] * bf16(sin.first[e])));
+        made.second[e] = to_bf16(rounded(y[e] * bf16(cos.second[e])) + rounded(x[e] * bf16(sin.second[e])));
+    }
+    return made;
+}
+
+__device__ __forceinline__ void put(uint8_t* tile, int row, int column, uint16_t value) {
+    *reinterpret_cast<uint16_t*>(tile + place(row, column / 8) + column % 8 * 2) = value;
+}
+
+__device__ __forceinline__ void put(uint8_t* tile, int row, const Columns& head, int lane) {
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        put(tile, row, lane * E + e, head.first[e]);
+        put(tile, row, HALF + lane * E + e, head.second[e]);
+    }
+}
+
+__device__ __forceinline__ void write(uint16_t* to, const Columns& head, int lane) {
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        to[lane * E + e] = head.first[e];
+        to[HALF + lane * E + e] = head.second[e];
+    }
+}

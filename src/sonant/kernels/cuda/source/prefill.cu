@@ -1,0 +1,278 @@
+// Several positions a row over its paged keys and values, causal: query t of a row sees positions 0…positions[t].
+//
+// A block serves one row, one key-value head and a tile of 64 or 128 queries: the heads that share the key-value head
+// lie side by side, position after position, so that keys and values are read once for all of them. Each of the four
+// warps has 16 or 32 queries. Keys and values of 64 positions are multiplied while the next 64 are on their way. The
+// blocks with the longest way come first in the grid, and the short ones fill what is left of the GPU at its end.
+#include "paged.cuh"
+
+constexpr int KEYS = WARPS * CHUNK;
+constexpr int TILE_BYTES = KEYS * ROW_BYTES;  // of keys, and of values
+constexpr int STAGE_BYTES = 2 * TILE_BYTES;
+constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: it hides nothing, and is not written
+
+struct PrefillArgs {
+    const uint16_t *q, *cache;
+    const int* tables;
+    const void* positions;  // [rows, length]
+    uint16_t* out;
+    int64_t plane;          // elements from keys to values
+    int table_stride, wide_positions, length, heads, kv_heads, block_tokens;
+    uint32_t block_magic;
+    int capacity;           // positions that may be read at all
+    float scale;            // of scores, times log2(e)
+};
+static_assert(sizeof(PrefillArgs) == 88, "as attention.py packs it");
+
+// Of tile row n: where its query and result lie, in elements. Only for those that exist.
+__device__ __forceinline__ int64_t query_at(const PrefillArgs& a, int row, int kv_head, int share, int n) {
+    const int at = n / share;
+    return ((static_cast<int64_t>(row) * a.length + at) * a.heads + kv_head * share + n - at * share) * DIM;
+}
+
+// What one warp gathers for its M tiles of 16 queries: totals over weights, relative to scores of `best` before their
+// scaling. A lane has rows lane / 4 and + 8 of each tile.
+template <int M>
+struct Gathered {
+    float total[M][DIM / 8][4], best[M][2], weight[M][2];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) total[m][n][i] = 0.0f;
+            best[m][0] = best[m][1] = lowest();
+            weight[m][0] = weight[m][1] = 0.0f;
+        }
+    }
+
+    // Scores into their exponentials, and what was gathered so far made relative to the new highest ones.
+    __device__ __forceinline__ void weigh(float (&s)[M][KEYS / 8][4], float scale) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float high = best[m][half];
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++) high = fmaxf(high, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                high = fmaxf(high, __shfl_xor_sync(ALL, high, 1));
+                high = fmaxf(high, __shfl_xor_sync(ALL, high, 2));
+                // a query that has seen nothing yet has a highest score of minus infinity, which must not meet itself
+                const float origin = high == lowest() ? 0.0f : high * scale;
+                const float shrink = power_of_two(best[m][half] * scale - origin);
+                best[m][half] = high;
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        s[m][n][i] = power_of_two(s[m][n][i] * scale - origin);
+                        sum += s[m][n][i];
+                    }
+                weight[m][half] = weight[m][half] * shrink + sum;
+                if (__any_sync(ALL, shrink != 1.0f)) {  // seldom, once the first tiles have been seen
+#pragma unroll
+                    for (int n = 0; n < DIM / 8; n++) {
+                        total[m][n][2 * half] *= shrink;
+                        total[m][n][2 * half + 1] *= shrink;
+                    }
+                }
+            }
+    }
+
+    __device__ __forceinline__ void add(const float (&s)[M][KEYS / 8][4], shared_t values) {
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            uint32_t p[M][4];
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                p[m][0] = pack(s[m][2 * k][0], s[m][2 * k][1]);
+                p[m][1] = pack(s[m][2 * k][2], s[m][2 * k][3]);
+                p[m][2] = pack(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
+                p[m][3] = pack(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
+            }
+#pragma unroll
+            for (int n = 0; n < DIM / 16; n++) {
+                uint32_t b[4];
+                load_matrices_turned(b, pair(values, n) + k * 16 * ROW_BYTES);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply(total[m][2 * n], p[m], b[0], b[1]);
+                    multiply(total[m][2 * n + 1], p[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // Results into shared memory, from tile row `rows_at` on.
+    __device__ __forceinline__ void leave(int rows_at, int lane) const {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float sum = weight[m][half];
+                sum += __shfl_xor_sync(ALL, sum, 1);
+                sum += __shfl_xor_sync(ALL, sum, 2);
+                const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // who saw nothing gets zeros
+                const int at = rows_at + m * 16 + half * 8 + lane / 4;
+#pragma unroll
+                for (int n = 0; n < DIM / 8; n++) {
+                    const uint32_t both = pack(total[m][n][2 * half] * inverse, total[m][n][2 * half + 1] * inverse);
+                    *reinterpret_cast<uint32_t*>(shared_memory + place(at, n) + (lane & 3) * 4) = both;
+                }
+            }
+    }
+};
+
+// Scores of a tile's 64 keys, not scaled.
+template <int M>
+__device__ __forceinline__ void score(float (&s)[M][KEYS / 8][4], shared_t queries, shared_t keys) {
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        uint32_t q[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_matrices(q[m], pair(queries, k) + m * 16 * ROW_BYTES);
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            uint32_t b[4];
+            load_matrices(b, pair(keys, k) + n * 16 * ROW_BYTES);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                if (k == 0) {
+                    multiply_first(s[m][2 * n], q[m], b[0], b[1]);
+                    multiply_first(s[m][2 * n + 1], q[m], b[2], b[3]);
+                } else {
+                    multiply(s[m][2 * n], q[m], b[0], b[1]);
+                    multiply(s[m][2 * n + 1], q[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+// Keys from `first` on are hidden from the queries that do not see as far; `positions` are those of this warp's.
+template <int M>
+__device__ __forceinline__ void hide(float (&s)[M][KEYS / 8][4], const int* positions, int first, int lane) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int seen = positions[m * 16 + (i / 2) * 8 + lane / 4] - first - (lane & 3) * 2 - (i & 1);
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+                if (n * 8 > seen) s[m][n][i] = lowest();
+        }
+}
+
+// Positions of the tile's queries into shared memory → the highest and the lowest of them.
+template <int QUERIES>
+__device__ __forceinline__ int2 read_positions(
+    const PrefillArgs& a, int* positions, int* ends, int row, int share, int first
+) {
+    int highest = -1, least = NOBODY;
+    if (threadIdx.x < QUERIES) {
+        const int n = first + threadIdx.x;
+        int position = NOBODY;
+        if (n < a.length * share) {
+            const int64_t at = static_cast<int64_t>(row) * a.length + n / share;
+            const int64_t told = read_position(a.positions, at, a.wide_positions);
+            position = told < 0 ? -1 : told < a.capacity ? static_cast<int>(told) : a.capacity - 1;
+            highest = least = position;
+        }
+        positions[threadIdx.x] = position;
+    }
+#pragma unroll
+    for (int step = 16; step; step >>= 1) {
+        highest = max(highest, __shfl_xor_sync(ALL, highest, step));
+        least = min(least, __shfl_xor_sync(ALL, least, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        ends[threadIdx.x / 16] = highest;
+        ends[threadIdx.x / 16 + 1] = least;
+    }
+    __syncthreads();  // positions and their ends are other threads'
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        highest = max(highest, ends[2 * w]);
+        least = min(least, ends[2 * w + 1]);
+    }
+    return {highest, least};
+}
+
+// M: tiles of 16 queries that a warp has.
+template <int M>
+__device__ __forceinline__ void prefill(const PrefillArgs& a) {
+    constexpr int QUERIES = 16 * M * WARPS;
+    constexpr int STAGES_AT = QUERIES * ROW_BYTES, POSITIONS_AT = STAGES_AT + 2 * STAGE_BYTES;
+    constexpr int ENDS_AT = POSITIONS_AT + QUERIES * 4;  // [WARPS, 2]
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int kv_head = blockIdx.x % a.kv_heads, row = blockIdx.x / a.kv_heads;
+    const int share = a.heads / a.kv_heads, queries = a.length * share;
+    const int first = (gridDim.y - 1 - blockIdx.y) * QUERIES;  // of this tile
+    int* positions = reinterpret_cast<int*>(shared_memory + POSITIONS_AT);
+    const shared_t base = shared_base(), stages = base + STAGES_AT;
+    launch_dependents();
+    wait_prior();
+#pragma unroll
+    for (int n = threadIdx.x; n < QUERIES * PIECES; n += THREADS) {
+        const int at = n / PIECES, piece = n % PIECES;
+        const bool there = first + at < queries;
+        const int64_t from = there ? query_at(a, row, kv_head, share, first + at) : 0;
+        copy16(base + place(at, piece), a.q + from + piece * 8, there);
+    }
+    int* ends = reinterpret_cast<int*>(shared_memory + ENDS_AT);
+    const int2 range = read_positions<QUERIES>(a, positions, ends, row, share, first);
+    const Pages pages = {
+        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
+        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
+        a.block_tokens, a.block_magic, range.x + 1,
+    };
+    const int tiles = (pages.end + KEYS - 1) / KEYS;
+    const uint32_t mine = warp * CHUNK_BYTES;  // my sixteen of a tile's positions, as far as copies go
+    if (tiles > 0) pages.copy(stages + mine, stages + TILE_BYTES + mine, pages.slot(warp * CHUNK, lane), lane);
+    copies_commit();  // the queries too
+    int next_slot = pages.slot(KEYS + warp * CHUNK, lane);
+
+    Gathered<M> sums;
+    sums.clear();
+    const int rows_at = warp * M * 16;  // my queries, in the tile
+    for (int tile = 0; tile < tiles; tile++) {
+        copies_wait<0>();
+        __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
+        if (tile + 1 < tiles) {
+            const shared_t to = stages + ((tile + 1) & 1) * STAGE_BYTES + mine;
+            pages.copy(to, to + TILE_BYTES, next_slot, lane);
+            next_slot = pages.slot((tile + 2) * KEYS + warp * CHUNK, lane);
+        }
+        copies_commit();
+        const shared_t stage = stages + (tile & 1) * STAGE_BYTES;
+        float s[M][KEYS / 8][4];
+        score<M>(s, base + rows_at * ROW_BYTES + by_rows(lane), stage + by_pieces(lane));
+        if (tile * KEYS + KEYS - 1 > range.y) hide<M>(s, positions + rows_at, tile * KEYS, lane);
+        sums.weigh(s, a.scale);
+        sums.add(s, stage + TILE_BYTES + by_rows(lane));
+    }
+    if (tiles == 0) {  // nobody has waited yet for the queries, whose place is taken now
+        copies_wait<0>();
+        __syncthreads();
+    }
+    __syncwarp();  // my queries' place is my results' now, and other lanes may still have read there
+    sums.leave(rows_at, lane);
+    __syncwarp();  // whole rows are stored by lanes that did not compute them
+#pragma unroll
+    for (int n = lane; n < 16 * M * PIECES; n += 32) {
+        const int at = rows_at + n / PIECES, piece = n % PIECES;
+        if (first + at < queries)
+            move16(a.out + query_at(a, row, kv_head, share, first + at) + piece * 8, shared_memory + place(at, piece));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill_64(const __grid_constant__ PrefillArgs a) {
+    prefill<1>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_prefill_128(const __grid_constant__ PrefillArgs a) {
+    prefill<2>(a);
+}

@@ -1,0 +1,97 @@
+// What our kernels ask of the machine that C++ has no words for. All of it is here, so that a test can put the same
+// functions on a CPU in its place (tests/kernels/cuda_on_cpu.h) and run the very source of the kernels.
+#pragma once
+
+#ifdef SONANT_ON_CPU
+#include "cuda_on_cpu.h"
+#else
+
+#include <stdint.h>
+
+typedef uint32_t shared_t;  // an address in shared memory
+
+extern __shared__ __align__(1024) uint8_t shared_memory[];
+
+__device__ __forceinline__ shared_t shared_base() {
+    return static_cast<shared_t>(__cvta_generic_to_shared(shared_memory));
+}
+
+// 16 bytes on their way to shared memory; zeros, and nothing is read, where `there` is false.
+__device__ __forceinline__ void copy16(shared_t to, const void* from, bool there) {
+    const int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but this thread's last `LEFT` groups have arrived.
+template <int LEFT>
+__device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], shared_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_turned(uint32_t (&to)[4], shared_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// c [16, 8] += a [16, 16] · b [16, 8], bfloat16 into float32.
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same without the sum before: c = a · b.
+__device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
+
+// Reads that ask the second-level cache: another block, or a kernel that still runs, may have written there.
+__device__ __forceinline__ int read_fresh(const int* from) { return __ldcg(from); }
+__device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
+    return __ldcg(reinterpret_cast<const long long*>(from));
+}
+__device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
+
+// Programmatic dependent launch, as kernels/triton/pdl.py has it.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The store and load of whole 16 bytes.
+__device__ __forceinline__ void move16(void* to, const void* from) {
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+}
+
+#endif
+
+__device__ __forceinline__ float bf16(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
+__device__ __forceinline__ uint16_t to_bf16(float x) { return static_cast<uint16_t>(pack(x, 0.0f)); }
+__device__ __forceinline__ float rounded(float x) { return bf16(to_bf16(x)); }

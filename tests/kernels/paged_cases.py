@@ -1,0 +1,124 @@
+"""Made-up paged caches of drawn shapes, and what attention over them should be: for tests of the CUDA kernels."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonant.kernels import reference
+from sonant.kernels.reference import Heads
+
+SHARES = ((16, 8), (24, 8), (16, 2), (4, 4), (16, 1), (6, 2))  # heads, kv_heads: our families' first
+BLOCKS = (1, 4, 12, 16, 32, 64, 128, 256)
+RELATIVE_ERROR = 1e-2  # of bfloat16 results whose sums are float32
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    dim: int
+    block: int
+    lengths: tuple[int, ...]  # positions that each row has before this call
+    queries: int  # new positions of each row
+    wide: bool  # positions are int64
+    norm: bool
+    spare: int  # blocks of a table beyond the longest row
+
+    @property
+    def width(self) -> int:
+        return -(-(max(self.lengths) + self.queries) // self.block) + self.spare
+
+
+def draw(rng: random.Random, *, most_rows: int, most_length: int, most_queries: int) -> Shape:
+    heads, kv_heads = rng.choice(SHARES)
+    lengths = tuple(rng.choice((0, 1, rng.randrange(most_length), rng.randrange(most_length))) for _ in range(
+        rng.randint(1, most_rows)
+    ))  # fmt: skip
+    return Shape(
+        heads, kv_heads, rng.choice((64, 128)), rng.choice(BLOCKS), lengths, rng.randint(1, most_queries),
+        rng.random() < 0.5, rng.random() < 0.5, rng.randrange(4),
+    )  # fmt: skip
+
+
+def filled(shape: Shape, count: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """A cache in which each row has its positions and `count` more, NaN everywhere else, and its tables."""
+    rows, width = len(shape.lengths), shape.width
+    generator = torch.Generator(device).manual_seed(seed)
+    order = torch.randperm(rows * width, generator=generator, device=device) + 1
+    tables = order.view(rows, width).int()
+    planes = (2, rows * width + 1, shape.block, shape.kv_heads, shape.dim)
+    cache = torch.randn(planes, generator=generator, device=device).bfloat16()
+    index = torch.arange(width * shape.block, device=device)
+    ends = torch.tensor(shape.lengths, device=device)[:, None] + count
+    slots = tables.long()[:, index // shape.block] * shape.block + index % shape.block
+    unused = torch.ones(cache[0].numel() // (shape.kv_heads * shape.dim), dtype=torch.bool, device=device)
+    unused[slots[index < ends]] = False
+    cache.view(2, len(unused), -1)[:, unused] = float("nan")
+    return cache, tables
+
+
+def step_call(shape: Shape, seed: int, device: str) -> tuple[Any, ...]:
+    """The arguments of a `paged_step`."""
+    cache, tables = filled(shape, 0, seed, device)
+    rows, dim = len(shape.lengths), shape.dim
+    generator = torch.Generator(device).manual_seed(seed + 1)
+
+    def values(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, device=device).bfloat16()
+
+    gains = (values(dim), values(dim)) if shape.norm else (None, None)
+    turns = 1 if seed % 5 == 0 else rows
+    heads = Heads(*gains, values(turns, 1, 1, dim), values(turns, 1, 1, dim), shape.heads, shape.kv_heads, 1e-6)
+    lines = torch.tensor([[length, -1] for length in shape.lengths], device=device)  # a column of more
+    positions = (lines if shape.wide else lines.int())[:, :1]
+    qkv = values(rows, 1, (shape.heads + 2 * shape.kv_heads) * dim)
+    return qkv, heads, cache, tables, positions, shape.width
+
+
+def prefill_call(shape: Shape, seed: int, device: str) -> tuple[Any, ...]:
+    """The arguments of a `paged_attention`; some queries are padding, which sees the first position only."""
+    cache, tables = filled(shape, shape.queries, seed, device)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    q = torch.randn(
+        len(shape.lengths), shape.queries, shape.heads, shape.dim, generator=generator, device=device
+    ).bfloat16()
+    positions = torch.tensor(shape.lengths, device=device)[:, None] + torch.arange(shape.queries, device=device)
+    if seed % 3 == 0:
+        positions[:, 1 + shape.queries // 2 :] = 0
+    return q, cache, tables, positions if shape.wide else positions.int(), shape.width
+
+
+def exact_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
+    """The reference in float32."""
+    return reference.paged_attention(q.float(), cache.float(), tables, positions, span).bfloat16()
+
+
+def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
+    """The reference, with heads rounded as the model's are and sums in float32. It writes to the cache."""
+    reference.paged_step(qkv, heads, cache, tables, positions, span)
+    q, _, _ = reference.qk_rope(qkv, heads)
+    return exact_attention(q, cache, tables, positions, span)
+
+
+def cache_error(got: Tensor, expected: Tensor) -> float:
+    """Of the worst head of all that was written; infinite where one has written what the other has not.
+
+    By norm: a rotation may leave little of two large values, of which one was rounded the other way.
+    """
+    if not torch.equal(got.isnan(), expected.isnan()):
+        return float("inf")
+    wide, right = got.nan_to_num().float(), expected.nan_to_num().float()
+    return float(((wide - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-3)).max())
+
+
+def error_of(got: Tensor, expected: Tensor) -> float:
+    """Relative, of the worst row; infinite where something is not a number."""
+    if got.shape != expected.shape or not bool(got.isfinite().all()):
+        return float("inf")
+    wide, right = got.double().flatten(2), expected.double().flatten(2)
+    return float(((wide - right).norm(dim=2) / right.norm(dim=2).clamp_min(1e-3)).max())

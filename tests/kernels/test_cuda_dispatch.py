@@ -1,0 +1,179 @@
+"""Which attention runs where, and that somebody is told why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.paged_cases import Shape, prefill_call, step_call
+from sonant.cli import machine
+from sonant.errors import ConfigError
+from sonant.kernels import ops, reference
+from sonant.kernels.cuda import attention, compiler
+from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
+from sonant.kernels.gpu import Gpu, planning_for
+
+pytest.importorskip("triton")
+from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
+from sonant.kernels.triton import paged
+
+H200, A100 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0))
+NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine with a compiler and nothing compiled, and no choice made before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(attention.VARIABLE, raising=False)
+    for module in (attention, compiler):
+        monkeypatch.setattr(module, "find_compiler", lambda: NVCC)
+    ops.choose.cache_clear()
+    ops._tell.cache_clear()
+    yield
+    ops.choose.cache_clear()
+
+
+def chosen(gpu: Gpu | None, op: str = "paged_step") -> tuple[str, str]:
+    choice = ops.choose(op, "cuda", gpu=gpu)
+    return choice.implementation, choice.reason
+
+
+@pytest.mark.parametrize("op", sorted(ops.IN_CUDA))
+def test_hopper_with_a_compiler_runs_our_own(op: str) -> None:
+    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(attention, op)
+    assert ops.choose(op, "cuda", training=True, gpu=H200).implementation == "reference"
+    assert ops.choose("rms_norm", "cuda", gpu=H200).implementation == "triton"
+
+
+def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for op in sorted(ops.IN_CUDA):
+            implementation, reason = chosen(A100, op)
+            assert implementation == "triton" and "compute capability 9.0, and NVIDIA A100 has 8.0" in reason
+    assert len(caplog.records) == 1 and "8.0" in caplog.text
+
+
+def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in (attention, compiler):
+        monkeypatch.setattr(module, "find_compiler", lambda: None)
+    implementation, reason = chosen(H200)
+    assert implementation == "triton" and "there is no nvcc" in reason
+    monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
+    for program in attention.programs():
+        (tmp_path / program.file_name(90)).write_bytes(b"code")
+    ops.choose.cache_clear()
+    assert chosen(H200)[0] == "cuda"
+
+
+def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = next(attention.programs())
+    note = compiler._note_path(program, 90)
+    note.parent.mkdir(parents=True)
+    compiler._note(note, NVCC, "line 7:\n  what is this?")
+    implementation, reason = chosen(H200)
+    assert implementation == "triton" and "line 7: what is this?" in reason
+
+
+def test_the_environment_can_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, implementation in (("triton", "triton"), ("torch", "reference"), ("CUDA", "cuda"), ("auto", "cuda")):
+        monkeypatch.setenv(attention.VARIABLE, asked)
+        ops.choose.cache_clear()
+        assert chosen(H200)[0] == implementation
+    monkeypatch.setenv(attention.VARIABLE, "cuda")
+    with pytest.raises(ConfigError, match=r"asks for attention in CUDA C\+\+, but it needs compute capability"):
+        chosen(A100)
+    monkeypatch.setenv(attention.VARIABLE, "flash")
+    with pytest.raises(ConfigError, match="one of auto, cuda, triton, torch, not 'flash'"):
+        chosen(Gpu("NVIDIA H100", (9, 0)))
+
+
+@pytest.mark.parametrize(("gpu", "implementation"), [(H200, "cuda"), (A100, "triton")])
+def test_doctor_tells_which_attention_runs_and_why(
+    gpu: Gpu, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(machine, "gpu_of", lambda device: gpu if device.type == "cuda" else None)
+    told = {k.op: k for k in machine.this_machine().kernels if k.device == "cuda"}
+    assert {told[op].implementation for op in ops.IN_CUDA} == {implementation}
+    assert all("CUDA C++" in told[op].reason and "NVIDIA" in told[op].reason for op in ops.IN_CUDA)
+    assert told["rms_norm"].implementation == "triton"
+
+
+SHAPE = Shape(16, 8, 128, 16, (20, 3), 4, False, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"values": torch.zeros(1)}, "values are torch.float32"),
+        ({"cache": torch.zeros(2, 4, 16, 8, 128)}, "the cache is torch.float32"),
+        ({"cache": torch.zeros(2, 4, 16, 8, 32).bfloat16()}, "heads have 32 values"),
+        ({"cache": torch.zeros(2, 4, 16, 16, 128).bfloat16()[:, :, :, ::2]}, "not in one piece"),
+        ({"heads": 17}, "17 heads over 8"),
+        ({"heads": 8 * 17}, "at most 16"),
+        ({"tables": torch.zeros(2, 4).long()}, "tables are torch.int64"),
+        ({"tables": torch.zeros(2, 8).int()[:, ::2]}, "not in one piece"),
+        ({"positions": torch.zeros(2, 1).short()}, "positions torch.int16"),
+        ({"cache": torch.zeros(2, 1, 1 << 16, 1, 64).bfloat16()}, "too large"),
+    ],
+)
+def test_what_the_kernels_take(change: dict[str, Any], reason: str | None) -> None:
+    taken = {
+        "values": torch.zeros(1).bfloat16(), "heads": 16, "cache": torch.zeros(2, 4, 16, 8, 128).bfloat16(),
+        "tables": torch.zeros(2, 4).int(), "positions": torch.zeros(2, 1).long(),
+    }  # fmt: skip
+    told = attention.refusal(**(taken | change))
+    assert (told is None) if reason is None else reason in (told or "")
+
+
+def test_what_they_do_not_take_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another type, and kernels that were not built."""
+    monkeypatch.setattr(paged, "paged_attention", lambda *args: "triton's prefill")
+    monkeypatch.setattr(paged, "paged_step", lambda *args: "triton's step")
+    q, cache, *rest = prefill_call(SHAPE, 1, "cpu")
+    assert attention.paged_attention(q.float(), cache.float(), *rest) == "triton's prefill"
+    qkv, heads, cache, *rest = step_call(SHAPE, 1, "cpu")
+    assert attention.paged_step(qkv.float(), heads, cache.float(), *rest) == "triton's step"
+    monkeypatch.setattr(CudaKernel, "is_ready", lambda self, device: False)
+    assert attention.paged_step(qkv, heads, cache, *rest) == "triton's step"
+
+
+def test_steps_that_are_rehearsed_tell_which_programs_they_need() -> None:
+    """Through the dispatcher, on tensors without memory; each program once, and none of Triton's in its place."""
+    found: list[AnyForm] = []
+    recorder = LaunchRecorder(H200, found.append)
+    meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in step_call(SHAPE, 1, "cpu")]
+    heads = reference.Heads(*(t.to("meta") if isinstance(t, torch.Tensor) else t for t in meta[1]))
+    prefill = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in prefill_call(SHAPE, 1, "cpu")]
+    with torch.inference_mode(), planning_for(H200), launches_recorded(recorder):
+        for _ in range(2):
+            assert ops.paged_step(meta[0], heads, *meta[2:]).shape == (2, 1, 16, 128)
+            assert ops.paged_attention(*prefill).shape == (2, 4, 16, 128)
+    programs = [form.program for form in found if isinstance(form, CudaForm)]
+    assert programs == [attention.decode_kernel(128, 4).program, attention.prefill_kernel(128, 64).program]
+    assert len(found) == 2
+
+
+def test_blocks_for_a_row() -> None:
+    """As many as fill the GPU, of shares that are worth it; many rows need none."""
+    assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
+    assert attention.splits_for(8, 8192) == 32 and attention.splits_for(8, 256) == 1
+    assert attention.splits_for(1, 1 << 20) == 64
+    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 264, 265, 4096)] == [4, 4, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 12, 16, 100, 256, 1000, 4096])
+def test_the_quotient_by_a_blocks_positions_is_exact(block: int) -> None:
+    factor = attention.magic(block)
+    most = min(1 << 20, (1 << 32) // block - 1)
+    for at in {*range(5000), *range(most - 5000, most), *range(block - 1, most, 9973)}:
+        if 0 <= at < most:
+            assert (at if factor == 0 else (at * factor) >> 32) == at // block

@@ -1,0 +1,142 @@
+"""The source of our CUDA kernels, run on a CPU by `cuda_on_cpu.h`, computes what the reference does.
+
+Tiles, permutations, masks, shares of a row and barriers are all in it; what is not is a GPU's memory model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.paged_cases import (
+    RELATIVE_ERROR,
+    Shape,
+    cache_error,
+    draw,
+    error_of,
+    exact_attention,
+    exact_step,
+    prefill_call,
+    step_call,
+)
+from sonant.kernels.cuda import attention
+from sonant.kernels.cuda.compiler import SOURCES
+from sonant.kernels.cuda.kernel import CudaKernel
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
+]
+HERE = Path(__file__).parent
+
+
+class OnCpu:
+    """Compiles a kernel for this machine when it is first launched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seed = folder, 0
+        self.built = cache(self._build)
+
+    def _build(self, kernel: CudaKernel) -> Any:
+        structure = "DecodeArgs" if kernel.program.source == "decode.cu" else "PrefillArgs"
+        made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
+        defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
+        subprocess.run(
+            ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
+             f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
+             f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
+            check=True,
+        )  # fmt: skip
+        return ctypes.CDLL(str(made)).run
+
+    def launch(self, kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
+        self.seed += 1
+        packed = kernel.arguments.pack(*values)
+        grid_of = (ctypes.c_int * 3)(*grid)
+        self.built(kernel)(packed, grid_of, kernel.threads, kernel.shared_bytes, self.seed)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    return OnCpu(tmp_path_factory.mktemp("cuda_on_cpu"))
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
+        machine.launch(kernel, device, grid, *values)
+
+    monkeypatch.setattr(CudaKernel, "launch", launch)
+    with torch.no_grad():
+        yield
+
+
+def check_step(shape: Shape, seed: int, **options: Any) -> None:
+    call = step_call(shape, seed, "cpu")
+    other = call[2].clone()
+    expected = exact_step(*call)
+    assert attention.refusal(call[0], shape.heads, other, call[3], call[4]) is None
+    got = attention.paged_step(*call[:2], other, *call[3:], **options)
+    assert error_of(got, expected) < RELATIVE_ERROR, (shape, seed)
+    assert cache_error(other, call[2]) < RELATIVE_ERROR, (shape, seed)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_steps_of_drawn_shapes(seed: int) -> None:
+    shape = draw(random.Random(seed), most_rows=3, most_length=400, most_queries=1)
+    kv_heads = min(2, shape.kv_heads)
+    check_step(replace(shape, kv_heads=kv_heads, heads=shape.heads // shape.kv_heads * kv_heads), seed)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("splits", "stages"), [(1, 2), (2, 3), (5, 4), (5, 2)])
+def test_shares_of_a_long_row_are_put_together_by_whoever_comes_last(dim: int, splits: int, stages: int) -> None:
+    """Among rows that are too short to be shared, or empty."""
+    for seed in range(2):
+        shape = Shape(4, 2, dim, 16, (1200, 0, 255, 257, 64), 1, False, True, 1)
+        check_step(shape, seed, splits=splits, stages=stages)
+
+
+def test_a_position_that_no_table_has_room_for_is_not_written_and_gives_zeros() -> None:
+    shape = Shape(4, 2, 128, 16, (20, 5), 1, False, True, 0)
+    qkv, heads, cache_, tables, positions, width = step_call(shape, 1, "cpu")
+    for outside in (-1, 32):
+        before = cache_.clone()
+        lost = positions.clone()
+        lost[0] = outside
+        got = attention.paged_step(qkv, heads, cache_, tables, lost, width)
+        assert not got[0].any() and got[1].isfinite().all() and got[1].any()
+        changed = (cache_.isnan() != before.isnan()).flatten(3).any(3)[0].sum()
+        assert changed == int(outside == -1)  # the other row's, once
+
+
+@pytest.mark.parametrize("queries", [64, 128])
+@pytest.mark.parametrize("seed", range(8))
+def test_prefills_of_drawn_shapes(queries: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_prefill_for", lambda *sizes: attention.prefill_kernel(sizes[3].shape[4], queries))
+    shape = draw(random.Random(100 + seed), most_rows=2, most_length=150, most_queries=60)
+    shape = replace(shape, kv_heads=1, heads=shape.heads // shape.kv_heads)
+    call = prefill_call(shape, seed, "cpu")
+    expected = exact_attention(*call)
+    got = attention.paged_attention(*call)
+    assert error_of(got, expected) < RELATIVE_ERROR, (shape, seed)
+
+
+def test_queries_that_see_nothing_get_zeros() -> None:
+    shape = Shape(4, 2, 128, 16, (3, 3), 5, True, False, 0)
+    q, cache_, tables, positions, width = prefill_call(shape, 1, "cpu")
+    positions[0] = -1
+    positions[1, 2] = -1
+    got = attention.paged_attention(q, cache_, tables, positions, width)
+    assert not got[0].any() and not got[1, 2].any() and got[1, 3].any() and got.isfinite().all()
