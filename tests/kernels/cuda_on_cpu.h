@@ -209,6 +209,17 @@ static inline uint32_t rounded_bits(float x) {
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
 template <class T>
 T read_fresh(const T* from) { return *from; }
+struct alignas(16) Words {
+    uint32_t word[4];
+};
+static inline Words words_at(const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) abort();
+    return *static_cast<const Words*>(from);
+}
+static inline Words read_weights(const void* from) { return words_at(from); }
+static inline Words read_fresh_words(const void* from) { return words_at(from); }
+static inline Words shared_words(const void* from) { return words_at(from); }
+static inline void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }

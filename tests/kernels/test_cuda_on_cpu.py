@@ -39,6 +39,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
 ]
 HERE = Path(__file__).parent
+STRUCTURES = {
+    "decode.cu": "DecodeArgs", "prefill.cu": "PrefillArgs", "row_product.cu": "RowArgs", "short_out.cu": "ShortArgs",
+}  # fmt: skip
 
 
 class OnCpu:
@@ -49,7 +52,7 @@ class OnCpu:
         self.built = cache(self._build)
 
     def _build(self, kernel: CudaKernel) -> Any:
-        structure = "DecodeArgs" if kernel.program.source == "decode.cu" else "PrefillArgs"
+        structure = STRUCTURES[kernel.program.source]
         made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
         defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
         subprocess.run(

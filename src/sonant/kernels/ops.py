@@ -74,6 +74,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
+        "short_attention_add": "short_out",
         "snake_beta": "snake",
         "swiglu": "swiglu",
         "uniforms": "uniforms",
@@ -218,6 +219,12 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
     return pick("short_attention", qkv)(qkv, heads, cache, first)
+
+
+def short_attention_add(
+    qkv: Tensor, heads: Heads, cache: Tensor, first: int, weight: Tensor, residual: Tensor
+) -> Tensor:
+    return pick("short_attention_add", qkv)(qkv, heads, cache, first, weight, residual)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

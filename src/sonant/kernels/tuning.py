@@ -43,6 +43,7 @@ class Tile:
     wide: bool = False  # one and a half times n columns
     held: bool = False  # all weights of a program are in its registers before it waits (held_gemm.py)
     apart: bool = False  # the norm before a product is a kernel of its own
+    cuda: bool = False  # by a kernel in CUDA C++, not in Triton
     library: bool = False
 
     @property

@@ -56,6 +56,7 @@ from sonant.kernels.reference.transformer import (
     rms_norm,
     rotate,
     short_attention,
+    short_attention_add,
     swiglu,
 )
 
@@ -112,6 +113,7 @@ __all__ = [
     "rotate",
     "sample",
     "short_attention",
+    "short_attention_add",
     "snake_beta",
     "split_kinds",
     "swiglu",

@@ -81,6 +81,28 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
 }
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
 
+__device__ __forceinline__ uint16_t read_fresh(const uint16_t* from) { return __ldcg(from); }
+
+struct __align__(16) Words {
+    uint32_t word[4];
+};
+
+// Weights are read once, and where it is written: the compiler must not put it after a wait.
+__device__ __forceinline__ Words read_weights(const void* from) {
+    Words words;
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+__device__ __forceinline__ Words read_fresh_words(const void* from) {
+    const uint4 got = __ldcg(static_cast<const uint4*>(from));
+    return {{got.x, got.y, got.z, got.w}};
+}
+__device__ __forceinline__ Words shared_words(const void* from) { return *static_cast<const Words*>(from); }
+__device__ __forceinline__ void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
+
 // Programmatic dependent launch, as kernels/triton/pdl.py has it.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -91,6 +113,11 @@ __device__ __forceinline__ void move16(void* to, const void* from) {
 }
 
 #endif
+
+// The e-th of eight bfloat16.
+__device__ __forceinline__ float half_word(const Words& words, int e) {
+    return from_bits(e & 1 ? words.word[e / 2] & 0xffff0000u : words.word[e / 2] << 16);
+}
 
 __device__ __forceinline__ float bf16(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
 __device__ __forceinline__ uint16_t to_bf16(float x) { return static_cast<uint16_t>(pack(x, 0.0f)); }
