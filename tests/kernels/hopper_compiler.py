@@ -129,6 +129,9 @@ def all_kernels(
         gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
         x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
         gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
+        for tile in (Tile(0, 8, 256, 8, 1, fold=8, held=True), Tile(0, 32, 256, 8, 1, splits=2, held=True)):
+            gemv.norm_gated(x, gain, 1e-6, weight, tile=tile)
+            gemv.linear_add(x, weight, values(22, 1, 256), tile=tile)
     convolution_kernels(dtype, convolutions, every_form)
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
-from sonant.layers.attention import Context
+from sonant.layers.attention import Context, ShortContext
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
 
@@ -66,6 +66,11 @@ class Attention(nn.Module):
         """What the heads gather from the normed x, before `o_proj`."""
         return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
 
+    def onto(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: ShortContext) -> Tensor:
+        """The same through `o_proj` and onto x, which may be written over."""
+        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
+        return context.mix_onto(self.index, qkv, self.heads(cos, sin), self.o_proj.weight, x)
+
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
 
@@ -97,17 +102,25 @@ class DecoderLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
-        x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
+        if isinstance(context, ShortContext) and _is_added_as_it_is(self.self_attn_layer_scale):
+            x = self.self_attn.onto(x, self.input_layernorm, cos, sin, context)
+        else:
+            mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
+            x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
 
 def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
-    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
-    if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
+    """The residual sum; in one op where nothing comes between."""
+    if _is_added_as_it_is(scale):
         return ops.linear_add(branch, projection.weight, x)
     return x + scale(projection(branch))
+
+
+def _is_added_as_it_is(scale: nn.Module) -> bool:
+    """Nothing comes between a branch's projection and the sum, as a trainer's hooks may."""
+    return isinstance(scale, nn.Identity) and not torch.is_grad_enabled()
 
 
 class DecoderStack(nn.Module):
@@ -129,7 +142,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
-        return self._run(x, *self.rotations(positions, x.dtype), context)
+        return self.norm(self._through(x, *self.rotations(positions, x.dtype), context))
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
@@ -142,9 +155,10 @@ class DecoderStack(nn.Module):
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, dtype, self.shape.rope_scaling)
 
-    def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
-        """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
-        return self._run(x, *self.rotations_at(positions, x.dtype), context)
+    def before_norm_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
+        """The same where all rows are at the same positions, which the host knows: nothing is looked up. Before the
+        final norm, which may be inside the product that reads it."""
+        return self._through(x, *self.rotations_at(positions, x.dtype), context)
 
     def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, 1, head_dim]."""
@@ -154,7 +168,7 @@ class DecoderStack(nn.Module):
         cos, sin = self.rope[:, None, positions.start : positions.stop]
         return cos, sin
 
-    def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:
             x = layer(x, cos, sin, context)
-        return self.norm(x)
+        return x

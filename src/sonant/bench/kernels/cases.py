@@ -46,7 +46,7 @@ class Cases(CaseMaker):
                 if stack.tokens > 1:
                     yield from flow.attention(stack, count, self._heads(stack, 1, stack.context))
                 elif stack.per_frame:
-                    yield self._frame_attention(stack, count)
+                    yield from self._frame_attention(stack, count)
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
             if prefill and stack.dual:
@@ -70,7 +70,7 @@ class Cases(CaseMaker):
         yield self._product("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
         yield self._product("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
         if s.draws:
-            yield self._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+            yield self._product("norm_linear" if s.per_frame else "linear", f"{s.name} head", rows, s.hidden, s.vocab)
         x, gain = self.normal(rows, 1, s.hidden), self.normal(s.hidden)
         moved = self.item * (2 * rows * s.hidden + s.hidden)
         yield Case("rms_norm", f"{s.name} norm", rows, lambda: Call((x, gain, _EPS), {}), 0, moved)
@@ -158,7 +158,7 @@ class Cases(CaseMaker):
             moved += read + queries // 2
             yield Case("paged_step", f"{s.name} {span} positions", rows, step, read, moved, flops)
 
-    def _frame_attention(self, s: StackWorkload, rows: int) -> Case:
+    def _frame_attention(self, s: StackWorkload, rows: int) -> Iterator[Case]:
         """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
         at = s.context // 2
         qkv, heads = self.normal(rows, 1, s.qkv), self._heads(s, 1, 1)
@@ -167,7 +167,17 @@ class Cases(CaseMaker):
         moved = seen + self.item * rows * (2 * s.qkv + s.heads * s.head_dim)
         flops = 4 * rows * (at + 1) * s.heads * s.head_dim
         make = partial(Call, (qkv, heads, cache, at), {})
-        return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
+        yield Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
+        width, residual = s.heads * s.head_dim, self.normal(rows, 1, s.hidden)
+
+        def onto() -> Call:
+            weight = self.normal(s.hidden, width) * width**-0.5
+            return Call((qkv, heads, cache, at, weight, residual.clone()), {})
+
+        weights = self.item * width * s.hidden
+        moved += weights + self.item * rows * (2 * s.hidden - width)
+        flops += 2 * rows * width * s.hidden
+        yield Case("short_attention_add", f"{s.name} attention, o", rows, onto, weights, moved, flops)
 
     def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
         gain = self.normal(s.head_dim) if s.head_norms else None

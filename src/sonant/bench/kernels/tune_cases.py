@@ -217,7 +217,8 @@ def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
             yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told)
             yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told)
             if s.draws:
-                yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+                op = "norm_linear" if s.per_frame else "linear"  # elsewhere others read what the norm has made, too
+                yield ProductCase(op, f"{s.name} head", rows, s.hidden, s.vocab)
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:

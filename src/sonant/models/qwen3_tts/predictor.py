@@ -74,18 +74,19 @@ class CodePredictor(nn.Module):
         shape, batch = self.model.shape, len(hidden)
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
         opening = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
-        x = self.model.forward_at(opening, range(2), ShortContext(cache, 0))[:, -1]
+        x = self.model.before_norm_at(opening, range(2), ShortContext(cache, 0))[:, -1]
         codes, given = [], hidden.new_empty(batch, opening.shape[-1])
         for group in range(self.groups - 1):
             if group > 0:
                 at = group + 1
-                x = self.model.forward_at(given[:, None], range(at, at + 1), ShortContext(cache, at))[:, 0]
+                x = self.model.before_norm_at(given[:, None], range(at, at + 1), ShortContext(cache, at))[:, 0]
             lookup = Lookup(self._inputs(group), given) if group < self.groups - 2 else None
             codes.append(draw.pick(self._head(group, x), uniforms[:, group], lookup=lookup))
         return torch.stack(codes, 1)
 
     def _head(self, group: int, x: Tensor) -> Tensor:
-        return ops.linear(x, cast(nn.Linear, self.lm_head[group]).weight)
+        norm = self.model.norm
+        return ops.norm_linear(x, norm.weight, norm.eps, cast(nn.Linear, self.lm_head[group]).weight)
 
     def _inputs(self, group: int) -> Tensor:
         """What each code of a group is to the stack: [vocab, hidden]."""
