@@ -121,7 +121,7 @@ def test_the_shapes_are_the_models() -> None:
 def test_every_candidate_fits_its_shape() -> None:
     for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
         tiles = case.candidates()
-        assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
+        assert len(tiles) > 3 and len(set(tiles)) == len(tiles) >= len({case.compiled_as(tile) for tile in tiles})
         for tile in tiles:
             if isinstance(case, ProductCase):
                 assert tile.n % tile.warps == 0 if tile.cuda else case.depth % (tile.k * tile.splits) == 0

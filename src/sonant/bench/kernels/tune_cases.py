@@ -93,7 +93,10 @@ class ProductCase:
         return found
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        return self.op, self.rows, self.told, replace(tile, m=0), self.depth // (tile.k * tile.splits) > 1
+        if self.rows == 1:
+            return self.op, self.depth, tile
+        tiles = self.depth // (tile.k * tile.splits)
+        return self.op, self.rows, self.told, replace(tile, m=0), tiles if tile.held else tiles > 1
 
     def least(self) -> ProductCase:
         return self
