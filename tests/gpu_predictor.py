@@ -28,8 +28,8 @@ from sonant.bench.engine import breakdown
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.engine import Engine
 from sonant.kernels import ops, reference
-from sonant.kernels.cuda import row_product
-from sonant.kernels.triton import gemv_tile, short_out, small_m_tile
+from sonant.kernels.cuda import few_rows, row_product
+from sonant.kernels.triton import gemv_tile, short_out, small_m_gemm, small_m_tile
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
 
@@ -43,6 +43,14 @@ def ways() -> dict[str, list[Patch]]:
     products = patch(gemv_tile, "tile_for", lambda x, columns, gated, norm: row_product.rule(x.shape[1], columns, gated))
     middle = patch(short_out, "tile_for", lambda *given: Tile(0, 8, 0, warps=8, cuda=True))
     late = patch(row_product, "short_out", partial(row_product.short_out, early=False))
+
+    def some_rows(stages: int) -> Patch:
+        def tile_for(x: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
+            tile = few_rows.rule(*x.shape, columns, gated, norm, stages)
+            return tile or small_m_tile.tile_for(x, columns, gated, norm)
+
+        return patch(small_m_gemm, "tile_for", tile_for)
+
     triton_row = patch(gemv_tile, "tile_for", lambda x, columns, gated, norm: gemv_tile.rule(x.shape[1], columns, gated))
     return {
         "as it is": [],
@@ -51,11 +59,13 @@ def ways() -> dict[str, list[Patch]]:
         "1 row: CUDA middle": [triton_row, middle],
         "1 row: CUDA both": [products, middle],
         "1 row: both, past late": [products, middle, late],
-        "tiles by rule": [patch(small_m_tile, "find", lambda *given: None)],
+        "some rows: by rule": [patch(small_m_tile, "find", lambda *given: None)],
+        "some rows: CUDA, 2 ahead": [some_rows(2)],
+        "some rows: CUDA, 4 ahead": [some_rows(4)],
     }
 
 
-ONE_ROW_ONLY, MORE_ROWS_ONLY = "1 row", "tiles by rule"
+ONE_ROW_ONLY, MORE_ROWS_ONLY = "1 row", "some rows"
 
 
 @contextmanager
@@ -97,7 +107,7 @@ def check(engine: Any, rows: list[int]) -> None:
         with patched(plain):
             expected = logits_of(exact, count, torch.float32)
         for name, patches in ways().items():
-            if name.startswith(ONE_ROW_ONLY) and count > 1:
+            if name.startswith(ONE_ROW_ONLY if count > 1 else MORE_ROWS_ONLY):
                 continue
             with patched(patches):
                 got = logits_of(predictor, count, predictor.model.norm.weight.dtype)

@@ -124,7 +124,10 @@ def test_every_candidate_fits_its_shape() -> None:
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles) >= len({case.compiled_as(tile) for tile in tiles})
         for tile in tiles:
             if isinstance(case, ProductCase):
-                assert tile.n % tile.warps == 0 if tile.cuda else case.depth % (tile.k * tile.splits) == 0
+                if tile.cuda:
+                    assert tile.n % tile.warps == 0 and case.depth % (32 * tile.splits) == 0
+                else:
+                    assert case.depth % (tile.k * tile.splits) == 0
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
             elif isinstance(case, LocalOutCase):

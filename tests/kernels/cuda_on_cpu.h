@@ -207,6 +207,9 @@ static inline uint32_t rounded_bits(float x) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
+static inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
+}
 template <class T>
 T read_fresh(const T* from) { return *from; }
 struct alignas(16) Words {

@@ -41,6 +41,7 @@ pytestmark = [
 HERE = Path(__file__).parent
 STRUCTURES = {
     "decode.cu": "DecodeArgs", "prefill.cu": "PrefillArgs", "row_product.cu": "RowArgs", "short_out.cu": "ShortArgs",
+    "few_rows.cu": "FewArgs",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++ for one row, on a CPU (cuda_on_cpu.h) or on a GPU: against the reference in float32."""
+"""Kernels in CUDA C++ for few rows, on a CPU (cuda_on_cpu.h) or on a GPU: against the reference in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
 from kernels.test_cuda_on_cpu import OnCpu
-from sonant.kernels.cuda import row_product
+from sonant.kernels.cuda import few_rows, row_product, usable
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.triton import gemv, short_out
 
@@ -45,8 +45,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     if DEVICE == "cpu":
         monkeypatch.setattr(CudaKernel, "launch", launch)
-        monkeypatch.setattr(row_product, "find_compiler", lambda: "there is one")
-        monkeypatch.setattr(row_product, "refused", lambda *program: None)
+        monkeypatch.setattr(usable, "find_compiler", lambda: "there is one")
+        monkeypatch.setattr(usable, "refused", lambda *program: None)
     with torch.inference_mode(), planning_for(H200):
         yield
 
@@ -82,6 +82,34 @@ def test_a_product_of_one_row(depth: int, columns: int, tile: Tile) -> None:
         expected = getattr(reference, op)(*wide(values))
         given = [v.clone() if v is before else v for v in values]
         close(getattr(gemv, op)(*given, tile=tile), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "tile"),
+    [
+        (3, 256, 37, Tile(0, 16, 0, 8, 1, cuda=True)),
+        (17, 512, 40, Tile(0, 8, 0, 8, 2, cuda=True)),
+        (33, 512, 21, Tile(0, 24, 0, 8, 2, 2, cuda=True)),
+        (64, 768, 32, Tile(0, 32, 0, 8, 2, 3, cuda=True)),
+        (60, 1024, 16, Tile(0, 16, 0, 8, 8, cuda=True)),
+    ],
+    ids=str,
+)
+def test_a_product_of_some_rows(rows: int, depth: int, columns: int, tile: Tile) -> None:
+    x, gain, before = (random(n, 1, m, dtype=BF16, seed=m) for n, m in ((rows, depth), (1, depth), (rows, columns)))
+    weight = (random(2 * columns, depth, dtype=BF16, seed=2) / depth**0.5).to(BF16)
+    half = weight[:columns].contiguous()
+    for op, values in {
+        "linear": (x, half),
+        "linear_add": (x, half, before),
+        "norm_linear": (x, gain[0, 0], 1e-6, half),
+        "norm_gated": (x, gain[0, 0], 1e-6, weight),
+    }.items():
+        assert few_rows.fits(tile, rows, depth, op == "norm_gated", op.startswith("norm"))
+        expected = getattr(reference, op)(*wide(values))
+        for _ in range(2 if op == "norm_gated" else 1):  # the second finds what the first left in the counters
+            given = [v.clone() if v is before else v for v in values]
+            close(getattr(gemv, op)(*given, tile=tile), expected)
 
 
 def test_what_there_is_no_kernel_for_is_left_to_the_caller() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sonant.bench.kernels.case import Call
 from sonant.kernels import reference, tuning
+from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import Snake
 from sonant.kernels.triton import conv, conv_tile, gemv, gemv_tile, held_tile, small_m_tile
 from sonant.kernels.tuning import Tile
@@ -90,13 +91,14 @@ class ProductCase:
         if self.op.startswith("norm") and self.rows > 32:  # there a norm inside costs every turn of a loop over the depth
             looped = [t for t in found if self.depth > t.k * t.splits and t.k <= 128 and not t.held]
             found += [replace(t, apart=True) for t in looped]
-        return found
+        cuda = few_rows.candidates(self.rows, self.depth, self.columns, self.gated, self.op.startswith("norm"))
+        return [*found, *cuda]
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         if self.rows == 1:
             return self.op, self.depth, tile
-        tiles = self.depth // (tile.k * tile.splits)
-        return self.op, self.rows, self.told, replace(tile, m=0), tiles if tile.held else tiles > 1
+        tiles = self.depth if tile.cuda else self.depth // (tile.k * tile.splits)
+        return self.op, self.rows, self.told, replace(tile, m=0), tiles if tile.held or tile.cuda else tiles > 1
 
     def least(self) -> ProductCase:
         return self

@@ -15,13 +15,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.compiler import Program
 from sonant.kernels.cuda.kernel import CudaKernel
-from sonant.kernels.gpu import gpu_of
+from sonant.kernels.cuda.usable import is_usable
 from sonant.kernels.reference import Heads
 from sonant.kernels.tuning import Tile
 
-_HOPPER = (9, 0)
 _PROCESSORS = 132  # of an H100 or H200
 _PIECE = 256  # of the depth, that a warp reads at once
 _HELD = (32, 192)  # values of the weights that a lane may have in its registers
@@ -92,7 +91,7 @@ def product(
     if depth % _PIECE or any(t.dtype != torch.bfloat16 or t.data_ptr() % 16 for t in given):
         return False
     kernel = _row_kernel(depth, tile.n // tile.warps, tile.warps, gain is not None, gated)
-    if not _is_usable(kernel, x.device):
+    if not is_usable(kernel, x.device):
         return False
     kernel.launch(
         x.device, (-(-columns // tile.n), 1, 1),
@@ -118,7 +117,7 @@ def short_out(
     if not fits or first >= 32 // share:
         return False
     kernel = _short_kernel(tile.n // tile.warps, kv_heads, share)
-    if not _is_usable(kernel, qkv.device):
+    if not is_usable(kernel, qkv.device):
         return False
     kernel.launch(
         qkv.device, (-(-columns // tile.n), 1, 1),
@@ -127,15 +126,3 @@ def short_out(
         columns, first, early, heads.eps, dim**-0.5 * math.log2(math.e),
     )  # fmt: skip
     return True
-
-
-def _is_usable(kernel: CudaKernel, device: torch.device) -> bool:
-    """On a planned GPU: whether it will be there."""
-    gpu = gpu_of(device)
-    if gpu is None or gpu.capability < _HOPPER:
-        return False
-    if device.type == "cuda":
-        return kernel.is_ready(device)
-    if find(kernel.program, gpu.arch) is not None:
-        return True
-    return find_compiler() is not None and refused(kernel.program, gpu.arch) is None

@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.cuda import few_rows
 from sonant.kernels.triton import held_gemm
 from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
+from sonant.kernels.triton.small_m_tile import ROWS, block_depth, rule, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -173,6 +174,10 @@ def product(
     tile = tile or tile_for(x, columns, gated, norm=gain is not None)
     if tile.library:
         return False
+    if tile.cuda:
+        if few_rows.product(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
+            return True
+        tile = rule(rows, depth, columns, gated, x.dtype.itemsize)
     if tile.apart and gain is not None:
         x, gain = rms_norm(x, gain, eps), None
     if tile.held:

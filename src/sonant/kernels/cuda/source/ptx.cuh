@@ -60,6 +60,13 @@ __device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+// Two products of bfloat16, each rounded.
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    uint32_t both;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+}
+
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
