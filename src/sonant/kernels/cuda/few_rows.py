@@ -23,6 +23,8 @@ _WARPS = 8
 _BLOCK = 32  # of the depth, at a time
 _MOST_LINES = 64  # whose sums a thread has registers for
 _SHARED_BYTES = 227 << 10
+_BYTES_PER_NS = 110  # that a processor reads from the second-level cache
+_SHARED_NS = 1600  # until the last of some blocks has the others' sums
 _ARGS = struct.Struct("<7Q3if")  # FewArgs
 
 
@@ -75,11 +77,15 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, norm: bool) -> 
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, norm: bool, stages: int = 4) -> Tile | None:
-    """The one to try first: about a block for each processor, and as few as may be that share a depth."""
+    """The one to try first, by what a block reads after its wait and whether others share its depth."""
     tiles = [t for t in candidates(rows, depth, columns, gated, norm) if t.stages == stages]
-    if not tiles:
-        return None
-    return min(tiles, key=lambda t: (max(0, 96 - -(-columns // t.n) * t.splits), t.splits, -t.n))
+
+    def expected_ns(tile: Tile) -> float:
+        waves = -(-columns // tile.n) * tile.splits / _PROCESSORS
+        read = 2 * _padded(rows) * depth / tile.splits / _BYTES_PER_NS
+        return max(1.0, waves) * read + (_SHARED_NS if tile.splits > 1 else 0) + 1000 * max(0.0, 0.7 - waves)
+
+    return min(tiles, key=expected_ns, default=None)
 
 
 def product(
