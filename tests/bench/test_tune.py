@@ -24,7 +24,6 @@ pytest.importorskip("triton")
 from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
 from sonant.bench.kernels.tune_dual_cases import DualCase, dual_cases
 from sonant.bench.kernels.tune_local_cases import LocalOutCase, local_cases
-from sonant.bench.kernels.tune_short_cases import short_cases
 from sonant.kernels.triton import dual_tile
 
 SHAPES = workloads(["1.7b"])
@@ -100,7 +99,7 @@ def test_out_of_time_the_rest_keeps_its_rule(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_gpu_there_is_nothing_to_tune(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("tune_cases", "tune_dual_cases", "tune_local_cases", "tune_short_cases"):
+    for name in ("tune_cases", "tune_dual_cases", "tune_local_cases"):
         monkeypatch.delitem(sys.modules, f"sonant.bench.kernels.{name}")
     monkeypatch.setitem(sys.modules, "triton", None)  # a plain installation has none
     for name in [n for n in sys.modules if n.startswith("sonant.kernels.triton")]:
@@ -155,12 +154,6 @@ def test_the_middle_of_a_local_layer_is_tuned_for_the_rows_that_a_flow_has() -> 
         16: (1, 11), 32: (2, 11), 64: (5, 11),
     }  # fmt: skip
     assert len({case.key for case in LOCAL}) == len(LOCAL)
-
-
-def test_the_middle_of_a_layer_over_codebooks_is_tuned_for_one_row() -> None:
-    (case,) = short_cases((*SHAPES.stacks, *FLOW.stacks))
-    assert (case.rows, case.heads, case.kv_heads, case.columns, case.positions) == (1, 16, 8, 1024, 16)
-    assert [(tile.n, tile.warps) for tile in case.candidates()] == [(8, 8), (16, 8)]
 
 
 def test_in_a_local_stack_each_call_is_told_the_next_ones_weight() -> None:

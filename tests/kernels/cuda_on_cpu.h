@@ -9,6 +9,8 @@
 #include <ucontext.h>
 
 #include <functional>
+#include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -26,7 +28,7 @@ struct int2 {
     int x, y;
 };
 typedef uint32_t shared_t;
-alignas(1024) static uint8_t shared_memory[232448];
+constexpr int MOST_SHARED = 232448, STACK = 1 << 15;
 
 struct Copy {
     shared_t to;
@@ -36,24 +38,45 @@ struct Copy {
 
 struct Fibre {
     ucontext_t context;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
     bool done;
     int warp_waits, block_waits;  // how many barriers it has reached
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
     uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
+    const uint32_t* awaited;  // a count that must reach `all` before it goes on
+    uint32_t all;
+};
+
+struct Bulk {
+    shared_t to;
+    const void* from;
+    uint32_t bytes;
+};
+struct Mark {
+    std::vector<Bulk> coming;
+    uint32_t expected = 0, turns = 0;  // bytes; how often all of them have come
+};
+// One block's own.
+struct Block {
+    Index index;
+    std::vector<uint8_t> shared;
+    std::map<shared_t, Mark> marks;
 };
 
 struct Machine {
     std::vector<Fibre> fibres;
     ucontext_t scheduler;
-    int current = 0, shared_bytes = 0;
+    std::vector<Block> blocks;  // that run at once
+    int current = 0, shared_bytes = 0, threads = 0;
     std::mt19937 draws;
     std::function<void()> body;
 };
 static Machine machine;
 
 static inline Fibre& me() { return machine.fibres[machine.current]; }
+static inline Block& my_block() { return machine.blocks[machine.current / machine.threads]; }
+#define shared_memory (my_block().shared.data())
 static inline void rest() { swapcontext(&me().context, &machine.scheduler); }
 static void begin() {
     machine.body();
@@ -63,11 +86,12 @@ static void begin() {
 
 static bool ready(int index) {
     const Fibre& mine = machine.fibres[index];
-    if (mine.done) return false;
+    if (mine.done || (mine.awaited && *mine.awaited < mine.all)) return false;
     for (int n = index / 32 * 32; n < index / 32 * 32 + 32; n++)
         if (!machine.fibres[n].done && machine.fibres[n].warp_waits < mine.warp_waits) return false;
-    for (const Fibre& other : machine.fibres)
-        if (!other.done && other.block_waits < mine.block_waits) return false;
+    const int first = index / machine.threads * machine.threads;
+    for (int n = first; n < first + machine.threads; n++)
+        if (!machine.fibres[n].done && machine.fibres[n].block_waits < mine.block_waits) return false;
     return true;
 }
 
@@ -223,6 +247,35 @@ static inline Words read_weights(const void* from) { return words_at(from); }
 static inline Words read_fresh_words(const void* from) { return words_at(from); }
 static inline Words shared_words(const void* from) { return words_at(from); }
 static inline void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
+static void deliver(Mark& mark) {
+    for (const Bulk& bulk : mark.coming) memcpy(shared_memory + bulk.to, bulk.from, bulk.bytes);
+    for (const Bulk& bulk : mark.coming) mark.expected -= bulk.bytes;
+    const bool any = !mark.coming.empty();
+    mark.coming.clear();
+    if (any && mark.expected == 0) mark.turns++;
+}
+static inline void mark_begin(shared_t mark) { check(mark, 8), my_block().marks[mark] = Mark(); }
+static inline void marks_ready() {}
+static inline void mark_expects(shared_t mark, uint32_t bytes) {
+    if (my_block().marks.at(mark).expected) abort();  // the last turn is not over
+    my_block().marks[mark].expected = bytes;
+}
+static inline void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t mark) {
+    check(to, bytes);
+    if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
+    my_block().marks.at(mark).coming.push_back({to, from, bytes});
+    if (machine.draws() % 4 == 0) deliver(my_block().marks[mark]);
+}
+static inline void mark_wait(shared_t mark, uint32_t parity) {
+    deliver(my_block().marks.at(mark));
+    if (my_block().marks[mark].turns % 2 != 1 - parity) abort();  // it would wait for ever, or find an old turn's
+}
+static inline void grid_arrive(uint32_t* count) { ++*count; }
+static inline void grid_wait(const uint32_t* count, uint32_t all) {
+    me().awaited = count, me().all = all;
+    rest();
+    me().awaited = nullptr;
+}
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
@@ -234,22 +287,30 @@ static bool run_warp(int warp) {
         if (!ready(index)) continue;
         moved = true;
         machine.current = index;
-        threadIdx = {index, 0, 0};
+        threadIdx = {index % machine.threads, 0, 0};
+        blockIdx = my_block().index;
         swapcontext(&machine.scheduler, &me().context);
     }
     return moved;
 }
 
-static void run_block() {
-    memset(shared_memory, 0xff, sizeof shared_memory);
+// These blocks at once.
+static void run_blocks(const std::vector<Index>& indices) {
+    machine.blocks.assign(indices.size(), Block());
+    for (size_t n = 0; n < indices.size(); n++) {
+        machine.blocks[n].index = indices[n];
+        machine.blocks[n].shared.assign(MOST_SHARED, 0xff);
+    }
+    machine.fibres.resize(indices.size() * machine.threads);
     for (Fibre& fibre : machine.fibres) {
         getcontext(&fibre.context);
-        fibre.stack.resize(1 << 16);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = fibre.stack.size();
+        if (!fibre.stack) fibre.stack.reset(new char[STACK]);  // not filled: a grid has tens of thousands of them
+        fibre.context.uc_stack.ss_sp = fibre.stack.get();
+        fibre.context.uc_stack.ss_size = STACK;
         fibre.context.uc_link = nullptr;
         fibre.done = false;
         fibre.warp_waits = fibre.block_waits = 0;
+        fibre.awaited = nullptr;
         fibre.groups.clear();
         fibre.open.clear();
         makecontext(&fibre.context, begin, 0);
@@ -261,23 +322,26 @@ static void run_block() {
         for (int n = 0; n < warps && !any; n++)
             while (run_warp((start + n) % warps)) any = true;
     }
-    for (const Fibre& fibre : machine.fibres)
-        if (!fibre.done || fibre.block_waits != machine.fibres[0].block_waits) abort();  // somebody waits for ever
+    for (size_t n = 0; n < machine.fibres.size(); n++) {
+        const Fibre &fibre = machine.fibres[n], &first = machine.fibres[n / machine.threads * machine.threads];
+        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // somebody waits for ever
+    }
 }
 
-static void run_grid(std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed) {
+static void run_grid(
+    std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed, bool together
+) {
     machine.body = body;
     machine.shared_bytes = shared_bytes;
+    machine.threads = threads;
     machine.draws.seed(seed);
-    machine.fibres.resize(threads);
     gridDim = {grid[0], grid[1], grid[2]};
     std::vector<Index> blocks;
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
     std::shuffle(blocks.begin(), blocks.end(), machine.draws);
-    for (const Index& block : blocks) {
-        blockIdx = block;
-        run_block();
-    }
+    if (together) run_blocks(blocks);
+    else
+        for (const Index& block : blocks) run_blocks({block});
 }

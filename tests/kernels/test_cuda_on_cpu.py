@@ -40,8 +40,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 STRUCTURES = {
-    "decode.cu": "DecodeArgs", "prefill.cu": "PrefillArgs", "row_product.cu": "RowArgs", "short_out.cu": "ShortArgs",
-    "few_rows.cu": "FewArgs",
+    "decode.cu": "DecodeArgs", "prefill.cu": "PrefillArgs", "few_rows.cu": "FewArgs", "frame_pass.cu": "PassArgs",
 }  # fmt: skip
 
 
@@ -59,6 +58,7 @@ class OnCpu:
         subprocess.run(
             ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
              f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
+             f"-DTOGETHER={int(kernel.program.source == 'frame_pass.cu')}",
              f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
             check=True,
         )  # fmt: skip

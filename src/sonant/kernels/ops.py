@@ -27,6 +27,7 @@ from sonant.kernels.reference import (
     DelayPattern,
     FlowEnds,
     FlowGiven,
+    FrameStack,
     Heads,
     LogitMask,
     Lookup,
@@ -58,6 +59,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "flow_move": "flow",
         "flow_open": "flow",
         "flow_turn": "flow",
+        "frame_pass": "frame_pass",
         "linear": "gemv",
         "linear_add": "gemv",
         "local_attention": "local",
@@ -74,7 +76,6 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
-        "short_attention_add": "short_out",
         "snake_beta": "snake",
         "swiglu": "swiglu",
         "uniforms": "uniforms",
@@ -221,10 +222,20 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
     return pick("short_attention", qkv)(qkv, heads, cache, first)
 
 
-def short_attention_add(
-    qkv: Tensor, heads: Heads, cache: Tensor, first: int, weight: Tensor, residual: Tensor
-) -> Tensor:
-    return pick("short_attention_add", qkv)(qkv, heads, cache, first, weight, residual)
+def frame_pass(
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None
+) -> Tensor | None:
+    return pick("frame_pass", x)(stack, x, cos, sin, cache, at, head)
+
+
+def frame_pass_is_one_kernel(stack: FrameStack, x: Tensor, cache: Tensor, head: Tensor | None) -> bool:
+    """Whether `frame_pass` of these does more than its layers would, one after another."""
+    device_type = x.device.type if gpu_of(x.device) is None else "cuda"
+    if choose("frame_pass", device_type, torch.is_grad_enabled()).implementation == "reference":
+        return False
+    from sonant.kernels.triton.frame_pass import is_one_kernel
+
+    return is_one_kernel(stack, x, cache, head)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

@@ -69,10 +69,6 @@ class ShortContext:
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.short_attention(qkv, heads, self.cache[layer], self.first)
 
-    def mix_onto(self, layer: int, qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor) -> Tensor:
-        """The same, through the output projection `weight` onto the residual [B, T, columns]."""
-        return ops.short_attention_add(qkv, heads, self.cache[layer], self.first, weight, residual)
-
 
 class LocalContext:
     """A few positions at once that all see each other, and nothing else."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Heads
-from sonant.layers.attention import Context, ShortContext
+from sonant.kernels.reference import FrameLayer, FrameStack, Heads
+from sonant.layers.attention import Context
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
 
@@ -66,11 +66,6 @@ class Attention(nn.Module):
         """What the heads gather from the normed x, before `o_proj`."""
         return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
 
-    def onto(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: ShortContext) -> Tensor:
-        """The same through `o_proj` and onto x, which may be written over."""
-        qkv = ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight)
-        return context.mix_onto(self.index, qkv, self.heads(cos, sin), self.o_proj.weight, x)
-
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
 
@@ -102,25 +97,25 @@ class DecoderLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        if isinstance(context, ShortContext) and _is_added_as_it_is(self.self_attn_layer_scale):
-            x = self.self_attn.onto(x, self.input_layernorm, cos, sin, context)
-        else:
-            mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
-            x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
+        mixed = self.self_attn(x, self.input_layernorm, cos, sin, context)
+        x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
 
+    def as_frame_layer(self) -> FrameLayer:
+        attention, mlp = self.self_attn, self.mlp
+        return FrameLayer(
+            self.input_layernorm.weight, attention.qkv_proj.weight, attention.q_norm.weight, attention.k_norm.weight,
+            attention.o_proj.weight, self.post_attention_layernorm.weight, mlp.gate_up_proj.weight, mlp.down_proj.weight,
+        )  # fmt: skip
+
+
 def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
-    """The residual sum; in one op where nothing comes between."""
-    if _is_added_as_it_is(scale):
+    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
+    if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
         return ops.linear_add(branch, projection.weight, x)
     return x + scale(projection(branch))
-
-
-def _is_added_as_it_is(scale: nn.Module) -> bool:
-    """Nothing comes between a branch's projection and the sum, as a trainer's hooks may."""
-    return isinstance(scale, nn.Identity) and not torch.is_grad_enabled()
 
 
 class DecoderStack(nn.Module):
@@ -159,6 +154,16 @@ class DecoderStack(nn.Module):
         """The same where all rows are at the same positions, which the host knows: nothing is looked up. Before the
         final norm, which may be inside the product that reads it."""
         return self._through(x, *self.rotations_at(positions, x.dtype), context)
+
+    def as_frame_stack(self) -> FrameStack | None:
+        """What `ops.frame_pass` takes. None: layers must be called, since somebody listens to that (as whoever brings
+        their weights does), or they are of another kind."""
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        heard = any(layer._forward_pre_hooks or layer._forward_hooks for layer in layers)
+        if heard or len(layers) < len(self.layers) or not self.shape.qk_norm or self.shape.layer_scale:
+            return None
+        made = tuple(layer.as_frame_layer() for layer in layers)
+        return FrameStack(made, self.norm.weight, self.shape.heads, self.shape.kv_heads, self.shape.eps)
 
     def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, 1, head_dim]."""

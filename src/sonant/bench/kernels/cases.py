@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.flow_cases import FlowCases
 from sonant.kernels.reference import (
     DelayPattern,
+    FrameLayer,
+    FrameStack,
     Heads,
     LogitMask,
     Place,
@@ -168,16 +171,27 @@ class Cases(CaseMaker):
         flops = 4 * rows * (at + 1) * s.heads * s.head_dim
         make = partial(Call, (qkv, heads, cache, at), {})
         yield Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
-        width, residual = s.heads * s.head_dim, self.normal(rows, 1, s.hidden)
+        if s.draws:
+            yield self._frame_pass(s, rows, heads, at)
 
-        def onto() -> Call:
-            weight = self.normal(s.hidden, width) * width**-0.5
-            return Call((qkv, heads, cache, at, weight, residual.clone()), {})
+    def _frame_pass(self, s: StackWorkload, rows: int, heads: Heads, at: int) -> Case:
+        """Two layers of it: all of them read as many bytes for each."""
+        layers, width, gain = 2, s.heads * s.head_dim, self.normal(s.hidden)
+        x, head_gain = self.normal(rows, 1, s.hidden), self.normal(s.head_dim)
+        cache = self.normal(layers, 2, rows, s.context, s.kv_heads, s.head_dim)
+        shapes = (s.qkv, s.hidden), (s.hidden, width), (2 * s.inner, s.hidden), (s.hidden, s.inner), (s.vocab, s.hidden)
 
-        weights = self.item * width * s.hidden
-        moved += weights + self.item * rows * (2 * s.hidden - width)
-        flops += 2 * rows * width * s.hidden
-        yield Case("short_attention_add", f"{s.name} attention, o", rows, onto, weights, moved, flops)
+        def layer() -> FrameLayer:
+            qkv, out, up, down = (self.normal(*shape) * shape[1] ** -0.5 for shape in shapes[:4])
+            return FrameLayer(gain, qkv, head_gain, head_gain, out, gain, up, down)
+
+        def make() -> Call:
+            stack = FrameStack(tuple(layer() for _ in range(layers)), gain, s.heads, s.kv_heads, _EPS)
+            return Call((stack, x, heads.cos, heads.sin, cache, at, self.normal(*shapes[4])), {})
+
+        values = layers * sum(a * b for a, b in shapes[:4]) + prod(shapes[4])
+        moved = self.item * (values + rows * (s.hidden + s.vocab))
+        return Case("frame_pass", f"{s.name} {layers} layers", rows, make, self.item * values, moved, 2 * rows * values)
 
     def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
         gain = self.normal(s.head_dim) if s.head_norms else None

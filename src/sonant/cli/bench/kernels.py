@@ -170,7 +170,6 @@ def _tune(
     from sonant.bench.kernels.tune_cases import conv_cases, product_cases
     from sonant.bench.kernels.tune_dual_cases import dual_cases
     from sonant.bench.kernels.tune_local_cases import local_cases
-    from sonant.bench.kernels.tune_short_cases import short_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
@@ -179,8 +178,7 @@ def _tune(
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
         stacks = workloads.stacks
-        every += [*local_cases(stacks), *short_cases(stacks), *product_cases(stacks)]
-        every += [*dual_cases(stacks), *conv_cases(workloads.codec)]
+        every += [*local_cases(stacks), *product_cases(stacks), *dual_cases(stacks), *conv_cases(workloads.codec)]
     cases = [case for case in every if wanted(case)]
     if not cases:
         tunable = ", ".join(sorted({c.op for c in every}))

@@ -164,10 +164,10 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda import attention, row_product
+    from sonant.kernels.cuda import attention, frame_pass
 
     yield from attention.programs()
-    yield from row_product.programs()
+    yield frame_pass.pass_kernel(5).program
 
 
 def main() -> int:

@@ -54,6 +54,11 @@ def _kernel(block_rows: int, lines: int, deep: int, splits: int, stages: int, no
     return CudaKernel(Program("few_rows.cu", defines), "few_rows", _ARGS, shared, threads=32 * _WARPS)
 
 
+def kernel_for(tile: Tile, rows: int, depth: int, *, norm: bool, gated: bool) -> CudaKernel:
+    lines = tile.n * (2 if gated else 1)
+    return _kernel(_padded(rows), lines, depth // tile.splits, tile.splits, tile.stages, norm, gated)
+
+
 def fits(tile: Tile, rows: int, depth: int, gated: bool, norm: bool) -> bool:
     block_rows, lines, deep = _padded(rows), tile.n * (2 if gated else 1), depth // tile.splits
     if rows > 64 or lines % 8 or lines > _MOST_LINES or deep * tile.splits != depth:
@@ -100,13 +105,12 @@ def product(
         return False
     if not fits(tile, rows, depth, gated, gain is not None):
         return False
-    lines, deep = tile.n * planes, depth // tile.splits
-    kernel = _kernel(_padded(rows), lines, deep, tile.splits, tile.stages, gain is not None, gated)
+    kernel = kernel_for(tile, rows, depth, norm=gain is not None, gated=gated)
     if not is_usable(kernel, x.device):
         return False
     from sonant.kernels.triton.split_k import counters, workspace
 
-    strips, cells = -(-columns // tile.n), _padded(rows) * (lines + 1)
+    strips, cells = -(-columns // tile.n), _padded(rows) * (tile.n * planes + 1)
     partials = workspace(x, strips, tile.splits, cells)
     kernel.launch(
         x.device, (strips, tile.splits, 1),

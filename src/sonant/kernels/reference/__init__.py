@@ -26,6 +26,7 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
+from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.sampling import (
     LogitMask,
@@ -56,7 +57,6 @@ from sonant.kernels.reference.transformer import (
     rms_norm,
     rotate,
     short_attention,
-    short_attention_add,
     swiglu,
 )
 
@@ -65,6 +65,8 @@ __all__ = [
     "DelayPattern",
     "FlowEnds",
     "FlowGiven",
+    "FrameLayer",
+    "FrameStack",
     "Heads",
     "LogitMask",
     "Lookup",
@@ -92,6 +94,7 @@ __all__ = [
     "flow_move",
     "flow_open",
     "flow_turn",
+    "frame_pass",
     "guided_step",
     "inside",
     "linear",
@@ -113,7 +116,6 @@ __all__ = [
     "rotate",
     "sample",
     "short_attention",
-    "short_attention_add",
     "snake_beta",
     "split_kinds",
     "swiglu",

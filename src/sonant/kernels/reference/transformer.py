@@ -171,13 +171,6 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
     return dense_attention(q, cache[0, :, :end], cache[1, :, :end], visible)
 
 
-def short_attention_add(
-    qkv: Tensor, heads: Heads, cache: Tensor, first: int, weight: Tensor, residual: Tensor
-) -> Tensor:
-    """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
-    return linear_add(short_attention(qkv, heads, cache, first).flatten(2), weight, residual)
-
-
 def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     """Of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
     q, k, v = (x.transpose(1, 2) for x in qk_rope(qkv, heads))

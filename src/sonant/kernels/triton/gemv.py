@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.cuda import row_product
 from sonant.kernels.triton import gemv_tile, norm, small_m_gemm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.swiglu import swiglu
@@ -94,11 +93,6 @@ def _product(
         tile = tile or gemv_tile.tile_for(flat, columns, gated, norm=gain is not None)
         if tile.library:
             return None
-        if tile.cuda and bias is None and row_product.product(
-            flat, weight, wanted, tile, gain=gain, eps=eps, gated=gated, residual=residual
-        ):
-            return out
-        tile = gemv_tile.rule(depth, columns, gated) if tile.cuda else tile
         _launch_gemv(flat, weight, wanted, tile, gain, eps, gated, bias, residual)
         return out
     if small_m_gemm.fits(rows, depth) and small_m_gemm.product(

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import triton
 from torch import Tensor
 
-from sonant.kernels.cuda import row_product
 from sonant.kernels.triton.small_m_tile import shape_key
 from sonant.kernels.tuning import Tile, find
 
@@ -52,4 +51,3 @@ def candidates(depth: int, columns: int, gated: bool) -> Iterator[Tile]:
                 fits = n > 0 and n & (n - 1) == 0 and n * k >= 8 * 32 * warps
                 if fits and 64 <= columns // n <= 2048:
                     yield Tile(0, n, k, warps=warps)
-    yield from row_product.candidates(depth, columns, gated)

@@ -110,6 +110,44 @@ __device__ __forceinline__ Words read_fresh_words(const void* from) {
 __device__ __forceinline__ Words shared_words(const void* from) { return *static_cast<const Words*>(from); }
 __device__ __forceinline__ void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
 
+// Bulk copies to shared memory, and a mark there of eight bytes that tells when the bytes it expects have come: a wait
+// names the parity of the turn, of which the first is 0.
+__device__ __forceinline__ void mark_begin(shared_t mark) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mark) : "memory");
+}
+__device__ __forceinline__ void marks_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void mark_expects(shared_t mark, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mark), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t mark) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(mark)
+                 : "memory");
+}
+__device__ __forceinline__ void mark_wait(shared_t mark, uint32_t parity) {
+    uint32_t there;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(there)
+                     : "r"(mark), "r"(parity)
+                     : "memory");
+    } while (!there);
+}
+
+// A barrier of the grid, for one thread of each block, all of which must be on the GPU at once.
+__device__ __forceinline__ void grid_arrive(uint32_t* count) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+__device__ __forceinline__ void grid_wait(const uint32_t* count, uint32_t all) {
+    uint32_t now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    } while (now < all);
+}
+
 // Programmatic dependent launch, as kernels/triton/pdl.py has it.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
