@@ -2,8 +2,9 @@
 
     python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 1,16,64] [--frames 30]
 
-Not a test that pytest collects. The checkpoint is written if there is none. First the predictor's logits in each way are
-held against those of plain torch in float32; what is wrong is said with WRONG. Then every way's parts are timed in CUDA graphs, with the floor of their bytes.
+Not a test that pytest collects. The checkpoint is written if there is none. First the predictor's logits in each way
+are held against those of plain torch in float32; what is wrong is said with WRONG. Then every way's parts are timed in
+CUDA graphs, with the floor of their bytes.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def check(engine: Any, rows: list[int]) -> None:
             with patched(patches):
                 got = logits_of(predictor, count, predictor.model.norm.weight.dtype)
             error = float((got - expected).norm() / expected.norm())
-            print(f"{count} rows, {name}: logits {error:.4f} from float32{' WRONG' if not error < 0.04 else ''}", flush=True)
+            wrong = "" if error < 0.04 else " WRONG"
+            print(f"{count} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
 
 
 def measure(engine: Engine, rows: list[int], frames: int) -> None:
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument("--size", default="1.7b")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which it gives up")
     args = parser.parse_args()
-    faulthandler.dump_traceback_later(args.limit, exit=True)  # a grid whose blocks wait for each other may do so for ever
+    faulthandler.dump_traceback_later(args.limit, exit=True)  # blocks that wait for each other may do so for ever
     began_s = time.perf_counter()
 
     def step(name: str, run: Callable[[], None]) -> None:

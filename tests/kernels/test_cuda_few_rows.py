@@ -105,8 +105,9 @@ def test_what_there_is_no_kernel_for_is_left_to_the_caller() -> None:
 
 
 def test_every_candidate_fits() -> None:
+    shapes = (1024, 4096, False), (1024, 3072, True), (3072, 1024, False), (2048, 1024, False)
     for rows in (2, 16, 32, 64):
-        for depth, columns, gated in ((1024, 4096, False), (1024, 3072, True), (3072, 1024, False), (2048, 1024, False)):
+        for depth, columns, gated in shapes:
             tiles = list(few_rows.candidates(rows, depth, columns, gated, norm=gated))
             assert tiles and all(few_rows.fits(tile, rows, depth, gated, norm=gated) for tile in tiles)
             assert few_rows.rule(rows, depth, columns, gated, norm=gated) in tiles

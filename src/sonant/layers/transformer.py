@@ -107,7 +107,8 @@ class DecoderLayer(nn.Module):
         attention, mlp = self.self_attn, self.mlp
         return FrameLayer(
             self.input_layernorm.weight, attention.qkv_proj.weight, attention.q_norm.weight, attention.k_norm.weight,
-            attention.o_proj.weight, self.post_attention_layernorm.weight, mlp.gate_up_proj.weight, mlp.down_proj.weight,
+            attention.o_proj.weight, self.post_attention_layernorm.weight,
+            mlp.gate_up_proj.weight, mlp.down_proj.weight,
         )  # fmt: skip
 
 

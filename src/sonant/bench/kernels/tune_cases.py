@@ -88,7 +88,7 @@ class ProductCase:
         shape = self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES
         found = list(dict.fromkeys(small_m_tile.candidates(*shape)))
         found += held_tile.candidates(*shape)
-        if self.op.startswith("norm") and self.rows > 32:  # there a norm inside costs every turn of a loop over the depth
+        if self.op.startswith("norm") and self.rows > 32:  # a norm inside costs every turn of a loop over the depth
             looped = [t for t in found if self.depth > t.k * t.splits and t.k <= 128 and not t.held]
             found += [replace(t, apart=True) for t in looped]
         cuda = few_rows.candidates(self.rows, self.depth, self.columns, self.gated, self.op.startswith("norm"))

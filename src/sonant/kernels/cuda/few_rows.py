@@ -1,7 +1,7 @@
 """Products with 2 to 64 rows in CUDA C++: the wrapper of `source/few_rows.cu`.
 
-It serves where a tuner has found it faster (`Tile.cuda`): a tile has columns for a block, blocks that share the depth, and
-how many pieces of its input a warp has on the way. What it has no kernel for it leaves to the caller.
+It serves where a tuner has found it faster (`Tile.cuda`): a tile has columns for a block, blocks that share the depth,
+and how many pieces of its input a warp has on the way. What it has no kernel for it leaves to the caller.
 """
 
 from __future__ import annotations

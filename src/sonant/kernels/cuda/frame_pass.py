@@ -1,7 +1,7 @@
 """A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
 
-One row, one position, the published predictor's shape. Its blocks wait for each other, so all of them must be on the GPU
-at once: one stream of steps at a time, on a GPU with as many processors as there are blocks.
+One row, one position, the published predictor's shape. Its blocks wait for each other, so all of them must be on the
+GPU at once: one stream of steps at a time, on a GPU with as many processors as there are blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fits(stack: FrameStack, x: Tensor, cache_: Tensor, head: Tensor | None) -> b
         return False
     if stack.heads != _HEADS or stack.kv_heads != _KV_HEADS or (head is not None and head.shape != (_CODES, _WIDTH)):
         return False
-    tensors = [x, cache_, stack.gain, *((head,) if head is not None else ()), *(t for layer in stack.layers for t in layer)]
+    tensors = [x, cache_, stack.gain, *(t for layer in stack.layers for t in layer)] + [head] * (head is not None)
     if not all(isinstance(t, Tensor) and t.dtype == torch.bfloat16 and t.is_contiguous() for t in tensors):
         return False
     same = all(tuple(t.shape for t in layer) == _SHAPES for layer in stack.layers)

@@ -32,7 +32,7 @@ def frame_pass(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None
 ) -> Tensor | None:
     """x [B, 1, hidden] at position `at` through all layers, the last norm and the `head` [codes, hidden] → logits
-    [B, codes]; without a head nothing comes of it but keys and values in the cache [layers, 2, B, positions, Hkv, D]."""
+    [B, codes]; without a head nothing comes of it but keys and values, in cache [layers, 2, B, positions, Hkv, D]."""
     for number, layer in enumerate(stack.layers):
         heads = Heads(layer.q_gain, layer.k_gain, cos, sin, stack.heads, stack.kv_heads, stack.eps)
         qkv = norm_linear(x, layer.input_gain, stack.eps, layer.qkv)

@@ -1,5 +1,5 @@
-"""A pass over all layers of a small stack: one kernel (kernels/cuda/source/frame_pass.cu) for one row of a stack that it
-knows, where a measurement says so; otherwise the kernels of each layer, one after another."""
+"""A pass over all layers of a small stack: one kernel (kernels/cuda/source/frame_pass.cu) for one row of a stack that
+it knows, where a measurement says so; otherwise the kernels of each layer, one after another."""
 
 from __future__ import annotations
 

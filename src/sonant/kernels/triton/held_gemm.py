@@ -1,4 +1,4 @@
-# mypy: disable-error-code="assignment"
+# mypy: disable-error-code="assignment,var-annotated"
 """Matrix products with a few rows whose programs hold all their weights before there is any input.
 
 What a small product costs is not its bytes but what comes one after another once the kernel before it has ended: its

@@ -1,5 +1,5 @@
-"""Tiles of products that hold all their weights (held_gemm.py) which are worth a measurement. There is no rule for them:
-where nothing was measured, weights are streamed."""
+"""Tiles of products that hold all their weights (held_gemm.py) which are worth a measurement. There is no rule for
+them: where nothing was measured, weights are streamed."""
 
 from __future__ import annotations
 
