@@ -22,6 +22,9 @@ from sonant.kernels.reference import (
     DelayPattern,
     FlowEnds,
     FlowGiven,
+    FrameCounters,
+    FrameMemory,
+    FrameTables,
     Heads,
     LogitMask,
     Lookup,
@@ -43,6 +46,7 @@ from sonant.kernels.triton import (
     depthwise,
     dual_ffn,
     flow,
+    frame_step,
     gemv,
     host_weights,
     local,
@@ -233,6 +237,11 @@ def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:
         own, pattern = RowCounters(*lines[:2, :5].unbind(1)), DelayPattern(1024, 1025, 31, Statuses(0, 1, 2, 4))
         codes, rows = torch.zeros(2, 8, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
         delay.delay_step(codes, own, rows, torch.zeros(3, 84, 8, dtype=torch.int32), lines[:, 1:5], pattern)
+    lines, rows = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    kept = FrameMemory(torch.zeros(3, 32, 16, dtype=torch.int32), values(3, 2048), lines[:, :3], values(3, 64, 2048))
+    tables = FrameTables(values(64, 2048), torch.zeros(16, dtype=torch.int64), values(2048))
+    drawn = torch.zeros(2, 15, dtype=torch.int64)
+    frame_step.frame_step(rows, drawn, lines[:2, 0], FrameCounters(*lines[:2, :3].unbind(1)), rows, kept, tables, 1)
     uniforms.uniforms(torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 16)
 
 

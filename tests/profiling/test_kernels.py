@@ -26,6 +26,8 @@ NAMES = {
         "aten::addmm",
         "_gemv",
         "_small_m_gemm",
+        "few_rows",
+        "frame_pass",
         "_skinny",
         "_few",
     ],

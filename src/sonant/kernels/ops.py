@@ -27,7 +27,10 @@ from sonant.kernels.reference import (
     DelayPattern,
     FlowEnds,
     FlowGiven,
+    FrameCounters,
+    FrameMemory,
     FrameStack,
+    FrameTables,
     Heads,
     LogitMask,
     Lookup,
@@ -60,6 +63,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "flow_open": "flow",
         "flow_turn": "flow",
         "frame_pass": "frame_pass",
+        "frame_step": "frame_step",
         "linear": "gemv",
         "linear_add": "gemv",
         "local_attention": "local",
@@ -300,6 +304,19 @@ def patch_step(
     statuses: PatchStatuses,
 ) -> Tensor:
     return pick("patch_step", patch)(patch, embedded, stop, own, rows, memory, statuses)
+
+
+def frame_step(
+    first: Tensor,
+    rest: Tensor,
+    status: Tensor,
+    own: FrameCounters,
+    rows: Tensor,
+    memory: FrameMemory,
+    tables: FrameTables,
+    running: int,
+) -> Tensor:
+    return pick("frame_step", first)(first, rest, status, own, rows, memory, tables, running)
 
 
 def pcm16(sound: Tensor) -> Tensor:

@@ -102,7 +102,6 @@ class DecoderLayer(nn.Module):
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
-
     def as_frame_layer(self) -> FrameLayer:
         attention, mlp = self.self_attn, self.mlp
         return FrameLayer(

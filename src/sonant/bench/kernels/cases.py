@@ -20,8 +20,11 @@ from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.flow_cases import FlowCases
 from sonant.kernels.reference import (
     DelayPattern,
+    FrameCounters,
     FrameLayer,
+    FrameMemory,
     FrameStack,
+    FrameTables,
     Heads,
     LogitMask,
     Place,
@@ -57,6 +60,8 @@ class Cases(CaseMaker):
             for count in rows:
                 if stack.draws:
                     yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
+                if stack.per_frame and stack.draws:
+                    yield self._frame_step(stack, count, workloads.uniforms)
                 if stack.patch:
                     yield from flow.between(stack, *stack.patch, count)
                     yield flow.end(stack, *stack.patch, count)
@@ -192,6 +197,18 @@ class Cases(CaseMaker):
         values = layers * sum(a * b for a, b in shapes[:4]) + prod(shapes[4])
         moved = self.item * (values + rows * (s.hidden + s.vocab))
         return Case("frame_pass", f"{s.name} {layers} layers", rows, make, self.item * values, moved, 2 * rows * values)
+
+    def _frame_step(self, s: StackWorkload, rows: int, groups: int) -> Case:
+        """Of a talker that is as wide as the stack: its tables are what it reads."""
+        table, trailing = self.normal(groups * s.vocab, s.hidden), self.normal(rows + 1, 8, s.hidden)
+        index, numbers = torch.arange(rows, device=self.device), torch.ones(rows, dtype=torch.int32, device=self.device)
+        codes = torch.randint(s.vocab, (rows, groups), device=self.device)
+        kept = torch.zeros(rows + 1, 32, groups, dtype=torch.int32, device=self.device)
+        memory = FrameMemory(kept, trailing[:, 0].contiguous(), kept[:, 0, :3].contiguous(), trailing)
+        tables = FrameTables(table, s.vocab * torch.arange(groups, device=self.device), table[0])
+        given = codes[:, 0], codes[:, 1:], numbers, FrameCounters(numbers, numbers, numbers), index, memory, tables, 1
+        moved = rows * (self.item * s.hidden * (groups + 2) + 20 * groups)
+        return Case("frame_step", f"{s.name} next input", rows, partial(Call, given, {}), 0, moved)
 
     def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
         gain = self.normal(s.head_dim) if s.head_norms else None

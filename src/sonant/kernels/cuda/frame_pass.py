@@ -48,7 +48,8 @@ def fits(stack: FrameStack, x: Tensor, cache_: Tensor, head: Tensor | None) -> b
         return False
     if stack.heads != _HEADS or stack.kv_heads != _KV_HEADS or (head is not None and head.shape != (_CODES, _WIDTH)):
         return False
-    tensors = [x, cache_, stack.gain, *(t for layer in stack.layers for t in layer)] + [head] * (head is not None)
+    tensors = [x, cache_, stack.gain, *(t for layer in stack.layers for t in layer)]
+    tensors += [] if head is None else [head]
     if not all(isinstance(t, Tensor) and t.dtype == torch.bfloat16 and t.is_contiguous() for t in tensors):
         return False
     same = all(tuple(t.shape for t in layer) == _SHAPES for layer in stack.layers)

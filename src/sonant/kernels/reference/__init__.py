@@ -27,6 +27,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass
+from sonant.kernels.reference.frame_step import FrameCounters, FrameMemory, FrameTables, frame_step
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.sampling import (
     LogitMask,
@@ -65,8 +66,11 @@ __all__ = [
     "DelayPattern",
     "FlowEnds",
     "FlowGiven",
+    "FrameCounters",
     "FrameLayer",
+    "FrameMemory",
     "FrameStack",
+    "FrameTables",
     "Heads",
     "LogitMask",
     "Lookup",
@@ -95,6 +99,7 @@ __all__ = [
     "flow_open",
     "flow_turn",
     "frame_pass",
+    "frame_step",
     "guided_step",
     "inside",
     "linear",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
-from sonant.kernels.reference import LogitMask
+from sonant.kernels.reference import FrameCounters, FrameMemory, FrameTables, LogitMask
 from sonant.models.base import FramePart, FrameStep, InnerPart
 from sonant.models.memory import Memory, RowValues
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
@@ -114,14 +114,10 @@ class FrameDecoder:
     def _advance(self, step: TalkerStep) -> None:
         """Record the frame and make the next input, in the same step that drew it."""
         assert step.own is not None and step.first is not None and step.rest is not None and step.status is not None
-        r, own, rows, status = self.memory.rows, step.own, step.rows, step.status
-        frame = own["frame"]
-        codes = torch.cat([step.first[:, None], step.rest], 1)
-        step.record = torch.cat([status[:, None], codes.int()], 1)
-        r["codes"][rows, frame % r["codes"].shape[1]] = step.record[:, 1:]
-        trailing = r["trailing"][rows, frame.clamp(max=r["trailing"].shape[1] - 1)]
-        has_text = (frame < own["trailing_length"])[:, None]
-        r["input"][rows] = self.talker.embed_frame(codes) + torch.where(has_text, trailing, self.pad_text)
-        going = (status == Status.RUNNING).int()
-        moved = (own["position"] + going, frame + going, status)
-        self.memory.put(rows, dict(zip(COUNTED, moved, strict=True)))
+        r, own = self.memory.rows, step.own
+        counters = FrameCounters(own["position"], own["frame"], own["trailing_length"])
+        memory = FrameMemory(r["codes"], r["input"], self.memory.columns(COUNTED), r["trailing"])
+        tables = FrameTables(*self.talker.frame_tables(), self.pad_text)
+        step.record = ops.frame_step(
+            step.first, step.rest, step.status, counters, step.rows, memory, tables, int(Status.RUNNING)
+        )

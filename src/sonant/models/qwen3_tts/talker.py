@@ -68,6 +68,11 @@ class Talker(nn.Module):
         rest = self.code_predictor.model.codec_embedding
         return [self.model.codec_embedding, *(cast(Embedding, e) for e in rest)]
 
+    def frame_tables(self) -> tuple[Tensor, Tensor]:
+        """All those tables in one, and where each begins; once `prepare` has made them."""
+        assert self.frame_table is not None and self.frame_offsets is not None
+        return self.frame_table, self.frame_offsets
+
     def embed_frame(self, codes: Tensor) -> Tensor:
         """One vector for all codes of a frame: codes [..., groups] → [..., hidden]."""
         if self.frame_table is not None and self.frame_offsets is not None:
