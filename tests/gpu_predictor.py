@@ -29,6 +29,7 @@ from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.engine import Engine
 from sonant.kernels import ops, reference
 from sonant.kernels.cuda import few_rows
+from sonant.kernels.cuda import frame_pass as whole_pass
 from sonant.kernels.triton import frame_pass as triton_pass
 from sonant.kernels.triton import gemv_tile, small_m_gemm, small_m_tile
 from sonant.kernels.tuning import Tile
@@ -92,7 +93,7 @@ def logits_of(predictor: Any, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(probe.logits)
 
 
-def check(engine: Any, rows: list[int]) -> None:
+def check(engine: Engine, rows: list[int]) -> None:
     predictor = engine.model.modules.talker.code_predictor
     exact = deepcopy(predictor).float()
     exact.prepare()
@@ -108,6 +109,27 @@ def check(engine: Any, rows: list[int]) -> None:
             error = float((got - expected).norm() / expected.norm())
             wrong = "" if error < 0.04 else " WRONG"
             print(f"{count} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
+
+
+def clocked(engine: Engine) -> None:
+    """Cycles of the stages of a pass in one kernel, and of the barriers between them."""
+    predictor = engine.model.modules.talker.code_predictor
+    model, head = predictor.model, predictor.lm_head[0].weight
+    stack, shape = model.as_frame_stack(), model.shape
+    x = torch.randn(1, 1, shape.hidden, device=DEVICE, dtype=head.dtype)
+    cache = torch.zeros(shape.layers, 2, 1, 16, shape.kv_heads, shape.head_dim, device=DEVICE, dtype=head.dtype)
+    if stack is None or not whole_pass.fits(stack, x, cache, head):
+        print("a pass is no single kernel here")
+        return
+    clock = torch.zeros(128, 4 * shape.layers, 2, dtype=torch.int64, device=DEVICE)
+    for _ in range(3):
+        whole_pass.frame_pass(stack, x, *model.rotations_at(range(9, 10), x.dtype), cache, 9, head, clock)
+    before, after = clock.double().cpu().unbind(-1)
+    for n, name in enumerate(("attention, o", "gate, up", "down", "qkv")):
+        of = torch.arange(n + 1, 4 * shape.layers, 4)
+        stage, wait = before[:, of] - after[:, of - 1], after[:, of] - before[:, of]
+        print(f"pass, cycles: {name:12} median {stage.median():.0f} slowest {stage.amax(0).median():.0f}, "
+              f"barrier least {wait.amin(0).median():.0f} median {wait.median():.0f}", flush=True)  # fmt: skip
 
 
 def measure(engine: Engine, rows: list[int], frames: int) -> None:
@@ -146,6 +168,7 @@ def main() -> None:
     step("loaded", lambda: None)
     with torch.inference_mode():
         step("checked", lambda: check(engine, rows))
+        step("clocked", lambda: clocked(engine))
     step("measured", lambda: measure(engine, rows, args.frames))
 
 

@@ -270,6 +270,7 @@ static inline void mark_wait(shared_t mark, uint32_t parity) {
     deliver(my_block().marks.at(mark));
     if (my_block().marks[mark].turns % 2 != 1 - parity) abort();  // it would wait for ever, or find an old turn's
 }
+static inline int64_t processor_cycles() { return 0; }
 static inline void grid_arrive(uint32_t* count) { ++*count; }
 static inline void grid_wait(const uint32_t* count, uint32_t all) {
     me().awaited = count, me().all = all;

@@ -92,5 +92,7 @@ def test_a_frames_passes_one_after_another(layers: int) -> None:
             assert got is None and expected is None and at == 0
         else:
             assert error(got, expected) < 0.01 * layers**0.5
+    others = stack._replace(gain=stack.gain.clone())
+    assert not frame_pass.fits(others, x, cache, head), "two at once could wait for each other for ever"
     assert torch.equal(cache.isnan(), other.isnan())
     assert error(cache.nan_to_num(), other.nan_to_num()) < 0.01 * layers**0.5

@@ -1,7 +1,8 @@
 """A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
 
 One row, one position, the published predictor's shape. Its blocks wait for each other, so all of them must be on the
-GPU at once: one stream of steps at a time, on a GPU with as many processors as there are blocks.
+GPU at once, which has as many processors as there are blocks. Of several stacks in a process the first one has it: two
+whose steps run at once could each hold half of the processors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def pass_kernel(layers: int) -> CudaKernel:
     rows = 2 * (_WIDTH + _INNER + 2 * _POSITIONS * _HEAD)
     scores = 4 * (_HEADS // _KV_HEADS) * (_HEAD + _POSITIONS)
     shared = _PAGES * (_PAGE_BYTES + 8) + gains + rows + scores  # as frame_pass.cu has it
-    arguments = struct.Struct(f"<{9 * layers}Q11Qqi2f4x")  # PassArgs
+    arguments = struct.Struct(f"<{9 * layers}Q12Qqi2f4x")  # PassArgs
     return CudaKernel(
         Program("frame_pass.cu", {"LAYERS": layers, "SHARED_BYTES": shared}), "frame_pass", arguments, shared, _THREADS
     )
@@ -54,7 +55,8 @@ def fits(stack: FrameStack, x: Tensor, cache_: Tensor, head: Tensor | None) -> b
         return False
     same = all(tuple(t.shape for t in layer) == _SHAPES for layer in stack.layers)
     aligned = not any(t.data_ptr() % 16 for t in tensors)
-    return same and aligned and _has_room(x.device) and is_usable(pass_kernel(layers), x.device)
+    alone = all(owner is stack.gain or owner.device != x.device for owner in _arrivals_by_owner())
+    return same and aligned and alone and _has_room(x.device) and is_usable(pass_kernel(layers), x.device)
 
 
 def _has_room(device: torch.device) -> bool:
@@ -63,9 +65,11 @@ def _has_room(device: torch.device) -> bool:
 
 
 def frame_pass(
-    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache_: Tensor, at: int, head: Tensor | None
-) -> Tensor | None:
-    """As the reference has it, for what `fits`."""
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache_: Tensor, at: int, head: Tensor | None,
+    clock: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """As the reference has it, for what `fits`. Who measures gives a clock [blocks, barriers, 2] int64: a processor's
+    cycles before and after each barrier."""
     scratch = torch.empty(_QKV + _INNER + _WIDTH + 2 * _KV_HEADS * _WIDTH, dtype=torch.bfloat16, device=x.device)
     qkv, inner, hidden, partials = scratch.split([_QKV, _INNER, _WIDTH, 2 * _KV_HEADS * _WIDTH])
     logits = x.new_empty(1, _CODES) if head is not None else None
@@ -76,7 +80,8 @@ def frame_pass(
         x.device, (_BLOCKS, 1, 1), *values,
         x.data_ptr(), cos.data_ptr(), sin.data_ptr(), stack.gain.data_ptr(), 0 if head is None else head.data_ptr(),
         0 if logits is None else logits.data_ptr(), qkv.data_ptr(), inner.data_ptr(), hidden.data_ptr(),
-        partials.data_ptr(), _arrivals(stack.gain, 4 * len(stack.layers)).data_ptr(), cache_.stride(1), at, stack.eps,
+        partials.data_ptr(), _arrivals(stack.gain, 4 * len(stack.layers)).data_ptr(),
+        0 if clock is None else clock.data_ptr(), cache_.stride(1), at, stack.eps,
         _HEAD**-0.5 * math.log2(math.e),
     )  # fmt: skip
     return logits

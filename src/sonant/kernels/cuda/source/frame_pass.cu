@@ -49,11 +49,12 @@ struct PassArgs {
     uint16_t *logits, *qkv, *inner, *hidden;
     float* partials;     // [KV_HEADS, WIDTH]
     uint32_t* arrivals;  // [4 · LAYERS], zero before the first launch
+    int64_t* clock;      // null, or [BLOCKS, 4 · LAYERS, 2] for who measures: cycles at each barrier, before and after
     int64_t plane;       // elements from keys to values
     int at;              // the new position
     float eps, scale;    // of scores, times log2(e)
 };
-static_assert(sizeof(PassArgs) == LAYERS * 72 + 112, "as frame_pass.py packs it");
+static_assert(sizeof(PassArgs) == LAYERS * 72 + 120, "as frame_pass.py packs it");
 
 template <class T>
 __device__ __forceinline__ T* at_shared(int byte) { return reinterpret_cast<T*>(shared_memory + byte); }
@@ -292,10 +293,13 @@ __device__ __forceinline__ void add_heads(const PassArgs& a) {
 __device__ __forceinline__ void meet(const PassArgs& a, Stream& stream, int& barrier, int read, int warp, int lane) {
     __syncthreads();
     uint32_t* count = a.arrivals + barrier;
+    int64_t* clock = a.clock ? a.clock + (blockIdx.x * 4 * LAYERS + barrier) * 2 : nullptr;
+    if (clock && threadIdx.x == 0) clock[0] = processor_cycles();
     if (threadIdx.x == 0) grid_arrive(count);
     if (warp == 0) stream.fill(a, read, lane);
     if (threadIdx.x == 0) {
         grid_wait(count, BLOCKS);
+        if (clock) clock[1] = processor_cycles();
         if (blockIdx.x == 0 && barrier > 0) a.arrivals[barrier - 1] = 0;  // where nobody is any more
     }
     __syncthreads();

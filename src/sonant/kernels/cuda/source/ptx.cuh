@@ -137,6 +137,12 @@ __device__ __forceinline__ void mark_wait(shared_t mark, uint32_t parity) {
     } while (!there);
 }
 
+__device__ __forceinline__ int64_t processor_cycles() {
+    int64_t now;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+    return now;
+}
+
 // A barrier of the grid, for one thread of each block, all of which must be on the GPU at once.
 __device__ __forceinline__ void grid_arrive(uint32_t* count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
