@@ -55,7 +55,7 @@ def fits(stack: FrameStack, x: Tensor, cache_: Tensor, head: Tensor | None) -> b
         return False
     same = all(tuple(t.shape for t in layer) == _SHAPES for layer in stack.layers)
     aligned = not any(t.data_ptr() % 16 for t in tensors)
-    alone = all(owner is stack.gain or owner.device != x.device for owner in _arrivals_by_owner())
+    alone = all(owner is stack.gain or owner.device != x.device for owner in _owners())
     return same and aligned and alone and _has_room(x.device) and is_usable(pass_kernel(layers), x.device)
 
 
@@ -70,6 +70,9 @@ def frame_pass(
 ) -> Tensor | None:  # fmt: skip
     """As the reference has it, for what `fits`. Who measures gives a clock [blocks, barriers, 2] int64: a processor's
     cycles before and after each barrier."""
+    from sonant.kernels.triton.split_k import counters
+
+    _owners()[stack.gain] = True
     scratch = torch.empty(_QKV + _INNER + _WIDTH + 2 * _KV_HEADS * _WIDTH, dtype=torch.bfloat16, device=x.device)
     qkv, inner, hidden, partials = scratch.split([_QKV, _INNER, _WIDTH, 2 * _KV_HEADS * _WIDTH])
     logits = x.new_empty(1, _CODES) if head is not None else None
@@ -80,22 +83,14 @@ def frame_pass(
         x.device, (_BLOCKS, 1, 1), *values,
         x.data_ptr(), cos.data_ptr(), sin.data_ptr(), stack.gain.data_ptr(), 0 if head is None else head.data_ptr(),
         0 if logits is None else logits.data_ptr(), qkv.data_ptr(), inner.data_ptr(), hidden.data_ptr(),
-        partials.data_ptr(), _arrivals(stack.gain, 4 * len(stack.layers)).data_ptr(),
+        partials.data_ptr(), counters(stack.gain, 4 * len(stack.layers), splits=2).data_ptr(),
         0 if clock is None else clock.data_ptr(), cache_.stride(1), at, stack.eps,
         _HEAD**-0.5 * math.log2(math.e),
     )  # fmt: skip
     return logits
 
 
-def _arrivals(owner: Tensor, count: int) -> Tensor:
-    """Counters of a stack's barriers, for as long as it lives: as triton/split_k.py has those of products."""
-    known = _arrivals_by_owner()
-    if owner not in known:
-        known[owner] = torch.zeros(count, dtype=torch.int32, device=owner.device)
-    counters: Tensor = known[owner]
-    return counters
-
-
 @cache
-def _arrivals_by_owner() -> WeakTensorKeyDictionary:
+def _owners() -> WeakTensorKeyDictionary:
+    """The stacks that were passed through on a GPU, by their last norm's gain, for as long as they live."""
     return WeakTensorKeyDictionary()
