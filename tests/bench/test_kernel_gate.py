@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sonant.bench.kernels import gate, versus_torch
-from sonant.bench.kernels.attention_cases import AttentionCases
+from sonant.bench.kernels.attention_cases import EIGHT_BITS, AttentionCases
 from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.kernels.gate import key
 from sonant.bench.kernels.versus_torch import Ceiling, KernelReport, KernelTime, measure
@@ -184,6 +184,15 @@ def test_long_attention_has_rivals_that_compute_the_same() -> None:
             got = torch.nn.functional.scaled_dot_product_attention(*prepared.args, is_causal=causal, enable_gqa=True)
         torch.testing.assert_close(got.transpose(1, 2), expected, rtol=1e-4, atol=1e-4)
         assert case.bytes >= case.streamed_bytes > 0 and case.flops > 0
+
+
+def test_a_cache_of_eight_bits_has_figures_of_its_own_and_half_the_bytes() -> None:
+    cases = AttentionCases(torch.device("cpu"), torch.bfloat16)
+    for make in (cases.prefill, cases.decode):
+        usual, small = make(2, 40), make(2, 40, EIGHT_BITS)
+        assert gate.key(usual) != gate.key(small) and usual.streamed_bytes == 2 * small.streamed_bytes
+        assert any(isinstance(x, torch.Tensor) and x.dtype is EIGHT_BITS for x in small.make().args)
+        assert "flash" in usual.rivals and "flash" not in small.rivals
 
 
 def test_a_rival_that_does_not_run_is_left_out_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

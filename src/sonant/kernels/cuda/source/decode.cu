@@ -20,7 +20,7 @@ static_assert(FLAG_AT + 4 <= 2 * WARPS * 2 * 16 * 256, "they fit into the least 
 
 struct DecodeArgs {
     const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
-    uint16_t* cache;
+    cached_t* cache;
     const int* tables;
     const void* positions;
     uint16_t* out;
@@ -48,11 +48,9 @@ __device__ __forceinline__ void make_position(
     for (int byte = lane * 4; byte < CHUNK_BYTES; byte += 128) *reinterpret_cast<uint32_t*>(values + byte) = 0;
     key = make_head(key, gain, cos, sin, a.norm, a.eps);
     __syncwarp();  // zeros were written by other lanes than the values that follow
-    put(keys, 0, key, lane);
-    put(values, 0, value, lane);
-    uint16_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
-    write(to, key, lane);
-    write(to + a.plane, value, lane);
+    cached_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
+    put_cached(keys, to, key, lane);
+    put_cached(values, to + a.plane, value, lane);
 }
 
 // One warp's sums, to where all threads of the block find them.
@@ -66,12 +64,10 @@ __device__ __forceinline__ void leave(const Gathered& sums, int share, int warp,
         weight += __shfl_xor_sync(ALL, weight, 1);
         weight += __shfl_xor_sync(ALL, weight, 2);
         if (lane / 4 + half * 8 >= share) continue;
-        float* to = totals + member * DIM + (lane & 3) * 2;
 #pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-            to[n * 8] = sums.total[n][2 * half];
-            to[n * 8 + 1] = sums.total[n][2 * half + 1];
-        }
+        for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) totals[member * DIM + column_of(n, i, lane)] = sums.total[n][2 * half + i];
         if ((lane & 3) == 0) {
             weights[member * 2] = sums.best[half];
             weights[member * 2 + 1] = weight;
@@ -157,13 +153,13 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
 template <int STAGES>
 __device__ __forceinline__ void decode(const DecodeArgs& a) {
     constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of one warp
-    constexpr int QUERIES_AT = WARPS * RING_BYTES;    // [16, DIM], as tiles of keys lie
+    constexpr int QUERIES_AT = WARPS * RING_BYTES;    // [16, DIM] of factors
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;
     uint16_t* out = a.out + (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
     Pages pages = {
-        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
+        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), KV_BYTES * a.plane,
         static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
         a.block_tokens, a.block_magic, 0,
     };
@@ -222,7 +218,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
             made.read(source + (kv_head * share + head) * DIM, lane);
             made = make_head(made, q_gain, cos, sin, a.norm, a.eps);
         }
-        put(queries, head, made, lane);
+        put_query(queries, head, made, lane);
     }
     // the new position is a chunk of its own, in the one stage of the first warp that no copy is under way to
     const int fresh = (STAGES - 1) * STAGE_BYTES;
@@ -235,7 +231,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     __syncthreads();  // every warp reads all queries; the first reads the new position, which the last has made
     uint32_t q[DIM / 16][4];
 #pragma unroll
-    for (int k = 0; k < DIM / 16; k++) load_matrices(q[k], pair(shared_base() + QUERIES_AT + by_rows(lane), k));
+    for (int k = 0; k < DIM / 16; k++) {
+        load_matrices(q[k], pair(shared_base() + QUERIES_AT + by_rows<WIDE_BYTES>(lane), k));
+    }
     Gathered sums;
     sums.clear();
     if (split == 0 && warp == 0) sums.add(q, ring + fresh, ring + fresh + CHUNK_BYTES, 1, a.scale, lane);
@@ -266,7 +264,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
 }
 
 // More blocks on a processor with fewer chunks each, or the reverse: which is for what grid is the host's to say.
-constexpr int CHUNKS = 128 / DIM;
+constexpr int CHUNKS = 256 / ROW_BYTES;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) paged_decode_2(const __grid_constant__ DecodeArgs a) {
     decode<2 * CHUNKS>(a);

@@ -1,6 +1,6 @@
 // What one warp gathers from chunks of 16 positions for 16 queries: an online softmax over products of 16 × 8 × 16.
 #pragma once
-#include "paged.cuh"
+#include "products.cuh"
 
 // Totals over weights, relative to scores of `best`; a lane has rows lane / 4 and + 8.
 struct Gathered {
@@ -20,17 +20,16 @@ struct Gathered {
         const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
     ) {
         float s[2][4];
-        const shared_t keys_at = keys + by_pieces(lane), values_at = values + by_rows(lane);
+        const shared_t keys_at = keys + by_pieces(lane), values_at = values + by_rows<ROW_BYTES>(lane);
 #pragma unroll
-        for (int k = 0; k < DIM / 16; k++) {
-            uint32_t b[4];
-            load_matrices(b, pair(keys_at, k));
-            if (k == 0) {
-                multiply_first(s[0], q[k], b[0], b[1]);
-                multiply_first(s[1], q[k], b[2], b[3]);
-            } else {
-                multiply(s[0], q[k], b[0], b[1]);
-                multiply(s[1], q[k], b[2], b[3]);
+        for (int k = 0; k < DIM / 16; k += AT_ONCE) {
+            uint32_t right[AT_ONCE][2][2];
+            load_keys(right, pair(keys_at, k / AT_ONCE));
+#pragma unroll
+            for (int m = 0; m < 2 * AT_ONCE; m++) {
+                const uint32_t(&b)[2] = right[m / 2][m % 2];
+                if (k + m / 2 == 0) multiply_first(s[m % 2], q[k + m / 2], b[0], b[1]);
+                else multiply(s[m % 2], q[k + m / 2], b[0], b[1]);
             }
         }
 #pragma unroll
@@ -64,14 +63,17 @@ struct Gathered {
 #pragma unroll
                 for (int i = 0; i < 4; i++) total[n][i] *= shrink[i / 2];
         }
-        const uint32_t p[4] = {pack(s[0][0], s[0][1]), pack(s[0][2], s[0][3]), pack(s[1][0], s[1][1]),
-                               pack(s[1][2], s[1][3])};
+        const uint32_t p[4] = {pack_factors(s[0][0], s[0][1]), pack_factors(s[0][2], s[0][3]),
+                               pack_factors(s[1][0], s[1][1]), pack_factors(s[1][2], s[1][3])};
 #pragma unroll
-        for (int n = 0; n < DIM / 16; n++) {
-            uint32_t b[4];
-            load_matrices_turned(b, pair(values_at, n));
-            multiply(total[2 * n], p, b[0], b[1]);
-            multiply(total[2 * n + 1], p, b[2], b[3]);
+        for (int n = 0; n < DIM / 16; n += AT_ONCE) {
+            uint32_t right[AT_ONCE][2][2];
+            load_values(right, pair(values_at, n / AT_ONCE));
+#pragma unroll
+            for (int m = 0; m < 2 * AT_ONCE; m++) {
+                const uint32_t(&b)[2] = right[m / 2][m % 2];
+                multiply(total[2 * n + m], p, b[0], b[1]);
+            }
         }
     }
 };
