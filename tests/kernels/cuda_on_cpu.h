@@ -25,6 +25,9 @@ static Index threadIdx, blockIdx, gridDim;
 struct int2 {
     int x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 typedef uint32_t shared_t;
 alignas(1024) static uint8_t shared_memory[232448];
 

@@ -173,7 +173,7 @@ def test_blocks_for_a_row() -> None:
     assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
     assert attention.splits_for(8, 8192) == 32 and attention.splits_for(8, 256) == 1
     assert attention.splits_for(1, 1 << 20) == 64
-    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 264, 265, 4096)] == [4, 4, 3, 3, 2, 2]
+    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 528, 529, 4096)] == [4, 4, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 12, 16, 100, 256, 1000, 4096])

@@ -35,12 +35,13 @@ _MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core
 _MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
-_LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
+_LEAST_UNITS = 4  # of 64 positions in a share of a long row: fewer are put together more slowly than they gather
+_ALONE_UNITS = 8  # of a row that one block has alone
 _LOG2_E = math.log2(math.e)
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
-_DECODE = struct.Struct("<11Qq7iI5i2f4x")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI6i2f")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
@@ -48,7 +49,7 @@ _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 def decode_kernel(dim: int, stages: int, kv_bytes: int = 2) -> CudaKernel:
     """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
     return CudaKernel(
-        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 32 * dim
+        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 36 * dim
     )
 
 
@@ -160,7 +161,7 @@ def paged_step(
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
-    partials = workspace(qkv, groups, splits, share * (dim + 2))
+    partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
     kernel.launch(
         qkv.device, (kv_heads, batch, splits),
@@ -168,7 +169,7 @@ def paged_step(
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
-        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, _ALONE_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 
@@ -180,8 +181,13 @@ def splits_for(groups: int, span: int) -> int:
 
 
 def stages_for(blocks: int) -> int:
-    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read."""
-    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 2 * _PROCESSORS else 2
+    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read.
+
+    Measured on an H200: up to two waves of two blocks a processor, much on its way is worth more than a third block
+    (64 rows × 300 and 1,024 positions: 23.9 and 65.0 µs against 26.6 and 73.6); with 256 rows × 200 it is the other
+    way round (73.9 against 63.6).
+    """
+    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 4 * _PROCESSORS else 2
 
 
 def magic(block_tokens: int) -> int:
