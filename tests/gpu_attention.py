@@ -175,9 +175,8 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
         attention._prefill_for = picked
         return
     told("without early reads", partial(attention.paged_step, early=False))
-    for splits in (1, 2, 3, 4, 8, 16, 32, 64):
-        if 8 * case.rows * splits <= 4096:
-            told(f"at most {splits} blocks a row", partial(attention.paged_step, splits=splits))
+    for splits in (1, 2, 3) if case.rows > 8 else (8, 16, 22, 32, 64):
+        told(f"at most {splits} blocks a row", partial(attention.paged_step, splits=splits))
     for stages in (2, 3, 4):
         told(f"{stages} stages", partial(attention.paged_step, stages=stages))
     least = attention._LEAST_UNITS
