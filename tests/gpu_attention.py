@@ -179,16 +179,16 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
         told(f"at most {splits} blocks a row", partial(attention.paged_step, splits=splits))
     for stages in (2, 3, 4):
         told(f"{stages} stages", partial(attention.paged_step, stages=stages))
-    least = attention._LEAST_UNITS
-    for units in (2, 3, 8) if case.rows <= 16 else ():
-        attention._LEAST_UNITS = units
-        told(f"shares of {64 * units} positions at least", attention.paged_step)
-    attention._LEAST_UNITS = least
-    alone = attention._ALONE_UNITS
-    for units in (0, 4, 16) if case.rows <= 16 else ():
-        attention._ALONE_UNITS = units
-        told(f"rows up to {64 * units} positions alone", attention.paged_step)
-    attention._ALONE_UNITS = alone
+    least = attention._LEAST_SHARE
+    for positions in (128, 512) if case.rows <= 16 else ():
+        attention._LEAST_SHARE = positions
+        told(f"shares of {positions} positions at least", attention.paged_step)
+    attention._LEAST_SHARE = least
+    alone = attention._MOST_ALONE
+    for positions in (0, 256, 1024) if case.rows <= 16 else ():
+        attention._MOST_ALONE = positions
+        told(f"rows up to {positions} positions alone", attention.paged_step)
+    attention._MOST_ALONE = alone
 
 
 @dataclass

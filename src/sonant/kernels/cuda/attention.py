@@ -35,8 +35,8 @@ _MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core
 _MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
-_LEAST_UNITS = 4  # of 64 positions in a share of a long row: fewer are put together more slowly than they gather
-_ALONE_UNITS = 8  # of a row that one block has alone
+_LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
+_MOST_ALONE = 512  # positions of a row that one block has alone
 _LOG2_E = math.log2(math.e)
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
@@ -169,7 +169,7 @@ def paged_step(
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
-        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, _ALONE_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+        tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 
@@ -177,7 +177,7 @@ def paged_step(
 def splits_for(groups: int, span: int) -> int:
     """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
     shorter than is worth it. How many of them have work the device decides, by each row's length."""
-    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // (64 * _LEAST_UNITS))))
+    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // _LEAST_SHARE)))
 
 
 def stages_for(blocks: int) -> int:

@@ -1,15 +1,14 @@
 // One new position a row over its paged keys and values: norms, rotations, the write to the cache, attention.
 //
 // A block serves one row, one key-value head and one share of the row's positions. The query heads that share the
-// key-value head are rows of one 16-row tile. Each warp has a pipeline of its own over chunks of 16 positions, so the
-// loop has no barrier of the block; the warps' sums are put together at the end, and those of the blocks by whichever
+// key-value head are rows of one 16-row tile. Each warp has a pipeline of its own over chunks of 16 or 32 positions, so
+// the loop has no barrier of the block; the warps' sums are put together at the end, and those of the blocks by whichever
 // block arrives last. How many blocks share a row's positions follows from its length, which only the device knows: the
 // others of the grid leave at once.
 #include "gathered.cuh"
 #include "heads.cuh"
 
-constexpr int STAGE_BYTES = 2 * CHUNK_BYTES;
-constexpr int UNIT = WARPS * CHUNK;  // positions that all warps take in one turn
+constexpr int RING_UNIT = 8192;  // bytes of a warp's ring by which the host counts
 constexpr int MOST_SPLITS = 64;
 // after the loop, in the place of the rings
 constexpr int TOTALS_BYTES = WARPS * 16 * DIM * 4;           // [WARPS, 16, DIM]
@@ -30,7 +29,9 @@ struct DecodeArgs {
     int table_stride, position_stride, wide_positions, rope_stride, heads, kv_heads, block_tokens;
     uint32_t block_magic;
     int capacity;        // positions that a table has room for
-    int splits, least_units, alone_units, norm, early;
+    int splits;
+    int least, alone;    // positions in a share of a long row, and in a row that one block has alone
+    int norm, early;
     float eps, scale;    // of scores, times log2(e)
 };
 static_assert(sizeof(DecodeArgs) == 160, "as attention.py packs it");
@@ -51,14 +52,15 @@ __device__ __forceinline__ void make_position(
     put_cached(fresh + ROW_BYTES, to + a.plane, value, lane);
 }
 
-// … and as a chunk of one position in a stage that nothing is on its way to. Values beyond the first must be zeros.
+// … and as sixteen positions, keys and then values, where nothing is on its way to. Values after the first must be zeros.
+constexpr int FRESH_BYTES = 16 * ROW_BYTES;
 __device__ __forceinline__ void lay_out(uint8_t* stage, const uint8_t* fresh, int lane) {
-    for (int byte = lane * 4; byte < CHUNK_BYTES; byte += 128)
-        *reinterpret_cast<uint32_t*>(stage + CHUNK_BYTES + byte) = 0;
+    for (int byte = lane * 4; byte < FRESH_BYTES; byte += 128)
+        *reinterpret_cast<uint32_t*>(stage + FRESH_BYTES + byte) = 0;
     __syncwarp();  // zeros were written by other lanes than the values that follow
     if (lane < 2 * PIECES) {
         const int value = lane / PIECES, piece = lane % PIECES;
-        move16(stage + value * CHUNK_BYTES + place<ROW_BYTES>(0, piece), fresh + lane * 16);
+        move16(stage + value * FRESH_BYTES + place<ROW_BYTES>(0, piece), fresh + lane * 16);
     }
     __syncwarp();  // each lane reads what all have laid out
 }
@@ -201,10 +203,11 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
     }
 }
 
-// STAGES: chunks of a warp that shared memory has room for, and that are on their way before the kernel waits.
-template <int STAGES>
+// All chunks that a warp's ring has room for are on their way before the kernel waits.
+template <int RING_BYTES, int CHUNK>
 __device__ __forceinline__ void decode(const DecodeArgs& a) {
-    constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of one warp
+    constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES, STAGE_BYTES = 2 * CHUNK_BYTES, STAGES = RING_BYTES / STAGE_BYTES;
+    constexpr int UNIT = WARPS * CHUNK;               // positions that all warps take in one turn
     constexpr int QUERIES_AT = WARPS * RING_BYTES;    // [16, DIM] of factors
     constexpr int FRESH_AT = QUERIES_AT + 16 * WIDE_BYTES;
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
@@ -220,12 +223,13 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (!a.early) wait_prior();
     // where shares are the smallest for any length, a block knows where its own begins: the table is then on its way
     // together with the row's length
-    const bool fixed = a.splits == 1 || a.splits * a.least_units * UNIT >= a.capacity;
+    const int least = max(1, a.least / UNIT);
+    const bool fixed = a.splits == 1 || a.splits * least * UNIT >= a.capacity;
     int slots[STAGES];
     if (fixed) {
-        const int from = split * a.least_units * UNIT + warp * CHUNK;
+        const int from = split * least * UNIT + warp * CHUNK;
 #pragma unroll
-        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up(from + n * UNIT, a.capacity, lane);
+        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up<CHUNK>(from + n * UNIT, a.capacity, lane);
     }
     const int64_t last = read_position(a.positions, static_cast<int64_t>(row) * a.position_stride, a.wide_positions);
     if (last < 0 || last >= a.capacity) {  // no such position: nothing to see, nowhere to write
@@ -235,7 +239,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         return;
     }
     const int past = static_cast<int>(last), units = (past + UNIT - 1) / UNIT;
-    const int each = units <= a.alone_units ? max(1, units) : max(a.least_units, (units + a.splits - 1) / a.splits);
+    const int each = past <= a.alone ? max(1, units) : max(least, (units + a.splits - 1) / a.splits);
     const int active = max(1, (units + each - 1) / each);
     if (split >= active) return;  // the first block of each row waits for the kernel before, so the grid does not end
     const int first = split * each * UNIT;
@@ -246,14 +250,15 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
 #pragma unroll
     for (int n = 0; n < STAGES; n++) {
         const int from = mine + n * UNIT;
-        slots[n] = fixed ? pages.slot_in(slots[n], from, lane) : pages.slot(from, lane);
+        slots[n] = fixed ? pages.slot_in<CHUNK>(slots[n], from, lane) : pages.slot<CHUNK>(from, lane);
     }
 #pragma unroll
     for (int n = 0; n < STAGES; n++) {
-        if (n < chunks) pages.copy(ring + n * STAGE_BYTES, ring + n * STAGE_BYTES + CHUNK_BYTES, slots[n], lane);
+        const shared_t to = ring + n * STAGE_BYTES;
+        if (n < chunks) pages.copy<CHUNK>(to, to + CHUNK_BYTES, slots[n], lane);
         copies_commit();
     }
-    int next_slot = pages.slot(mine + STAGES * UNIT, lane);
+    int next_slot = pages.slot<CHUNK>(mine + STAGES * UNIT, lane);
     Columns q_gain = {}, k_gain = {}, cos, sin;
     if (a.norm) {  // weights, which no kernel writes
         q_gain.read(a.q_weight, lane);
@@ -290,11 +295,11 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         copies_wait<STAGES - 1>();
         __syncwarp();  // all lanes' copies of this chunk are there
         const shared_t keys = ring + stage * STAGE_BYTES;
-        sums.add(q, keys, keys + CHUNK_BYTES, pages.end - (mine + n * UNIT), a.scale, lane);
+        sums.add<CHUNK>(q, keys, keys + CHUNK_BYTES, pages.end - (mine + n * UNIT), a.scale, lane);
         if (n + STAGES < chunks) {
             __syncwarp();  // all have read it
-            pages.copy(keys, keys + CHUNK_BYTES, next_slot, lane);
-            next_slot = pages.slot(mine + (n + STAGES + 1) * UNIT, lane);
+            pages.copy<CHUNK>(keys, keys + CHUNK_BYTES, next_slot, lane);
+            next_slot = pages.slot<CHUNK>(mine + (n + STAGES + 1) * UNIT, lane);
         }
         copies_commit();  // an empty group keeps the count
         stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -302,7 +307,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (has_fresh) {  // a chunk of its own: all that was on its way to my ring has arrived and been read
         __syncwarp();
         lay_out(shared_memory + warp * RING_BYTES, shared_memory + FRESH_AT, lane);
-        sums.add(q, ring, ring + CHUNK_BYTES, 1, a.scale, lane);
+        sums.add<16>(q, ring, ring + FRESH_BYTES, 1, a.scale, lane);
     }
 
     __syncthreads();  // the rings are read to the end: their place is taken
@@ -315,17 +320,19 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (active > 1 && arrived_last(a.arrivals + group, active)) combine(slots_of, cells, active, share, out);
 }
 
-// More blocks on a processor with fewer chunks each, or the reverse: which is for what grid is the host's to say.
-constexpr int CHUNKS = 256 / ROW_BYTES;
+// More blocks on a processor with shorter rings, or the reverse: which is for what grid is the host's to say. A chunk is of
+// 4 KiB of keys, as far as a warp can look so many positions up at once; in the longest rings, which are for few blocks,
+// of 32 positions: a sum over scores takes as long for them as for 16.
+constexpr int USUAL = 4096 / ROW_BYTES < 32 ? 4096 / ROW_BYTES : 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) paged_decode_2(const __grid_constant__ DecodeArgs a) {
-    decode<2 * CHUNKS>(a);
+    decode<2 * RING_UNIT, USUAL>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode_3(const __grid_constant__ DecodeArgs a) {
-    decode<3 * CHUNKS>(a);
+    decode<3 * RING_UNIT, USUAL>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_decode_4(const __grid_constant__ DecodeArgs a) {
-    decode<4 * CHUNKS>(a);
+    decode<4 * RING_UNIT, 32>(a);
 }

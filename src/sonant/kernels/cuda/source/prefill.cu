@@ -6,6 +6,7 @@
 // blocks with the longest way come first in the grid, and the short ones fill what is left of the GPU at its end.
 #include "products.cuh"
 
+constexpr int CHUNK = 16;  // positions that a warp copies of a tile
 constexpr int KEYS = WARPS * CHUNK;
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;  // of keys, and of values
 constexpr int STAGE_BYTES = 2 * TILE_BYTES;
@@ -254,10 +255,11 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         a.block_tokens, a.block_magic, range.x + 1,
     };
     const int tiles = (pages.end + KEYS - 1) / KEYS;
-    const uint32_t mine = warp * CHUNK_BYTES;  // my sixteen of a tile's positions, as far as copies go
-    if (tiles > 0) pages.copy(stages + mine, stages + TILE_BYTES + mine, pages.slot(warp * CHUNK, lane), lane);
+    const uint32_t mine = warp * CHUNK * ROW_BYTES;  // my sixteen of a tile's positions, as far as copies go
+    if (tiles > 0)
+        pages.copy<CHUNK>(stages + mine, stages + TILE_BYTES + mine, pages.slot<CHUNK>(warp * CHUNK, lane), lane);
     copies_commit();
-    int next_slot = pages.slot(KEYS + warp * CHUNK, lane);
+    int next_slot = pages.slot<CHUNK>(KEYS + warp * CHUNK, lane);
 
     Gathered<M> sums;
     sums.clear();
@@ -273,8 +275,8 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
         if (tile + 1 < tiles) {
             const shared_t to = stages + ((tile + 1) & 1) * STAGE_BYTES + mine;
-            pages.copy(to, to + TILE_BYTES, next_slot, lane);
-            next_slot = pages.slot((tile + 2) * KEYS + warp * CHUNK, lane);
+            pages.copy<CHUNK>(to, to + TILE_BYTES, next_slot, lane);
+            next_slot = pages.slot<CHUNK>((tile + 2) * KEYS + warp * CHUNK, lane);
         }
         copies_commit();
         const shared_t stage = stages + (tile & 1) * STAGE_BYTES;
