@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from sonant.bench.kernels import gate, versus_torch
-from sonant.bench.kernels.attention_cases import AttentionCases
+from sonant.bench.kernels.attention_cases import EIGHT_BITS, AttentionCases
 from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.kernels.gate import key
 from sonant.bench.kernels.versus_torch import Ceiling, KernelReport, KernelTime, measure
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 from sonant.kernels import reference
+from sonant.kernels.ops import Choice
 
 STEP, NORM = "paged_step | long 1024 positions | 64", "rms_norm | talker norm | 1"
 
@@ -122,7 +123,10 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Times that the command measures, one after the other, instead of running anything."""
     us: list[float] = []
 
-    def measured(cases: Iterable[Case], device: torch.device, ceiling: Ceiling) -> Iterator[KernelTime]:
+    def measured(
+        cases: Iterable[Case], device: torch.device, ceiling: Ceiling, *, compare: bool
+    ) -> Iterator[KernelTime]:
+        assert not compare, "what is held against a table needs no plain torch beside it"
         for case in cases:
             yield timed(key(case), us.pop(0))
 
@@ -133,7 +137,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     assert not us
 
 
-def command(table: Path, *more: str) -> int:
+def command(table: Path | str, *more: str) -> int:
     shape = ("--ops", "rms_norm", "--size", "0.6b", "--rows", "2", "--device", "cpu", "--dtype", "float32")
     return main(["bench", "kernels", *shape, "--against", str(table), *more])
 
@@ -160,6 +164,41 @@ def test_the_command_accepts_passes_and_fails(
     assert command(table) == 0
 
 
+def test_the_command_finds_the_table_that_is_shipped_for_its_gpu(
+    made_up: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def shipped(gpu: str) -> Path:
+        asked.append(gpu)
+        return tmp_path / "table.json"
+
+    assert gate.shipped("NVIDIA H200").name == "nvidia-h200.json"
+    monkeypatch.setattr(gate, "shipped", shipped)
+    assert command("shipped") == 2 and "there is no table" in capsys.readouterr().err
+    made_up += [10.0, 20.0]
+    assert command("shipped", "--accept") == 0 and (tmp_path / "table.json").is_file()
+    made_up += [10.0, 20.0]
+    assert command("shipped") == 0 and len(set(asked)) == 1
+
+
+def test_without_a_comparison_only_what_runs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versus_torch, "time_ms", lambda run, device: run() or 1e-3)
+    ours = Choice("rms_norm", "triton", "made up", lambda *args: reference.rms_norm(*args))
+    monkeypatch.setattr(versus_torch, "choose", lambda *args, **options: ours)
+
+    def refused(*args: Any) -> None:
+        raise AssertionError("nobody asked for it")
+
+    call = Call((torch.ones(2, 1, 8), torch.ones(8), 1e-6), {})
+    rivals = {"other": Rival(lambda given: given, refused)}
+    case = Case("rms_norm", "norm", 2, lambda: call, 0, 64, usual=refused, rivals=rivals)
+    with torch.inference_mode():
+        result = measure(case, torch.device("cpu"), Ceiling(1e9, 1e9), compare=False)
+    assert result.reference_us is None and result.speed_up is None and result.picked_us == 1.0 and not result.rivals_us
+    assert "made up" in versus_torch.table(replace(report(result), device="a CPU"))
+
+
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernels", "--accept", "--device", "cpu"]) == 2
     assert "--against names" in capsys.readouterr().err
@@ -184,6 +223,15 @@ def test_long_attention_has_rivals_that_compute_the_same() -> None:
             got = torch.nn.functional.scaled_dot_product_attention(*prepared.args, is_causal=causal, enable_gqa=True)
         torch.testing.assert_close(got.transpose(1, 2), expected, rtol=1e-4, atol=1e-4)
         assert case.bytes >= case.streamed_bytes > 0 and case.flops > 0
+
+
+def test_a_cache_of_eight_bits_has_figures_of_its_own_and_half_the_bytes() -> None:
+    cases = AttentionCases(torch.device("cpu"), torch.bfloat16)
+    for make in (cases.prefill, cases.decode):
+        usual, small = make(2, 40), make(2, 40, EIGHT_BITS)
+        assert gate.key(usual) != gate.key(small) and usual.streamed_bytes == 2 * small.streamed_bytes
+        assert any(isinstance(x, torch.Tensor) and x.dtype is EIGHT_BITS for x in small.make().args)
+        assert "flash" in usual.rivals and "flash" not in small.rivals
 
 
 def test_a_rival_that_does_not_run_is_left_out_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ SHAPE = Shape(16, 8, 128, 16, (20, 3), 4, False, True, 0)
     ("change", "reason"),
     [
         ({}, None),
+        ({"cache": torch.zeros(2, 4, 16, 8, 128).to(torch.float8_e4m3fn)}, None),
+        ({"cache": torch.zeros(2, 4, 16, 8, 128).to(torch.float8_e5m2)}, "the cache is torch.float8_e5m2"),
         ({"values": torch.zeros(1)}, "values are torch.float32"),
         ({"cache": torch.zeros(2, 4, 16, 8, 128)}, "the cache is torch.float32"),
         ({"cache": torch.zeros(2, 4, 16, 8, 32).bfloat16()}, "heads have 32 values"),
@@ -146,19 +149,22 @@ def test_what_they_do_not_take_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -
     assert attention.paged_step(qkv, heads, cache, *rest) == "triton's step"
 
 
-def test_steps_that_are_rehearsed_tell_which_programs_they_need() -> None:
+@pytest.mark.parametrize("kv_bytes", [2, 1])
+def test_steps_that_are_rehearsed_tell_which_programs_they_need(kv_bytes: int) -> None:
     """Through the dispatcher, on tensors without memory; each program once, and none of Triton's in its place."""
     found: list[AnyForm] = []
     recorder = LaunchRecorder(H200, found.append)
-    meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in step_call(SHAPE, 1, "cpu")]
+    shape = replace(SHAPE, eight=kv_bytes == 1)
+    meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in step_call(shape, 1, "cpu")]
     heads = reference.Heads(*(t.to("meta") if isinstance(t, torch.Tensor) else t for t in meta[1]))
-    prefill = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in prefill_call(SHAPE, 1, "cpu")]
+    prefill = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in prefill_call(shape, 1, "cpu")]
     with torch.inference_mode(), planning_for(H200), launches_recorded(recorder):
         for _ in range(2):
             assert ops.paged_step(meta[0], heads, *meta[2:]).shape == (2, 1, 16, 128)
             assert ops.paged_attention(*prefill).shape == (2, 4, 16, 128)
     programs = [form.program for form in found if isinstance(form, CudaForm)]
-    assert programs == [attention.decode_kernel(128, 4).program, attention.prefill_kernel(128, 64).program]
+    expected = attention.decode_kernel(128, 4, kv_bytes), attention.prefill_kernel(128, 64, kv_bytes)
+    assert programs == [kernel.program for kernel in expected]
     assert len(found) == 2
 
 
@@ -167,7 +173,7 @@ def test_blocks_for_a_row() -> None:
     assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
     assert attention.splits_for(8, 8192) == 32 and attention.splits_for(8, 256) == 1
     assert attention.splits_for(1, 1 << 20) == 64
-    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 264, 265, 4096)] == [4, 4, 3, 3, 2, 2]
+    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 528, 529, 4096)] == [4, 4, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 12, 16, 100, 256, 1000, 4096])

@@ -2,7 +2,7 @@
 
 Heads are those of Qwen3-TTS (16 over 8, of 128 values), blocks of 16 positions lie scattered. A decode step of ours
 norms and rotates heads and writes the cache as well; FlashAttention is given ready heads, and its keys and values in
-one piece.
+one piece. A cache of eight bits is read by kernels of ours only.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from sonant.kernels.reference import Heads
 
 DECODES = ((64, 1024), (64, 4096), (1, 8192))  # rows, positions
 PREFILLS = ((4, 2048),)
+EIGHT_BITS = torch.float8_e4m3fn
 _HEADS, _KV_HEADS, _DIM, _BLOCK, _EPS = 16, 8, 128, 16, 1e-6
 
 
 class AttentionCases(CaseMaker):
     def every(self) -> Iterator[Case]:
-        for rows, span in DECODES:
-            yield self.decode(rows, span)
-        for rows, span in PREFILLS:
-            yield self.prefill(rows, span)
+        for cached in (self.dtype, EIGHT_BITS):
+            for rows, span in DECODES:
+                yield self.decode(rows, span, cached)
+            for rows, span in PREFILLS:
+                yield self.prefill(rows, span, cached)
 
-    def decode(self, rows: int, span: int) -> Case:
+    def decode(self, rows: int, span: int, cached: torch.dtype | None = None) -> Case:
+        cached = cached or self.dtype
         tables, blocks = self._tables(rows, span)
         positions = torch.full((rows, 1), span - 1, dtype=torch.int32, device=self.device)
         qkv = self.normal(rows, 1, (_HEADS + 2 * _KV_HEADS) * _DIM)
@@ -41,41 +44,47 @@ class AttentionCases(CaseMaker):
         heads = Heads(gain, gain, cos, sin, _HEADS, _KV_HEADS, _EPS)
 
         def make() -> Call:
-            return Call((qkv, heads, self._cache(rows, blocks), tables, positions, blocks), {})
+            return Call((qkv, heads, self._cache(rows, blocks, cached), tables, positions, blocks), {})
 
-        read = 2 * self.item * rows * span * _KV_HEADS * _DIM
+        read = 2 * cached.itemsize * rows * span * _KV_HEADS * _DIM
         moved = read + self.item * (qkv.numel() + rows * _HEADS * _DIM)
         rivals = {"triton": Rival(lambda call: call, _triton("paged_step"))} if find_spec("triton") else {}
-        rivals["flash"] = Rival(partial(_dense_decode, rows=rows, span=span), _flash)
-        if find_spec("flashinfer"):
-            rivals["flashinfer"] = Rival(partial(_flashinfer_decode, rows=rows, span=span), _flashinfer_run)
+        if cached is self.dtype:
+            rivals["flash"] = Rival(partial(_dense_decode, rows=rows, span=span), _flash)
+            if find_spec("flashinfer"):
+                rivals["flashinfer"] = Rival(partial(_flashinfer_decode, rows=rows, span=span), _flashinfer_run)
         flops = 4 * rows * span * _HEADS * _DIM
-        return Case("paged_step", f"long {span} positions", rows, make, read, moved, flops, rivals=rivals)
+        return Case("paged_step", self._where(span, cached), rows, make, read, moved, flops, rivals=rivals)
 
-    def prefill(self, rows: int, span: int) -> Case:
+    def prefill(self, rows: int, span: int, cached: torch.dtype | None = None) -> Case:
+        cached = cached or self.dtype
         tables, blocks = self._tables(rows, span)
         positions = torch.arange(span, device=self.device).expand(rows, -1).contiguous()
         q = self.normal(rows, span, _HEADS, _DIM)
 
         def make() -> Call:
-            return Call((q, self._cache(rows, blocks), tables, positions, blocks), {})
+            return Call((q, self._cache(rows, blocks, cached), tables, positions, blocks), {})
 
-        read = 2 * self.item * rows * span * _KV_HEADS * _DIM
+        read = 2 * cached.itemsize * rows * span * _KV_HEADS * _DIM
         rivals = {"triton": Rival(lambda call: call, _triton("paged_attention"))} if find_spec("triton") else {}
-        rivals["flash"] = Rival(partial(_dense_prefill, rows=rows, span=span), partial(_flash, causal=True))
-        if find_spec("flashinfer"):
-            rivals["flashinfer"] = Rival(partial(_flashinfer_prefill, rows=rows, span=span), _flashinfer_run)
+        if cached is self.dtype:
+            rivals["flash"] = Rival(partial(_dense_prefill, rows=rows, span=span), partial(_flash, causal=True))
+            if find_spec("flashinfer"):
+                rivals["flashinfer"] = Rival(partial(_flashinfer_prefill, rows=rows, span=span), _flashinfer_run)
         moved, flops = read + 2 * self.item * q.numel(), 2 * rows * span * (span + 1) * _HEADS * _DIM
-        where = f"long {span} positions"
+        where = self._where(span, cached)
         return Case("paged_attention", where, rows * span, make, read, moved, flops, rivals=rivals)
+
+    def _where(self, span: int, cached: torch.dtype) -> str:
+        return f"long {span} positions" + (" in eight bits" if cached is EIGHT_BITS else "")
 
     def _tables(self, rows: int, span: int) -> tuple[Tensor, int]:
         blocks = -(-span // _BLOCK)
         order = torch.randperm(rows * blocks, generator=torch.Generator().manual_seed(0))
         return order.view(rows, blocks).int().to(self.device), blocks
 
-    def _cache(self, rows: int, blocks: int) -> Tensor:
-        return self.normal(2, rows * blocks, _BLOCK, _KV_HEADS, _DIM)
+    def _cache(self, rows: int, blocks: int, cached: torch.dtype) -> Tensor:
+        return self.normal(2, rows * blocks, _BLOCK, _KV_HEADS, _DIM).to(cached)
 
 
 def _triton(op: str) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 from sonant.bench.kernels.case import Case
 from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
 from sonant.errors import ConfigError
+from sonant.kernels.tuning import file_name
 
 FORMAT = 1
 TOLERANCE = 0.05  # medians of seven batches of replays differ by 1 to 3 % between runs
@@ -81,6 +82,11 @@ def _slower(times: Mapping[str, KernelTime], accepted: Mapping[str, float], tole
     for name, timed in times.items():
         if name in accepted and timed.share < accepted[name] * (1 - tolerance):
             yield Slower(name, accepted[name], timed.share, timed.picked_us)
+
+
+def shipped(gpu: str) -> Path:
+    """Where the figures are that came with Sonant for this GPU, if there are any."""
+    return Path(__file__).with_name("accepted") / f"{file_name(gpu)}.json"
 
 
 def read(path: Path, report: KernelReport) -> dict[str, float]:

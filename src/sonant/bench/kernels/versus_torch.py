@@ -47,7 +47,7 @@ class KernelTime:
     where: str
     rows: int
     floor_us: float
-    reference_us: float  # of the plain torch that ours replaces
+    reference_us: float | None  # of the plain torch that ours replaces; None: not asked for
     kernel_us: float | None  # None: the reference is what runs here
     gb_per_s: float  # of what `pick` gives
     tflop_per_s: float
@@ -58,7 +58,9 @@ class KernelTime:
 
     @property
     def picked_us(self) -> float:
-        return self.reference_us if self.kernel_us is None else self.kernel_us
+        picked = self.reference_us if self.kernel_us is None else self.kernel_us
+        assert picked is not None
+        return picked
 
     @property
     def share(self) -> float:
@@ -66,7 +68,7 @@ class KernelTime:
 
     @property
     def speed_up(self) -> float | None:
-        return None if self.kernel_us is None else self.reference_us / self.kernel_us
+        return None if self.kernel_us is None or self.reference_us is None else self.reference_us / self.kernel_us
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,17 @@ def run(
     device: torch.device,
     dtype: torch.dtype,
     on_time: Callable[[KernelTime], None] = lambda timed: None,
+    *,
+    compare: bool = True,
 ) -> KernelReport:
-    cuda = device.type == "cuda"
+    """Without `compare`, of what runs alone: half the time."""
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
     times = []
-    for timed in measure_all(cases, device, ceiling):
+    for timed in measure_all(cases, device, ceiling, compare=compare):
         times.append(timed)
         on_time(timed)
     return KernelReport(
-        device=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        device=device_name(device),
         torch=torch.__version__,
         dtype=str(dtype).removeprefix("torch."),
         ceiling=ceiling,
@@ -107,21 +111,29 @@ def run(
     )
 
 
-def measure_all(cases: Iterable[Case], device: torch.device, ceiling: Ceiling) -> Iterator[KernelTime]:
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def measure_all(
+    cases: Iterable[Case], device: torch.device, ceiling: Ceiling, *, compare: bool = True
+) -> Iterator[KernelTime]:
     for case in cases:
         with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
-            timed = measure(case, device, ceiling)
+            timed = measure(case, device, ceiling, compare=compare)
         yield timed
 
 
-def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
+def measure(case: Case, device: torch.device, ceiling: Ceiling, *, compare: bool = True) -> KernelTime:
     choice = choose(case.op, device.type, gpu=gpu_of(device))
     calls = calls_of(case)
     plain = getattr(reference, case.op)
     ours = choice.function is not plain
-    reference_us = call_us(case.usual or plain if ours else plain, calls, device)
+    reference_us = call_us(case.usual or plain if ours else plain, calls, device) if compare or not ours else None
     kernel_us = call_us(choice.function, calls, device) if ours else None
     picked_us = reference_us if kernel_us is None else kernel_us
+    assert picked_us is not None
+    rivals = case.rivals if compare else {}
     return KernelTime(
         op=case.op,
         where=case.where,
@@ -134,7 +146,7 @@ def measure(case: Case, device: torch.device, ceiling: Ceiling) -> KernelTime:
         picked=choice.implementation,
         reason=choice.reason,
         launches=_launches(choice, calls[0], device),
-        rivals_us={name: rival_us(rival, calls, device) for name, rival in case.rivals.items()},
+        rivals_us={name: rival_us(rival, calls, device) for name, rival in rivals.items()},
     )
 
 
@@ -201,11 +213,12 @@ def table(report: KernelReport) -> str:
 def _rows(times: Sequence[KernelTime]) -> Iterator[tuple[str, ...]]:
     yield ("where", "rows", "floor µs", "plain µs", "ours µs", "speed-up", "GB/s", "TFLOP/s", "of floor", "runs")
     for t in times:
+        plain = "-" if t.reference_us is None else f"{t.reference_us:.2f}"
         ours = "-" if t.kernel_us is None else f"{t.kernel_us:.2f}"
         faster = "-" if t.speed_up is None else f"{t.speed_up:.2f}×"
         flops = f"{t.tflop_per_s:.2f}" if t.tflop_per_s else "-"
         yield (
-            t.where, str(t.rows), f"{t.floor_us:.2f}", f"{t.reference_us:.2f}", ours, faster, f"{t.gb_per_s:,.0f}",
+            t.where, str(t.rows), f"{t.floor_us:.2f}", plain, ours, faster, f"{t.gb_per_s:,.0f}",
             flops, f"{100 * t.share:.0f}%", _short(t.launches),
         )  # fmt: skip
 

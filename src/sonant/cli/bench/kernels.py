@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sonant.bench.kernels.tune_cases import Tunable
     from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
 
+SHIPPED = "shipped"
 EXAMPLES = """
 sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
@@ -65,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="TABLE",
-        type=Path,
-        help="fail (exit code 1) if a kernel reaches less of its floor than this table of accepted figures says",
+        help="fail (exit code 1) if a kernel reaches less of its floor than this table of accepted figures says; "
+        "shipped: the one that came with Sonant for this GPU. Plain torch is not measured then",
     )
     parser.add_argument(
         "--tolerance", metavar="%", type=float, default=5.0, help="how much less is noise, in percent (default: 5)"
@@ -91,10 +92,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = args.size.split(",") if args.size else _sizes(providers)
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
-    if args.accept and not args.against:
-        raise ConfigError("--accept writes the table that --against names; name one")
-    if not 0 < args.tolerance < 100:
-        raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
+    _check_gate(args, device)
     if args.tune:
         tuned = [p for p in providers if p.TUNED_SIZE in sizes]
         asked_rows = _rows(args.rows) if args.rows else None
@@ -115,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
             yield from AttentionCases(device, dtype).every()
 
     asked = (case for case in every() if case.op in ops and args.where in case.where)
-    report = kernels.run(asked, device, dtype, on_time=_tell)
+    report = kernels.run(asked, device, dtype, on_time=_tell, compare=args.against is None)
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
@@ -131,12 +129,13 @@ def _hold(
     from sonant.bench.kernels import gate
     from sonant.bench.kernels.versus_torch import measure_all
 
-    path: Path = args.against
+    path = _table_path(args, device)
     accepted = {} if args.accept and not path.exists() else gate.read(path, report)
 
     def again(names: Collection[str]) -> Iterator[KernelTime]:
         _say(f"measured again: {', '.join(sorted(names))}")
-        return measure_all((case for case in every() if gate.key(case) in names), device, report.ceiling)
+        seen = (case for case in every() if gate.key(case) in names)
+        return measure_all(seen, device, report.ceiling, compare=False)
 
     verdict = gate.judge(report.times, accepted, again, args.tolerance / 100)
     print(gate.told(verdict, path, args.tolerance / 100))
@@ -144,6 +143,23 @@ def _hold(
         print(f"{gate.write(path, report, verdict.times, accepted)} figures → {path}")
         return 0
     return int(not verdict.passed)
+
+
+def _check_gate(args: argparse.Namespace, device: torch.device) -> None:
+    """Before anything is measured."""
+    if not 0 < args.tolerance < 100:
+        raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
+    if args.accept and not args.against:
+        raise ConfigError("--accept writes the table that --against names; name one")
+    if args.against and not args.accept and not (path := _table_path(args, device)).is_file():
+        raise ConfigError(f"there is no table {path} of accepted figures; --accept writes it")
+
+
+def _table_path(args: argparse.Namespace, device: torch.device) -> Path:
+    from sonant.bench.kernels import gate
+    from sonant.bench.kernels.versus_torch import device_name
+
+    return gate.shipped(device_name(device)) if args.against == SHIPPED else Path(args.against)
 
 
 def _providers() -> list[WorkloadProvider]:

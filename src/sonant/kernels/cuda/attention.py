@@ -17,6 +17,7 @@ import os
 import struct
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -29,38 +30,43 @@ from sonant.kernels.reference import Heads
 
 _HOPPER = (9, 0)
 _DIMS = (64, 128)
+_CACHES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}  # and the bytes of a value
 _MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core's tile
 _MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
-_LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
+_LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
+_MOST_ALONE = 512  # positions of a row that one block has alone
 _LOG2_E = math.log2(math.e)
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
-_DECODE = struct.Struct("<11Qq7iI5i2f4x")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI6i2f")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
 @cache
-def decode_kernel(dim: int, stages: int) -> CudaKernel:
+def decode_kernel(dim: int, stages: int, kv_bytes: int = 2) -> CudaKernel:
     """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
     return CudaKernel(
-        Program("decode.cu", {"HEAD_DIM": dim}), f"paged_decode_{stages}", _DECODE, (stages << 15) + 32 * dim
+        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 36 * dim
     )
 
 
 @cache
-def prefill_kernel(dim: int, queries: int) -> CudaKernel:
-    row = 2 * dim
-    shared = queries * row + 2 * 2 * 64 * row + 4 * queries + 32
-    return CudaKernel(Program("prefill.cu", {"HEAD_DIM": dim}), f"paged_prefill_{queries}", _PREFILL, shared)
+def prefill_kernel(dim: int, queries: int, kv_bytes: int = 2) -> CudaKernel:
+    shared = queries * 2 * dim + 2 * 2 * 64 * kv_bytes * dim + 4 * queries + 32
+    return CudaKernel(_program("prefill.cu", dim, kv_bytes), f"paged_prefill_{queries}", _PREFILL, shared)
+
+
+def _program(source: str, dim: int, kv_bytes: int) -> Program:
+    return Program(source, {"HEAD_DIM": dim, "KV_BYTES": kv_bytes})
 
 
 def programs() -> Iterator[Program]:
-    for dim in _DIMS:
-        yield decode_kernel(dim, 2).program
-        yield prefill_kernel(dim, 64).program
+    for dim, kv_bytes in product(_DIMS, _CACHES.values()):
+        yield decode_kernel(dim, 2, kv_bytes).program
+        yield prefill_kernel(dim, 64, kv_bytes).program
 
 
 def wanted() -> str:
@@ -85,8 +91,8 @@ def obstacle(gpu: Gpu) -> str | None:
 def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
     """Why these tensors are not for our kernels; None: they are."""
     _, _, block_tokens, kv_heads, dim = cache.shape
-    if values.dtype != torch.bfloat16 or cache.dtype != torch.bfloat16:
-        return f"values are {values.dtype} and the cache is {cache.dtype}, not bfloat16"
+    if values.dtype != torch.bfloat16 or cache.dtype not in _CACHES:
+        return f"values are {values.dtype} and the cache is {cache.dtype}, not bfloat16, or e4m3 for the cache"
     if dim not in _DIMS:
         return f"heads have {dim} values, not 64 or 128"
     if heads % kv_heads or heads // kv_heads > _MOST_SHARE:
@@ -131,7 +137,8 @@ def _prefill_for(batch: int, length: int, heads: int, cache: Tensor) -> CudaKern
     """Large tiles read less for each query; small ones where large ones would leave processors idle."""
     kv_heads, dim = cache.shape[3:]
     blocks = batch * kv_heads * -(-length * (heads // kv_heads) // 128)
-    return prefill_kernel(dim if dim in _DIMS else _DIMS[-1], 128 if blocks >= _PROCESSORS else 64)
+    known = dim if dim in _DIMS else _DIMS[-1]
+    return prefill_kernel(known, 128 if blocks >= _PROCESSORS else 64, _CACHES.get(cache.dtype, 2))
 
 
 def paged_step(
@@ -144,7 +151,8 @@ def paged_step(
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
     groups, share = batch * kv_heads, heads.heads // kv_heads
     splits = splits or splits_for(groups, span_blocks * block_tokens)
-    kernel = decode_kernel(dim if dim in _DIMS else _DIMS[-1], stages or stages_for(groups * splits))
+    known, kv_bytes = dim if dim in _DIMS else _DIMS[-1], _CACHES.get(cache.dtype, 2)
+    kernel = decode_kernel(known, stages or stages_for(groups * splits), kv_bytes)
     if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
@@ -153,7 +161,7 @@ def paged_step(
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
-    partials = workspace(qkv, groups, splits, share * (dim + 2))
+    partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
     kernel.launch(
         qkv.device, (kv_heads, batch, splits),
@@ -161,7 +169,7 @@ def paged_step(
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
-        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+        tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 
@@ -169,12 +177,17 @@ def paged_step(
 def splits_for(groups: int, span: int) -> int:
     """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
     shorter than is worth it. How many of them have work the device decides, by each row's length."""
-    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // (64 * _LEAST_UNITS))))
+    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // _LEAST_SHARE)))
 
 
 def stages_for(blocks: int) -> int:
-    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read."""
-    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 2 * _PROCESSORS else 2
+    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read.
+
+    Measured on an H200: up to two waves of two blocks a processor, much on its way is worth more than a third block
+    (64 rows × 300 and 1,024 positions: 23.9 and 65.0 µs against 26.6 and 73.6); with 256 rows × 200 it is the other
+    way round (73.9 against 63.6).
+    """
+    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 4 * _PROCESSORS else 2
 
 
 def magic(block_tokens: int) -> int:

@@ -31,8 +31,8 @@ def _qk_rope(
     if PLACED:
         at = tl.load(slots + token)
     if head >= heads + kv_heads:
-        value = as_cached(tl.load(source + column), v.dtype.element_ty)
-        tl.store(v + (at * kv_heads + head - heads - kv_heads) * DIM + column, value)
+        kept = as_cached(tl.load(source + column), v.dtype.element_ty)
+        tl.store(v + (at * kv_heads + head - heads - kv_heads) * DIM + column, kept)
     else:
         c, s = tl.load(cos + token * DIM + column), tl.load(sin + token * DIM + column)
         value, other = tl.load(source + column), tl.load(source + partner)

@@ -1,6 +1,6 @@
 // A head made ready for attention by one warp: its norm and its rotary position, as kernels/triton/norm_rope.py has it.
 #pragma once
-#include "paged.cuh"
+#include "products.cuh"
 
 // A lane has those columns of a head that a rotation mixes: E of the first half and the same of the second.
 constexpr int HALF = DIM / 2, E = HALF / 32;
@@ -47,22 +47,33 @@ __device__ __forceinline__ Columns make_head(
     return made;
 }
 
-__device__ __forceinline__ void put(uint8_t* tile, int row, int column, uint16_t value) {
-    *reinterpret_cast<uint16_t*>(tile + place(row, column / 8) + column % 8 * 2) = value;
+// A query's value among the factors of products.
+__device__ __forceinline__ void put_factor(uint8_t* tile, int row, int column, uint16_t value) {
+    const int at = factor_of(column);
+    *reinterpret_cast<uint16_t*>(tile + place<WIDE_BYTES>(row, at / 8) + at % 8 * 2) =
+        KV_BYTES == 1 ? to_factor(bf16(value)) : value;
 }
 
-__device__ __forceinline__ void put(uint8_t* tile, int row, const Columns& head, int lane) {
+__device__ __forceinline__ void put_query(uint8_t* tile, int row, const Columns& head, int lane) {
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        put(tile, row, lane * E + e, head.first[e]);
-        put(tile, row, HALF + lane * E + e, head.second[e]);
+        put_factor(tile, row, lane * E + e, head.first[e]);
+        put_factor(tile, row, HALF + lane * E + e, head.second[e]);
     }
 }
 
-__device__ __forceinline__ void write(uint16_t* to, const Columns& head, int lane) {
+// A key or value as the cache has it: into a tile's first row, and to its place in the cache.
+__device__ __forceinline__ void put_cached(uint8_t* tile, cached_t* cache, int column, uint16_t value) {
+    const int byte = column * KV_BYTES;
+    const cached_t held = KV_BYTES == 1 ? to_e4m3(bf16(value)) : value;
+    *reinterpret_cast<cached_t*>(tile + place<ROW_BYTES>(0, byte / 16) + byte % 16) = held;
+    cache[column] = held;
+}
+
+__device__ __forceinline__ void put_cached(uint8_t* tile, cached_t* cache, const Columns& head, int lane) {
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        to[lane * E + e] = head.first[e];
-        to[HALF + lane * E + e] = head.second[e];
+        put_cached(tile, cache, lane * E + e, head.first[e]);
+        put_cached(tile, cache, HALF + lane * E + e, head.second[e]);
     }
 }

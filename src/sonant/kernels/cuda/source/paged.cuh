@@ -1,27 +1,40 @@
-// Keys and values in blocks: how a warp brings sixteen positions of one head into shared memory, and how a tile of them
+// Keys and values in blocks: how a warp brings a chunk of positions of one head into shared memory, and how a tile of them
 // lies there. A row is one position's head; its 16-byte pieces are permuted by the row's number, so that the eight rows
 // which a matrix load reads at once lie in different banks.
 #pragma once
-#include "ptx.cuh"
-
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
+#ifndef KV_BYTES  // of a value in the cache: 2 are bfloat16, 1 is e4m3
+#define KV_BYTES 2
+#endif
+#include "ptx.cuh"
+
+#if KV_BYTES == 1
+typedef uint8_t cached_t;
+#else
+typedef uint16_t cached_t;
+#endif
 
 constexpr int DIM = HEAD_DIM;
-constexpr int ROW_BYTES = 2 * DIM;
-constexpr int PIECES = ROW_BYTES / 16;
-constexpr int CHUNK = 16;  // positions that a warp copies at once
-constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
+constexpr int ROW_BYTES = KV_BYTES * DIM;  // of a key or value
+constexpr int WIDE_BYTES = 2 * DIM;        // of a query or result
+constexpr int PIECES = ROW_BYTES / 16, WIDE_PIECES = WIDE_BYTES / 16;
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
 constexpr uint32_t ALL = 0xffffffffu;
-static_assert(DIM == 64 || DIM == 128, "rows of 128 or 256 bytes");
+static_assert(DIM == 64 || DIM == 128, "rows of 64 to 256 bytes");
+static_assert(KV_BYTES == 1 || KV_BYTES == 2, "e4m3 or bfloat16");
 
 __device__ __forceinline__ float lowest() { return from_bits(0xff800000u); }  // minus infinity
 
+// By what a row's pieces are permuted: two short rows lie side by side in the banks.
+template <int BYTES>
+__device__ __forceinline__ int order_of(int row) { return BYTES >= 128 ? row & 7 : (row >> 1) & 3; }
+
+template <int BYTES>
 __device__ __forceinline__ uint32_t place(int row, int piece) {
-    return row * ROW_BYTES + ((piece ^ (row & 7)) << 4);
+    return row * BYTES + ((piece ^ order_of<BYTES>(row)) << 4);
 }
 
 __device__ __forceinline__ int64_t read_position(const void* positions, int64_t index, int wide) {
@@ -43,27 +56,32 @@ struct Pages {
         return block_magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(at), block_magic)) : at;
     }
 
-    // Of position `first` + lane % 16, which is below `limit`: what the table says of its block.
+    // A chunk is of 16 or 32 positions. Of position `first` + lane % CHUNK, which is below `limit`: what the table says
+    // of its block.
+    template <int CHUNK>
     __device__ __forceinline__ int look_up(int first, int limit, int lane) const {
-        const int at = first + (lane & 15);
+        const int at = first + (lane & (CHUNK - 1));
         return at < limit ? read_fresh(table + block_of(at)) : 0;
     }
 
     // … and where it then lies in the cache, or -1 where there is nothing to read.
+    template <int CHUNK>
     __device__ __forceinline__ int slot_in(int block, int first, int lane) const {
-        const int at = first + (lane & 15);
+        const int at = first + (lane & (CHUNK - 1));
         return at < end ? (block - block_of(at)) * block_tokens + at : -1;
     }
 
+    template <int CHUNK>
     __device__ __forceinline__ int slot(int first, int lane) const {
-        return slot_in(look_up(first, end, lane), first, lane);
+        return slot_in<CHUNK>(look_up<CHUNK>(first, end, lane), first, lane);
     }
 
-    // Sixteen positions by one warp, `slot` being each lane's own as above; the copies are not committed.
+    // A chunk by one warp, `slot` being each lane's own as above; the copies are not committed.
+    template <int CHUNK>
     __device__ __forceinline__ void copy(shared_t to_keys, shared_t to_values, int slot, int lane) const {
         constexpr int ROWS = 32 / PIECES;  // in one turn
         const int row = lane / PIECES, piece = lane % PIECES;
-        const uint32_t first = place(row, piece);
+        const uint32_t first = place<ROW_BYTES>(row, piece);
         const uint8_t* source = keys + piece * 16;
 #pragma unroll
         for (int turn = 0; turn < CHUNK / ROWS; turn++) {
@@ -71,7 +89,7 @@ struct Pages {
             const bool there = from >= 0;
             const uint8_t* at = source + static_cast<uint64_t>(there ? from : 0) * token_bytes;
             // place(turn * ROWS + row, piece): the bits of turn * ROWS and row do not overlap
-            const uint32_t to = turn * ROWS * ROW_BYTES + (first ^ ((turn * ROWS & 7) << 4));
+            const uint32_t to = turn * ROWS * ROW_BYTES + (first ^ (order_of<ROW_BYTES>(turn * ROWS) << 4));
             copy16(to_keys + to, at, there);
             copy16(to_values + to, at + plane_bytes, there);
         }
@@ -80,13 +98,14 @@ struct Pages {
 
 // Where a lane points a matrix load, as an offset into a tile: rows 0…15 and the first pair of pieces.
 // Matrices are (rows 0…7, first piece), (8…15, first), (0…7, second), (8…15, second).
-__device__ __forceinline__ uint32_t by_rows(int lane) { return place(lane & 15, lane >> 4); }
+template <int BYTES>
+__device__ __forceinline__ uint32_t by_rows(int lane) { return place<BYTES>(lane & 15, lane >> 4); }
 
 // The same with the second and third in each other's place: a product's right side, whose columns are the rows here.
 __device__ __forceinline__ uint32_t by_pieces(int lane) {
-    return place((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+    return place<ROW_BYTES>((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
 }
 
-// From such an address, which is of a tile that begins at a multiple of ROW_BYTES, to pair n of the same rows: pieces
-// are permuted by exclusive or, and so is a pair's number.
+// From such an address, which is of a tile that begins at a multiple of its rows' bytes, to pair n of the same rows:
+// pieces are permuted by exclusive or, and so is a pair's number.
 __device__ __forceinline__ shared_t pair(shared_t address, int n) { return address ^ (n << 5); }

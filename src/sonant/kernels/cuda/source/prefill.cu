@@ -4,15 +4,17 @@
 // lie side by side, position after position, so that keys and values are read once for all of them. Each of the four
 // warps has 16 or 32 queries. Keys and values of 64 positions are multiplied while the next 64 are on their way. The
 // blocks with the longest way come first in the grid, and the short ones fill what is left of the GPU at its end.
-#include "paged.cuh"
+#include "products.cuh"
 
+constexpr int CHUNK = 16;  // positions that a warp copies of a tile
 constexpr int KEYS = WARPS * CHUNK;
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;  // of keys, and of values
 constexpr int STAGE_BYTES = 2 * TILE_BYTES;
 constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: it hides nothing, and is not written
 
 struct PrefillArgs {
-    const uint16_t *q, *cache;
+    const uint16_t* q;
+    const cached_t* cache;
     const int* tables;
     const void* positions;  // [rows, length]
     uint16_t* out;
@@ -88,20 +90,22 @@ struct Gathered {
             uint32_t p[M][4];
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                p[m][0] = pack(s[m][2 * k][0], s[m][2 * k][1]);
-                p[m][1] = pack(s[m][2 * k][2], s[m][2 * k][3]);
-                p[m][2] = pack(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
-                p[m][3] = pack(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
+                p[m][0] = pack_factors(s[m][2 * k][0], s[m][2 * k][1]);
+                p[m][1] = pack_factors(s[m][2 * k][2], s[m][2 * k][3]);
+                p[m][2] = pack_factors(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
+                p[m][3] = pack_factors(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
             }
 #pragma unroll
-            for (int n = 0; n < DIM / 16; n++) {
-                uint32_t b[4];
-                load_matrices_turned(b, pair(values, n) + k * 16 * ROW_BYTES);
+            for (int n = 0; n < DIM / 16; n += AT_ONCE) {
+                uint32_t right[AT_ONCE][2][2];
+                load_values(right, pair(values, n / AT_ONCE) + k * 16 * ROW_BYTES);
 #pragma unroll
-                for (int m = 0; m < M; m++) {
-                    multiply(total[m][2 * n], p[m], b[0], b[1]);
-                    multiply(total[m][2 * n + 1], p[m], b[2], b[3]);
-                }
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int i = 0; i < 2 * AT_ONCE; i++) {
+                        const uint32_t(&b)[2] = right[i / 2][i % 2];
+                        multiply(total[m][2 * n + i], p[m], b[0], b[1]);
+                    }
             }
         }
     }
@@ -118,10 +122,15 @@ struct Gathered {
                 const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // who saw nothing gets zeros
                 const int at = rows_at + m * 16 + half * 8 + lane / 4;
 #pragma unroll
-                for (int n = 0; n < DIM / 8; n++) {
-                    const uint32_t both = pack(total[m][n][2 * half] * inverse, total[m][n][2 * half + 1] * inverse);
-                    *reinterpret_cast<uint32_t*>(shared_memory + place(at, n) + (lane & 3) * 4) = both;
-                }
+                for (int n = 0; n < DIM / 8; n += AT_ONCE)
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++) {  // two neighbours of a lane's columns
+                        const int column = column_of(n, i, lane);
+                        const float second = KV_BYTES == 1 ? total[m][n + 1][2 * half + i] : total[m][n][2 * half + 1];
+                        const uint32_t both = pack(total[m][n][2 * half + i] * inverse, second * inverse);
+                        uint8_t* to = shared_memory + place<WIDE_BYTES>(at, column >> 3);
+                        *reinterpret_cast<uint32_t*>(to + (column & 7) * 2) = both;
+                    }
             }
     }
 };
@@ -130,24 +139,24 @@ struct Gathered {
 template <int M>
 __device__ __forceinline__ void score(float (&s)[M][KEYS / 8][4], shared_t queries, shared_t keys) {
 #pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        uint32_t q[M][4];
+    for (int k = 0; k < DIM / 16; k += AT_ONCE) {
+        uint32_t q[AT_ONCE][M][4];
 #pragma unroll
-        for (int m = 0; m < M; m++) load_matrices(q[m], pair(queries, k) + m * 16 * ROW_BYTES);
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int m = 0; m < M; m++) load_matrices(q[i][m], pair(queries, k + i) + m * 16 * WIDE_BYTES);
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
-            uint32_t b[4];
-            load_matrices(b, pair(keys, k) + n * 16 * ROW_BYTES);
+            uint32_t right[AT_ONCE][2][2];
+            load_keys(right, pair(keys, k / AT_ONCE) + n * 16 * ROW_BYTES);
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-                if (k == 0) {
-                    multiply_first(s[m][2 * n], q[m], b[0], b[1]);
-                    multiply_first(s[m][2 * n + 1], q[m], b[2], b[3]);
-                } else {
-                    multiply(s[m][2 * n], q[m], b[0], b[1]);
-                    multiply(s[m][2 * n + 1], q[m], b[2], b[3]);
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int i = 0; i < 2 * AT_ONCE; i++) {
+                    const uint32_t(&b)[2] = right[i / 2][i % 2];
+                    if (k + i / 2 == 0) multiply_first(s[m][2 * n + i % 2], q[i / 2][m], b[0], b[1]);
+                    else multiply(s[m][2 * n + i % 2], q[i / 2][m], b[0], b[1]);
                 }
-            }
         }
     }
 }
@@ -164,6 +173,21 @@ __device__ __forceinline__ void hide(float (&s)[M][KEYS / 8][4], const int* posi
             for (int n = 0; n < KEYS / 8; n++)
                 if (n * 8 > seen) s[m][n][i] = lowest();
         }
+}
+
+// Sixteen columns of a query in shared memory become factors, in their order, where they lie.
+__device__ __forceinline__ void make_factors(int row, int sixteen) {
+    uint8_t* pieces[2] = {shared_memory + place<WIDE_BYTES>(row, 2 * sixteen),
+                          shared_memory + place<WIDE_BYTES>(row, 2 * sixteen + 1)};
+    uint32_t words[8];
+#pragma unroll
+    for (int n = 0; n < 8; n++) words[n] = reinterpret_cast<const uint32_t*>(pieces[n / 4])[n % 4];
+#pragma unroll
+    for (int n = 0; n < 8; n++) {  // two neighbours each
+        const float low = bf16(static_cast<uint16_t>(words[n])), high = bf16(static_cast<uint16_t>(words[n] >> 16));
+        const int at = factor_of(2 * n);
+        *reinterpret_cast<uint32_t*>(pieces[at / 8] + at % 8 * 2) = pack_factors(in_range(low), in_range(high));
+    }
 }
 
 // Positions of the tile's queries into shared memory → the highest and the lowest of them.
@@ -205,7 +229,7 @@ __device__ __forceinline__ int2 read_positions(
 template <int M>
 __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     constexpr int QUERIES = 16 * M * WARPS;
-    constexpr int STAGES_AT = QUERIES * ROW_BYTES, POSITIONS_AT = STAGES_AT + 2 * STAGE_BYTES;
+    constexpr int STAGES_AT = QUERIES * WIDE_BYTES, POSITIONS_AT = STAGES_AT + 2 * STAGE_BYTES;
     constexpr int ENDS_AT = POSITIONS_AT + QUERIES * 4;  // [WARPS, 2]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int kv_head = blockIdx.x % a.kv_heads, row = blockIdx.x / a.kv_heads;
@@ -216,43 +240,51 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     launch_dependents();
     wait_prior();
 #pragma unroll
-    for (int n = threadIdx.x; n < QUERIES * PIECES; n += THREADS) {
-        const int at = n / PIECES, piece = n % PIECES;
+    for (int n = threadIdx.x; n < QUERIES * WIDE_PIECES; n += THREADS) {
+        const int at = n / WIDE_PIECES, piece = n % WIDE_PIECES;
         const bool there = first + at < queries;
         const int64_t from = there ? query_at(a, row, kv_head, share, first + at) : 0;
-        copy16(base + place(at, piece), a.q + from + piece * 8, there);
+        copy16(base + place<WIDE_BYTES>(at, piece), a.q + from + piece * 8, there);
     }
+    copies_commit();
     int* ends = reinterpret_cast<int*>(shared_memory + ENDS_AT);
     const int2 range = read_positions<QUERIES>(a, positions, ends, row, share, first);
     const Pages pages = {
-        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), 2 * a.plane,
+        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), KV_BYTES * a.plane,
         static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(row) * a.table_stride,
         a.block_tokens, a.block_magic, range.x + 1,
     };
     const int tiles = (pages.end + KEYS - 1) / KEYS;
-    const uint32_t mine = warp * CHUNK_BYTES;  // my sixteen of a tile's positions, as far as copies go
-    if (tiles > 0) pages.copy(stages + mine, stages + TILE_BYTES + mine, pages.slot(warp * CHUNK, lane), lane);
-    copies_commit();  // the queries too
-    int next_slot = pages.slot(KEYS + warp * CHUNK, lane);
+    const uint32_t mine = warp * CHUNK * ROW_BYTES;  // my sixteen of a tile's positions, as far as copies go
+    if (tiles > 0)
+        pages.copy<CHUNK>(stages + mine, stages + TILE_BYTES + mine, pages.slot<CHUNK>(warp * CHUNK, lane), lane);
+    copies_commit();
+    int next_slot = pages.slot<CHUNK>(KEYS + warp * CHUNK, lane);
 
     Gathered<M> sums;
     sums.clear();
     const int rows_at = warp * M * 16;  // my queries, in the tile
+    if (KV_BYTES == 1) {
+        copies_wait<1>();
+        __syncthreads();  // all queries are there, which other threads have copied
+        for (int n = lane; n < 16 * M * (DIM / 16); n += 32) make_factors(rows_at + n / (DIM / 16), n % (DIM / 16));
+        __syncwarp();  // each lane reads what all of my warp have made
+    }
     for (int tile = 0; tile < tiles; tile++) {
         copies_wait<0>();
         __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
         if (tile + 1 < tiles) {
             const shared_t to = stages + ((tile + 1) & 1) * STAGE_BYTES + mine;
-            pages.copy(to, to + TILE_BYTES, next_slot, lane);
-            next_slot = pages.slot((tile + 2) * KEYS + warp * CHUNK, lane);
+            pages.copy<CHUNK>(to, to + TILE_BYTES, next_slot, lane);
+            next_slot = pages.slot<CHUNK>((tile + 2) * KEYS + warp * CHUNK, lane);
         }
         copies_commit();
         const shared_t stage = stages + (tile & 1) * STAGE_BYTES;
         float s[M][KEYS / 8][4];
-        score<M>(s, base + rows_at * ROW_BYTES + by_rows(lane), stage + by_pieces(lane));
+        score<M>(s, base + rows_at * WIDE_BYTES + by_rows<WIDE_BYTES>(lane), stage + by_pieces(lane));
         if (tile * KEYS + KEYS - 1 > range.y) hide<M>(s, positions + rows_at, tile * KEYS, lane);
         sums.weigh(s, a.scale);
-        sums.add(s, stage + TILE_BYTES + by_rows(lane));
+        sums.add(s, stage + TILE_BYTES + by_rows<ROW_BYTES>(lane));
     }
     if (tiles == 0) {  // nobody has waited yet for the queries, whose place is taken now
         copies_wait<0>();
@@ -262,10 +294,11 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     sums.leave(rows_at, lane);
     __syncwarp();  // whole rows are stored by lanes that did not compute them
 #pragma unroll
-    for (int n = lane; n < 16 * M * PIECES; n += 32) {
-        const int at = rows_at + n / PIECES, piece = n % PIECES;
-        if (first + at < queries)
-            move16(a.out + query_at(a, row, kv_head, share, first + at) + piece * 8, shared_memory + place(at, piece));
+    for (int n = lane; n < 16 * M * WIDE_PIECES; n += 32) {
+        const int at = rows_at + n / WIDE_PIECES, piece = n % WIDE_PIECES;
+        if (first + at >= queries) continue;
+        uint16_t* to = a.out + query_at(a, row, kv_head, share, first + at) + piece * 8;
+        move16(to, shared_memory + place<WIDE_BYTES>(at, piece));
     }
 }
 

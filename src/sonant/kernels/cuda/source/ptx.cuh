@@ -8,6 +8,14 @@
 
 #include <stdint.h>
 
+// What products multiply: bfloat16, or where keys and values have eight bits, which no product takes with float32 sums
+// and a wider left side, half precision, in which all of them are exact.
+#if KV_BYTES == 1
+#define FACTOR "f16"
+#else
+#define FACTOR "bf16"
+#endif
+
 typedef uint32_t shared_t;  // an address in shared memory
 
 extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -44,18 +52,18 @@ __device__ __forceinline__ void load_matrices_turned(uint32_t (&to)[4], shared_t
                  : "memory");
 }
 
-// c [16, 8] += a [16, 16] · b [16, 8], bfloat16 into float32.
+// c [16, 8] += a [16, 16] · b [16, 8], factors into float32.
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." FACTOR "." FACTOR ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The same without the sum before: c = a · b.
 __device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %10, %10, %10};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." FACTOR "." FACTOR ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
@@ -79,6 +87,28 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return both;
 }
 
+// Two factors of a product.
+__device__ __forceinline__ uint32_t pack_factors(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn." FACTOR "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// Four values of eight bits (e4m3) as factors: the first two, and the last two.
+__device__ __forceinline__ void widen(uint32_t (&to)[2], uint32_t four) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(to[0]), "=r"(to[1])
+        : "r"(four));
+}
+
+// Eight bits of a value; what is too large becomes the largest there is.
+__device__ __forceinline__ uint8_t to_e4m3(float x) {
+    uint16_t both;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x));
+    return static_cast<uint8_t>(both);
+}
+
 __device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
 
 // Reads that ask the second-level cache: another block, or a kernel that still runs, may have written there.
@@ -87,6 +117,7 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
     return __ldcg(reinterpret_cast<const long long*>(from));
 }
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
+__device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
 
 __device__ __forceinline__ uint16_t read_fresh(const uint16_t* from) { return __ldcg(from); }
 
