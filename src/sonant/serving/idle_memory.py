@@ -1,7 +1,9 @@
 """Gives memory back to the system after a rush: glibc keeps what was freed, some hundred megabytes after 200 clients.
 
 Only when nobody is being served, and once each time: it holds the allocator for some milliseconds. It finds whole free
-pages only, and the more arenas threads have for themselves, the more pages are in use in part: they share two.
+pages only, and the more arenas threads have for themselves, the more pages are in use in part: they share one. That also
+bounds what an engine on the CPU keeps of the codec's scratch memory while it works: in an arena of its own the step
+thread kept a half more, and more again with every mixture of sizes that came for the first time.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 import threading
 
 _IDLE_S = 3.0
-_ARENAS = 2
+_ARENAS = 1
 _M_ARENA_MAX = -8  # in malloc.h
 
 
