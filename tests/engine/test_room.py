@@ -80,7 +80,7 @@ def test_a_cpu_stays_as_it_was() -> None:
 
 
 def test_a_cpu_makes_little_sound_at_once() -> None:
-    """Of eight rows' largest chunks its codec would need a gigabyte; what it makes in a step must keep up all the same."""
+    """For eight rows' largest chunks its codec takes a gigabyte. What it makes in a step must keep up all the same."""
     assert EngineConfig().resolved(H200.room(SPEC)).frame_sizes(0.08).codec_batch == 1024
     for rows in (1, 8, 64):
         sizes = EngineConfig(max_rows=rows).resolved(None).frame_sizes(0.08)

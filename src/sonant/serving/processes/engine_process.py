@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 
-from sonant.serving.idle_memory import share_arenas
+from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
 
 _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
@@ -17,6 +17,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
     share_arenas()
+    keep_scratch()
     return run_child(_serve, when_orphaned=lambda setup: shutil.rmtree(setup.scratch, ignore_errors=True))
 
 
