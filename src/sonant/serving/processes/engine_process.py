@@ -26,6 +26,7 @@ def _serve(setup: Setup) -> int:
 
     m = setup.model
     compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
+    gc.disable()  # All that is imported stays alive, and need not be looked through again and again.
     from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
     from sonant.loading import load_engine
@@ -33,6 +34,8 @@ def _serve(setup: Setup) -> int:
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
 
+    gc.freeze()
+    gc.enable()
     imports_s = process_age_s()
     seats, awake = None, setup.serving.awake_models
     if awake is not None:
