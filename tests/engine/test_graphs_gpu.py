@@ -82,21 +82,28 @@ def test_a_larger_size_is_captured_without_a_run_and_does_the_same() -> None:
     assert torch.equal(many.out, run(many.given)) and many.out.shape == (300, 2)
 
 
-def test_counters_of_a_split_product_are_never_made_by_a_capture() -> None:
-    """That graph would clear them and no other, and graphs captured before it work in the same memory."""
+def test_counters_of_a_split_product_are_not_of_the_graph_that_asked_first() -> None:
+    """Else that graph would clear them and no other, and graphs captured before it work in the same memory."""
     split_k = pytest.importorskip("sonant.kernels.triton.split_k")
     weight, pool = torch.ones(8, 8, device="cuda"), GraphPool(torch.device("cuda"))
     runs = list[bool]()
+
+    def works(given: Tensor) -> Tensor:
+        return (given.expand(1 << 20) * 3).cumsum(0)[-1:].int()
 
     def counted(given: Tensor) -> Tensor:
         runs.append(torch.cuda.is_current_stream_capturing())
         return given + split_k.counters(weight, len(given), 2)
 
-    capture_graph("of three", counted, torch.zeros(3, dtype=torch.int32, device="cuda"), pool)
+    earlier = capture_graph("works", works, torch.full((1,), 2.0, device="cuda"), pool)
     like = torch.zeros(1, dtype=torch.int32, device="cuda")
-    capture_graph("of five", counted, torch.zeros(5, dtype=torch.int32, device="cuda"), pool, like)
-    assert runs == [False, True, True]
-    weight = torch.ones(4, 4, device="cuda")
-    capture_graph("of another", counted, torch.zeros(5, dtype=torch.int32, device="cuda"), pool, like)
-    assert runs[3:] == [True, False, True]
-    assert not split_k.counters(weight, 5, 2).any()
+    graphs = [
+        capture_graph("counts", counted, torch.zeros(size, dtype=torch.int32, device="cuda"), pool, like)
+        for size in (5, 7, 5)
+    ]
+    assert runs == [True, True, True]
+    for graph in (earlier, *graphs, earlier, *graphs):
+        graph.graph.replay()
+    torch.cuda.synchronize()
+    assert not any(graph.out.any() for graph in graphs)
+    assert not split_k.counters(weight, 7, 2).any()

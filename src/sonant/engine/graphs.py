@@ -116,7 +116,7 @@ def _capture_at_once(name: str, run: Run, given: Tensor, pool: GraphPool, like: 
     graph, out = torch.cuda.CUDAGraph(), like.new_empty(len(given), *like.shape[1:])
     torch.cuda.synchronize(given.device)  # what `given` holds was sent
     try:
-        # relaxed: a kernel that this size is the first to need is loaded meanwhile
+        # relaxed: what this size is the first to need, a kernel or memory, is fetched meanwhile
         with pool.capturing(graph, "relaxed"):
             out.copy_(run(given))
     except RuntimeError as e:

@@ -66,10 +66,14 @@ def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
 
 
 def _cleared(count: int, device: torch.device) -> Tensor:
-    """Memory that a capture takes is cleared by that graph alone, and other graphs work in it."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("there are no counters for a split product yet: run it once before it is captured")
-    return torch.zeros(count, dtype=torch.int32, device=device)
+    """On a stream of its own during a capture: that graph alone would clear it else, in memory where others work."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    aside = torch.cuda.Stream(device)
+    with torch.cuda.stream(aside):
+        made = torch.zeros(count, dtype=torch.int32, device=device)
+    aside.synchronize()
+    return made
 
 
 @cache
