@@ -228,6 +228,7 @@ def main() -> int:
     command += ["--port", str(args.port), "--workers", str(args.workers), "--device", args.device]
     command += ["--log-level", "error"]
     command += ["--voices", str(args.voices), "--consent", "asserted"] if args.voices else []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     server = subprocess.Popen(command)
     try:
         soak = Soak(url, args.listeners, asyncio.run(sample_rate(url)))
