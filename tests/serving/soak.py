@@ -45,15 +45,16 @@ MANNERS = {"listens": 80, "leaves": 10, "slow": 5, "wrong": 5}
 class Soak:
     def __init__(self, url: str, listeners: float, rate: int) -> None:
         self.url, self.listeners, self.rate, self.sound_s = url, listeners, rate, 0.0
+        self.voice = "alloy"
         self.outcomes: Counter[str] = Counter()
         self.gaps_s: list[float] = []
         self.first_s: list[float] = []
         self.late_s: list[float] = []
 
-    async def listen(self, session: aiohttp.ClientSession, manner: str, voice: str = "alloy") -> None:
+    async def listen(self, session: aiohttp.ClientSession, manner: str, voice: str | None = None) -> None:
         """One listener, who hears it in real time; a slow one reads at half that pace."""
         began_s, heard_s, first_s, gap_s = time.monotonic(), 0.0, 0.0, 0.0
-        body = {"input": text(), "response_format": "pcm", "voice": voice}
+        body = {"input": text(), "response_format": "pcm", "voice": voice or self.voice}
         if manner == "wrong":
             body["voice"] = "nobody at all"
         try:
@@ -80,7 +81,7 @@ class Soak:
         except (TimeoutError, aiohttp.ClientError) as e:
             self.outcomes[f"broken: {type(e).__name__}"] += 1
 
-    async def upload(self, session: aiohttp.ClientSession, speak: bool = True) -> None:
+    async def upload(self, session: aiohttp.ClientSession) -> str | None:
         form = aiohttp.FormData()
         name = f"voice {random.randrange(10**9)}"
         for key, value in (("name", name), ("consent", "I agree to this."), ("ref_text", "hello the world")):
@@ -88,9 +89,13 @@ class Soak:
         form.add_field("audio_sample", clip(), filename="clip.wav", content_type="audio/wav")
         async with session.post(f"{self.url}/v1/audio/voices", data=form) as response:
             self.outcomes[f"upload {response.status}"] += 1
-            if response.status != 200:
-                return
-            voice = (await response.json())["id"]
+            return str((await response.json())["id"]) if response.status == 200 else None
+
+    async def come_and_go(self, session: aiohttp.ClientSession, speak: bool = True) -> None:
+        """A voice that is uploaded, spoken with once and deleted."""
+        voice = await self.upload(session)
+        if voice is None:
+            return
         if speak:
             await self.listen(session, "listens", voice)
         async with session.delete(f"{self.url}/v1/audio/voices/{voice}") as deleted:
@@ -99,13 +104,13 @@ class Soak:
     async def fill(self, session: aiohttp.ClientSession, memory: MemoryRecord, uploads: bool) -> None:
         """What is kept for later, until it takes no more memory."""
         for _ in range(REMEMBERED if uploads else 0):
-            await self.upload(session, speak=False)
+            await self.come_and_go(session, speak=False)
         before, asked = 0.0, 0
         while (now := memory.total_mib()) > 1.002 * before and asked < 1000:
             before = now
             for _ in range(40):
                 asked += 1
-                body = {"input": text(40), "response_format": "pcm", "voice": "alloy", "max_frames": 1}
+                body = {"input": text(40), "response_format": "pcm", "voice": self.voice, "max_frames": 1}
                 async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
                     await response.read()
         print(f"filled with {asked} prompts: {before:.0f} MiB", flush=True)
@@ -113,6 +118,7 @@ class Soak:
     async def run(self, minutes: float, uploads: bool, memory: MemoryRecord) -> None:
         connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            self.voice = (await self.upload(session) if uploads else None) or self.voice  # one that clones has no own
             self.sound_s = await self.mean_length_s(session)
             await self.fill(session, memory, uploads)
             self.outcomes.clear()
@@ -141,7 +147,7 @@ class Soak:
 
     async def upload_often(self, session: aiohttp.ClientSession, end_s: float) -> None:
         while time.monotonic() < end_s:
-            await asyncio.gather(self.upload(session), asyncio.sleep(UPLOAD_EVERY_S))
+            await asyncio.gather(self.come_and_go(session), asyncio.sleep(UPLOAD_EVERY_S))
 
     async def watch(self, end_s: float, memory: MemoryRecord) -> None:
         began_s, told_s = time.monotonic(), time.monotonic()
@@ -162,8 +168,9 @@ class Soak:
     async def mean_length_s(self, session: aiohttp.ClientSession) -> float:
         lasts = []
         for _ in range(3):
-            body = {"input": text(), "response_format": "pcm", "voice": "alloy"}
+            body = {"input": text(), "response_format": "pcm", "voice": self.voice}
             async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
+                response.raise_for_status()
                 lasts.append(len(await response.read()) / 2 / self.rate)
         return float(np.mean(lasts))
 
@@ -171,7 +178,8 @@ class Soak:
         growth = memory.show()
         first = np.quantile(self.first_s, [0.5, 0.99]) if self.first_s else (0, 0)
         late = np.quantile(self.late_s, [0.5, 0.99, 1]) if self.late_s else (0, 0, 0)
-        lost = sum(n for what, n in self.outcomes.items() if what.startswith(("broken", "status 5", "upload 5")))
+        wrong = ("broken", "status", "upload 4", "upload 5", "delete 4", "delete 5")
+        lost = sum(n for what, n in self.outcomes.items() if what.startswith(wrong))
         print(f"{dict(self.outcomes)}; {lost} lost")
         print(f"first sound p50 {first[0]:.3f} s, p99 {first[1]:.3f} s")
         print(f"{len(self.gaps_s)} listeners with a gap, of {1e3 * max(self.gaps_s, default=0):.0f} ms at most")

@@ -23,9 +23,11 @@ def main() -> int:
 
 def _serve(setup: Setup) -> int:
     from sonant.engine.compiler import compiler_for
+    from sonant.engine.early_context import begin_context
 
     m = setup.model
     compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
+    begin_context(m.device)
     gc.disable()  # All that is imported stays alive, and need not be looked through again and again.
     from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
