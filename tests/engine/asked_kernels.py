@@ -77,7 +77,7 @@ class Replay:
         self.out.copy_(self.run(self.given))
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGraph:
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any, like: Tensor | None = None) -> CapturedGraph:
     out = run(given).clone()
     graph: Any = Replay(run, given, out)
     return CapturedGraph(graph, given, out)

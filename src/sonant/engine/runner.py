@@ -127,7 +127,7 @@ class Runner:
     def _warmup(self) -> GraphWarmup:
         if self.device.type != "cuda":
             return GraphWarmup((), None)
-        return GraphWarmup(self._graphs(), GraphPool(self.device))
+        return GraphWarmup(self._graphs(), GraphPool(self.device, runs_first=self.paging is not None))
 
     def _graphs(self) -> list[PendingGraph]:
         largest = self.config.max_batch
