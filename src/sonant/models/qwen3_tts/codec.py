@@ -132,11 +132,14 @@ class ResidualUnit(nn.Module):
         self.conv2 = CausalConv1d(channels, channels, 1)
 
     def forward(
-        self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta
+        self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta, *, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made."""
+        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made.
+
+        `keep=False`: nobody asks for the next x.
+        """
         _, inner = self.conv1(active, state, snake=self.act2, keep=False)
-        return self.conv2(inner, state, residual=x, snake=following)
+        return self.conv2(inner, state, residual=x, snake=following, keep=keep)
 
 
 class UpsampleBlock(nn.Module):
@@ -159,7 +162,7 @@ class UpsampleBlock(nn.Module):
         units = [cast(ResidualUnit, unit) for unit in self.block[2:]]
         x, active = self.block[1](active, state, snake=units[0].act1)
         for unit, snake in zip(units, [*(u.act1 for u in units[1:]), following], strict=True):
-            x, active = unit(x, active, state, snake)
+            x, active = unit(x, active, state, snake, keep=unit is not units[-1])
         return active
 
 
