@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sonant"
 # All that is in these folders and no Python, besides single files.
-DATA = ("voices", "serving/page/static", "kernels/tables", "bench/prompt_sets")
+DATA = ("voices", "serving/page/static", "kernels/tables", "kernels/cuda/source", "bench/prompt_sets")
 FILES = ("py.typed", "profiling/page.html")
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 FOR_SOURCES = ("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "tests/conftest.py")

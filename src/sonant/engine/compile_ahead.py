@@ -218,7 +218,7 @@ def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
     package = Path(__file__).parents[1]
     for part in _SOURCES:
         for path in sorted((package / part).rglob("*")):
-            if path.suffix in (".py", ".json"):
+            if path.suffix in (".py", ".json", ".cu", ".cuh"):
                 yield f"{path.relative_to(package)} {sha256(path.read_bytes()).hexdigest()}"
     codec = [] if config.codec is None else [Path(config.codec).expanduser()]
     for root in (folder, *codec):

@@ -21,7 +21,7 @@ from pathlib import Path
 from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.rehearsal import Rehearsal
 from sonant.kernels.ops import OPS, choose
-from sonant.kernels.recorded_launches import KernelForm
+from sonant.kernels.recorded_launches import AnyForm
 
 FormKey = tuple[str, str, str]
 _NICE = 5
@@ -52,7 +52,7 @@ class Compiling:
         self._all_seen.wait()
         self._pool.shutdown(wait=True)
 
-    def _rehearsed(self, stage: int, done: Future[list[KernelForm]]) -> None:
+    def _rehearsed(self, stage: int, done: Future[list[AnyForm]]) -> None:
         with self._lock:
             if error := done.exception():
                 self.failures.append(f"stage {stage}: {error!r}")
@@ -64,7 +64,7 @@ class Compiling:
             if not self._unseen:
                 self._all_seen.set()
 
-    def _add(self, stage: int, form: KernelForm) -> None:
+    def _add(self, stage: int, form: AnyForm) -> None:
         key = (form.module, form.name, form.key)
         if key not in self._waiting:
             self._waiting[key] = []
@@ -135,11 +135,11 @@ def _own() -> list[Rehearsal]:
     return []
 
 
-def _rehearse(stage: int) -> list[KernelForm]:
+def _rehearse(stage: int) -> list[AnyForm]:
     return _own()[0].run(stage)
 
 
-def _compile(form: KernelForm) -> str:
+def _compile(form: AnyForm) -> str:
     return form.compile(_own()[0].gpu)
 
 

@@ -18,7 +18,7 @@ from sonant.engine.runner import Runner
 from sonant.engine.weight_paging import WeightPaging
 from sonant.engine.weight_plan import plan_weights
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
+from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.models.registry import load_model
 from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights import HostMemory
@@ -27,7 +27,7 @@ from sonant.models.weights import HostMemory
 class Rehearsal:
     def __init__(self, gpu: Gpu, make_stages: Callable[[], Sequence[Callable[[], object]]]) -> None:
         self.gpu = gpu
-        self._found: list[KernelForm] = []
+        self._found: list[AnyForm] = []
         self._recorder = LaunchRecorder(gpu, self._found.append)
         with planning_for(gpu), launches_recorded(self._recorder):
             self._stages = make_stages()
@@ -40,7 +40,7 @@ class Rehearsal:
     def __len__(self) -> int:
         return len(self._stages)
 
-    def run(self, stage: int) -> list[KernelForm]:
+    def run(self, stage: int) -> list[AnyForm]:
         """The kernels that this stage launches, but for those that were told before."""
         with torch.inference_mode(), planning_for(self.gpu), launches_recorded(self._recorder):
             self._stages[stage]()

@@ -37,6 +37,7 @@ from sonant.kernels.reference import (
     Sides,
     Snake,
     Split,
+    Unit,
 )
 
 # op → the Triton file that has it; None: plain torch is all there is, or all that is needed
@@ -66,6 +67,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
+        "residual_unit": "unit",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -163,6 +165,22 @@ def causal_conv(
 ) -> tuple[Tensor, Tensor]:
     convolve = pick("causal_conv", x)
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
+
+
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    return pick("residual_unit", x)(x, unit, past, following)
+
+
+def whole_units(like: Tensor, batch: int, steps: int, channels: int) -> bool:
+    """Whether `residual_unit` is one kernel for values [batch, steps, channels] of this type and device.
+
+    If not, whoever makes the values had better activate them too, and convolutions follow one by one.
+    """
+    if torch.is_grad_enabled() or gpu_of(like.device) is None or importlib.util.find_spec("triton") is None:
+        return False
+    from sonant.kernels.cuda import unit
+
+    return unit.takes(like, batch, steps, channels)
 
 
 def depthwise(

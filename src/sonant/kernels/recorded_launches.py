@@ -5,6 +5,7 @@ Triton compiles a kernel anew for each form of its arguments: types, constants, 
 at 0, and torch's memory on a GPU begins at a multiple of 512. So the wrappers in `kernels/triton/` may run on meta
 tensors with launches that are only noted, and what is noted is what a GPU will be asked for. No device takes part, so
 nothing can index by values that were never computed, and a process without a GPU's context can compile it.
+Kernels in CUDA C++ have one form for each program; they are noted in the same way.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu
 
 _WARP = 32
@@ -48,6 +50,9 @@ class KernelForm:
         return str(cast(Any, get_cache_manager(compiled.hash)).cache_dir)
 
 
+AnyForm = KernelForm | CudaForm
+
+
 def target_of(gpu: Gpu) -> GPUTarget:
     return GPUTarget("cuda", gpu.arch, _WARP)
 
@@ -55,10 +60,11 @@ def target_of(gpu: Gpu) -> GPUTarget:
 class LaunchRecorder:
     """Tells every form once."""
 
-    def __init__(self, gpu: Gpu, found: Callable[[KernelForm], None]) -> None:
+    def __init__(self, gpu: Gpu, found: Callable[[AnyForm], None]) -> None:
         self._found, self._backend = found, make_backend(target_of(gpu))
         self._binders: dict[JITFunction[Any], Callable[..., Any]] = {}
         self._known: set[tuple[JITFunction[Any], str]] = set()
+        self._programs: set[CudaForm] = set()
 
     def launch(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         """What `JITFunction.run` does up to the point where it would compile."""
@@ -75,6 +81,11 @@ class LaunchRecorder:
         name = kernel.fn.__name__
         self._found(KernelForm(kernel.module, name, key, signature, constants, attributes, dict(vars(parsed))))
 
+    def note(self, form: CudaForm) -> None:
+        if form not in self._programs:
+            self._programs.add(form)
+            self._found(form)
+
 
 @contextmanager
 def launches_recorded(recorder: LaunchRecorder) -> Iterator[None]:
@@ -83,5 +94,8 @@ def launches_recorded(recorder: LaunchRecorder) -> Iterator[None]:
     def run(kernel: JITFunction[Any], *args: Any, **options: Any) -> None:
         recorder.launch(kernel, *args, **options)
 
-    with mock.patch.object(JITFunction, "run", run):
+    def launch(kernel: CudaKernel, *args: Any) -> None:
+        recorder.note(kernel.form)
+
+    with mock.patch.object(JITFunction, "run", run), mock.patch.object(CudaKernel, "launch", launch):
         yield

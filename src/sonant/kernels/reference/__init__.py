@@ -8,11 +8,13 @@ from __future__ import annotations
 from sonant.kernels.reference.conv import (
     Bounds,
     Snake,
+    Unit,
     causal_conv,
     convolve,
     depthwise,
     exact_conv,
     inside,
+    residual_unit,
     snake_beta,
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
@@ -78,6 +80,7 @@ __all__ = [
     "Snake",
     "Split",
     "Statuses",
+    "Unit",
     "add_norm",
     "causal_conv",
     "convolve",
@@ -108,6 +111,7 @@ __all__ = [
     "penalize",
     "qk_rope",
     "ras_sample",
+    "residual_unit",
     "rms_norm",
     "rotate",
     "sample",

@@ -1,0 +1,114 @@
+"""A residual unit of a codec's decoder in CUDA C++: the wrapper of `source/unit.cu`.
+
+It takes what the reference takes (kernels/reference/conv.py), of 96 or 192 channels in bfloat16. A block reads all
+weights before or while it works, so it wants many tiles: few values are for Triton's convolutions, which share one tile
+among several programs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.gpu import Gpu, gpu_of
+from sonant.kernels.reference import Snake, Unit
+
+_HOPPER = (9, 0)  # and no other: its products of warpgroups are not on later ones
+_CHANNELS = (96, 192)
+_TAPS, _TILE, _MOST_PAST = 7, 128, 54  # as unit_parts.cuh has it
+_LEAST_TILES = 264  # two for each processor of an H100 or H200
+_PROCESSORS = 132
+_THREADS = 384
+_ARGS = struct.Struct("<14Qq5i4x")  # UnitArgs
+
+
+@cache
+def unit_kernel(channels: int) -> CudaKernel:
+    lines = 2 * channels // 8 * (_TILE + _MOST_PAST + 1) * 16
+    weights = (_TAPS + 1) * channels * channels * 2 if channels == 96 else 4 * channels * 16 * channels // 32
+    factors, barriers = 8 * 4 * channels, 32 if channels == 96 else 96
+    program = Program("unit.cu", {"CHANNELS": channels}, features="a")
+    return CudaKernel(program, "residual_unit", _ARGS, weights + lines + factors + barriers, _THREADS)
+
+
+def programs() -> Iterator[Program]:
+    for channels in _CHANNELS:
+        yield unit_kernel(channels).program
+
+
+def obstacle(gpu: Gpu) -> str | None:
+    """Why none of this runs there; None: it does."""
+    if gpu.capability != _HOPPER:
+        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
+    missing = [program for program in programs() if find(program, gpu.arch) is None]
+    if missing and find_compiler() is None:
+        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
+    reasons = (refused(program, gpu.arch) for program in missing)
+    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+
+
+def takes(like: Tensor, batch: int, steps: int, channels: int) -> bool:
+    """Whether values [batch, steps, channels] of this type and device are for this kernel."""
+    gpu = gpu_of(like.device)
+    return (
+        gpu is not None
+        and like.dtype == torch.bfloat16
+        and channels in _CHANNELS
+        and steps >= _MOST_PAST
+        and batch * -(-steps // _TILE) >= _LEAST_TILES
+        and _obstacle(gpu) is None
+        and unit_kernel(channels).is_ready(like.device)
+    )
+
+
+@cache
+def _obstacle(gpu: Gpu) -> str | None:
+    return obstacle(gpu)
+
+
+def refusal(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> str | None:
+    """Why these tensors are not for our kernel; None: they are."""
+    channels = x.shape[2]
+    snakes = [unit.before, unit.between, *([] if following is None else [following])]
+    values = [unit.wide_bias, unit.point_bias, *(t for s in snakes for t in s[:2])]
+    if any(t.dtype != torch.bfloat16 for t in (x, unit.wide, unit.point, *values)):
+        return "not all values are bfloat16"
+    if not all(snake.log_scale for snake in snakes):
+        return "an activation's factors are no logarithms"
+    if unit.wide.shape != (channels, channels, _TAPS) or unit.point.shape != (channels, channels, 1):
+        return f"weights are {tuple(unit.wide.shape)} and {tuple(unit.point.shape)}"
+    if not unit.wide.permute(0, 2, 1).is_contiguous() or not unit.point.permute(0, 2, 1).is_contiguous():
+        return "weights do not have their inputs last"
+    if unit.history > _MOST_PAST or x.shape[1] < unit.history:
+        return f"a unit that looks back {unit.history} steps, at {x.shape[1]}"
+    if past is not None and (past.stride()[1:] != (channels, 1) or past.stride(0) % 8 or past.storage_offset() % 8):
+        return "what came before is not in lines"
+    return None
+
+
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    """Of what `refusal` has nothing against."""
+    batch, steps, channels = x.shape
+    x = x.contiguous()
+    out = x.new_empty(x.shape)
+    tail = None if past is None else x.new_empty(batch, unit.history, channels)
+    row_tiles = -(-steps // _TILE)
+    tiles = batch * row_tiles
+    last = unit.between if following is None else following
+    kernel = unit_kernel(channels)
+    grid = min(tiles if channels == 192 else -(-tiles // 2), _PROCESSORS)
+    kernel.launch(
+        x.device, (grid, 1, 1),
+        x.data_ptr(), 0 if past is None else past.data_ptr(), unit.wide.data_ptr(), unit.wide_bias.data_ptr(),
+        unit.point.data_ptr(), unit.point_bias.data_ptr(), *(t.data_ptr() for t in unit.before[:2]),
+        *(t.data_ptr() for t in unit.between[:2]), *(t.data_ptr() for t in last[:2]),
+        out.data_ptr(), 0 if tail is None else tail.data_ptr(), 0 if past is None else past.stride(0),
+        steps, unit.dilation, row_tiles, tiles, following is not None,
+    )  # fmt: skip
+    return out, tail
