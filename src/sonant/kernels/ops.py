@@ -32,6 +32,7 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
@@ -68,6 +69,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
         "residual_unit": "unit",
+        "ring_attention": "ring",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -203,6 +205,10 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
     return pick("short_attention", qkv)(qkv, heads, cache, first)
+
+
+def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
+    return pick("ring_attention", qkv)(qkv, heads, ring, place)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

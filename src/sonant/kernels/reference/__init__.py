@@ -29,6 +29,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
+from sonant.kernels.reference.ring import RingPlace, ring_attention
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -74,6 +75,7 @@ __all__ = [
     "PatchStatuses",
     "Place",
     "Ras",
+    "RingPlace",
     "RowCounters",
     "SamplingParams",
     "Sides",
@@ -112,6 +114,7 @@ __all__ = [
     "qk_rope",
     "ras_sample",
     "residual_unit",
+    "ring_attention",
     "rms_norm",
     "rotate",
     "sample",
