@@ -30,6 +30,7 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
@@ -54,6 +55,7 @@ from sonant.kernels.triton import (
     pdl,
     qk_rope,
     ras_sample,
+    ring,
     sample,
     short,
     snake,
@@ -149,6 +151,10 @@ def all_kernels(
         local.local_attention(values(2, steps, 20 * dim), of)
         weight = values(64, 16 * dim)
         local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
+    for steps in (1, 16) if every_form else (1,):
+        of = Heads(None, None, values(2, steps, 1, dim), values(2, steps, 1, dim), 16, 16, 1e-5)
+        place = RingPlace(torch.zeros(2, dtype=torch.int64), torch.zeros(2, steps, dtype=torch.int64), 72, 88)
+        ring.ring_attention(values(2, steps, 48 * dim), of, values(2, 3, 88, 16, dim), place)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
     paging_kernels(dtype)

@@ -56,7 +56,8 @@ class Program:
 
 @cache
 def _digest(program: Program, arch: int) -> str:
-    digest = sha256(repr((_FLAGS, f"{arch}{program.features}", program.source, sorted(program.defines.items()))).encode())
+    facts = (_FLAGS, f"{arch}{program.features}", program.source, sorted(program.defines.items()))
+    digest = sha256(repr(facts).encode())
     for path in (SOURCES / program.source, *sorted(SOURCES.glob("*.cuh"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]

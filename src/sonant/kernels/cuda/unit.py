@@ -7,24 +7,29 @@ among several programs.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sonant.kernels import reference
 from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.kernels.reference import Snake, Unit
 
+_LOG = logging.getLogger(__name__)
 _HOPPER = (9, 0)  # and no other: its products of warpgroups are not on later ones
 _CHANNELS = (96, 192)
 _TAPS, _TILE, _MOST_PAST = 7, 128, 54  # as unit_parts.cuh has it
 _LEAST_TILES = 264  # two for each processor of an H100 or H200
 _PROCESSORS = 132
 _THREADS = 384
+_RELATIVE_ERROR = 2e-2
 _ARGS = struct.Struct("<14Qq5i4x")  # UnitArgs
 
 
@@ -63,13 +68,52 @@ def takes(like: Tensor, batch: int, steps: int, channels: int) -> bool:
         and steps >= _MOST_PAST
         and batch * -(-steps // _TILE) >= _LEAST_TILES
         and _obstacle(gpu) is None
-        and unit_kernel(channels).is_ready(like.device)
+        and _works(channels, like.device)
     )
 
 
 @cache
 def _obstacle(gpu: Gpu) -> str | None:
     return obstacle(gpu)
+
+
+@cache
+def _works(channels: int, device: torch.device) -> bool:
+    """On a GPU it is tried once, against the reference on the CPU: a kernel that counts on so much of one machine must
+    not be what nobody notices on another. The first of a captured step's runs comes here, none that is captured."""
+    if device.type != "cuda":
+        return True
+    if not unit_kernel(channels).is_ready(device):
+        return False
+    with torch.inference_mode():
+        given = _example(channels)
+        expected = reference.residual_unit(*given)[0]
+        unit = Unit(*(_on(part, device) for part in given[1]))
+        got = residual_unit(given[0].bfloat16().to(device), unit, None, None)[0].float().cpu()
+    error = float((got - expected).norm() / expected.norm())
+    if not error < _RELATIVE_ERROR:
+        _LOG.warning("residual units run in Triton: our own kernel of %d channels is off by %.2g", channels, error)
+    return error < _RELATIVE_ERROR
+
+
+def _example(channels: int) -> tuple[Tensor, Unit, None, None]:
+    """Values that bfloat16 has, two tiles of them."""
+    generator = torch.Generator().manual_seed(0)
+
+    def values(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, generator=generator)).bfloat16().float()
+
+    before, between = (Snake(values(channels, scale=0.3), values(channels, scale=0.3)) for _ in range(2))
+    wide = values(channels, _TAPS, channels, scale=(_TAPS * channels) ** -0.5).permute(0, 2, 1)
+    point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
+    unit = Unit(before, wide, values(channels), 3, between, point, values(channels))
+    return values(1, 2 * _TILE, channels), unit, None, None
+
+
+def _on(part: Snake | Tensor | int, device: torch.device) -> Any:
+    if isinstance(part, Snake):
+        return Snake(*(_on(t, device) for t in part[:2]))
+    return part.bfloat16().to(device) if isinstance(part, Tensor) else part
 
 
 def refusal(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> str | None:

@@ -11,7 +11,7 @@ from sonant.kernels.reference.transformer import Heads, Place, dense_attention, 
 
 
 class RingPlace:
-    """Which rows of a ring a call is about, and where they stand: rows [B], and positions [B, T], which are consecutive.
+    """Which rows of a ring a call is about, and where they stand: rows [B], and consecutive positions [B, T].
 
     What follows from them is made when it is asked for, once for all layers.
     """
@@ -27,7 +27,7 @@ class RingPlace:
 
     @cached_property
     def bias(self) -> Tensor:
-        """[B, 1, T, slots]: 0 where a query sees a slot's key, else -∞. A mask would be made into this in every layer."""
+        """[B, 1, T, slots]: 0 where a query sees a slot's key, else -∞, which is what masks are made into."""
         last = self.positions[:, -1:]
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots  # the position in each slot
         age = self.positions[..., None] - held[:, None]
@@ -38,8 +38,8 @@ class RingPlace:
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
     """Queries, keys and values as `qk_rope` makes them, each query over the last `window` positions up to its own.
 
-    qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, heads, D]; new keys and values are added to the ring [2, rows, slots,
-    kv_heads, D]. Slots that were never written must be finite.
+    qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, heads, D]; new keys and values are added to the ring
+    [2, rows, slots, kv_heads, D]. Slots that were never written must be finite.
     """
     q, _, _ = qk_rope(qkv, heads, Place(ring, place.written))
     keys, values = ring

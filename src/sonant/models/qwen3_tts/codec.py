@@ -147,9 +147,8 @@ class ResidualUnit(nn.Module):
         """In one op, of an x that nobody has activated: the next x, or `following` of it. State is as of `forward`."""
         slot, wide, point = self.conv1.slot, self.conv1.conv, self.conv2.conv
         assert wide.bias is not None and point.bias is not None
-        unit = Unit(
-            self.act1.values(), wide.weight, wide.bias, self.conv1.dilation, self.act2.values(), point.weight, point.bias
-        )
+        before, between = self.act1.values(), self.act2.values()
+        unit = Unit(before, wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias)
         past = None if state is None else state[slot]
         y, tail = ops.residual_unit(x, unit, past, None if following is None else following.values())
         if state is not None and tail is not None:
