@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from sonant.kernels.cuda import unit as cuda_unit
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.kernels.reference import Heads, Place, RingPlace
+from sonant.kernels.triton import conv, depthwise, snake
 from sonant.models.qwen3_tts.codec import CodecDecoder, CodecState
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.synthetic.presets import codec_config
@@ -200,19 +202,30 @@ def gathered_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace
 
 
 @contextmanager
-def without(*, ring: bool = False, units: bool | tuple[int, ...] = False) -> Iterator[None]:
-    kept = cuda_unit._CHANNELS if units is False else () if units is True else units
-    attention = gathered_attention if ring else ops.ring_attention
-    with mock.patch.object(cuda_unit, "_CHANNELS", kept), mock.patch.object(ops, "ring_attention", attention):
+def only(
+    *, ring: bool = True, one: bool = True, sine: bool = True, units: tuple[int, ...] = (96, 192)
+) -> Iterator[None]:
+    """With these of what is new: attention over the ring, the last convolution, the GPU's sine, units in one kernel."""
+    with ExitStack() as stack:
+        patch = mock.patch.object
+        stack.enter_context(patch(cuda_unit, "_CHANNELS", units))
+        if not ring:
+            stack.enter_context(patch(ops, "ring_attention", gathered_attention))
+        if not one:
+            stack.enter_context(patch(conv, "is_for_one", lambda weight, dilation: False))
+        if not sine:
+            for file in (conv, depthwise, snake):
+                stack.enter_context(patch(file, "quick_sine", lambda x: False))
         yield
 
 
-VARIANTS: dict[str, Callable[[], Any]] = {
-    "old": lambda: without(ring=True, units=True),
-    "ring": lambda: without(units=True),
-    "ring, 96": lambda: without(units=(96,)),
-    "ring, 192": lambda: without(units=(192,)),
-    "all": lambda: without(),
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "old": partial(only, ring=False, one=False, sine=False, units=()),
+    "ring, one": partial(only, sine=False, units=()),
+    "+ sine": partial(only, units=()),
+    "+ 96": partial(only, units=(96,)),
+    "+ 192": partial(only, units=(192,)),
+    "all": only,
 }
 
 

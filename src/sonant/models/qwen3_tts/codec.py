@@ -122,7 +122,7 @@ class ConvNeXt(nn.Module):
 
     def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
         y = self.norm(self.dwconv(x, state))
-        return x + self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return torch.addcmul(x, self.pwconv2(F.gelu(self.pwconv1(y))), self.gamma)
 
 
 class ResidualUnit(nn.Module):
