@@ -1,6 +1,6 @@
 // What kernels of several warpgroups ask of a Hopper GPU that C++ has no words for. All of it is here and in
-// products.cuh, so that a test can put the same functions on a CPU in its place (tests/kernels/hopper_on_cpu.h) and
-// run the very source of the kernels.
+// warpgroup_products.cuh, so that a test can put the same functions on a CPU in its place, and run the very source of
+// the kernels (tests/kernels/hopper_on_cpu.h).
 #pragma once
 
 #ifdef SONANT_ON_CPU
@@ -117,7 +117,7 @@ __device__ __forceinline__ float sine(float x) {
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-#include "products.cuh"
+#include "warpgroup_products.cuh"
 
 #endif
 
