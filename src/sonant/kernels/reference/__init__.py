@@ -29,7 +29,6 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
-from sonant.kernels.reference.ring import RingPlace, ring_attention
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -44,6 +43,7 @@ from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
+    RingPlace,
     add_norm,
     dense_attention,
     linear,
@@ -56,6 +56,7 @@ from sonant.kernels.reference.transformer import (
     paged_step,
     paged_write,
     qk_rope,
+    ring_attention,
     rms_norm,
     rotate,
     short_attention,
