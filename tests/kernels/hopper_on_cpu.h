@@ -29,6 +29,12 @@ static Index threadIdx, blockIdx, gridDim;
 struct uint4 {
     uint32_t x, y, z, w;
 };
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
 typedef uint32_t shared_t;
 typedef std::vector<std::function<void()>> Group;
 alignas(1024) static uint8_t shared_memory[232448];
@@ -138,6 +144,7 @@ static inline uint4 read16(const void* from) {
     memcpy(&value, from, 16);
     return value;
 }
+static inline void fetch128(const void*) {}
 static inline void write16(void* to, uint4 value) {
     if (reinterpret_cast<uintptr_t>(to) % 16) fail("a write at no multiple of 16");
     memcpy(to, &value, 16);
@@ -234,6 +241,7 @@ static inline uint32_t rounded_bits(float x) {
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
+static inline int min(int a, int b) { return a < b ? a : b; }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 

@@ -28,6 +28,7 @@ _CHANNELS = (96, 192)
 _TAPS, _TILE, _MOST_PAST = 7, 128, 54  # as unit_parts.cuh has it
 _LEAST_TILES = 64  # reckoned, not measured yet: below them Triton's programs share out what is too little for a block
 _PROCESSORS = 132  # of an H100 or H200
+_RING = 6  # as unit.cu has it
 _THREADS = 384
 _RELATIVE_ERROR = 2e-2
 _ARGS = struct.Struct("<14Qq5i4x")  # UnitArgs
@@ -36,8 +37,8 @@ _ARGS = struct.Struct("<14Qq5i4x")  # UnitArgs
 @cache
 def unit_kernel(channels: int) -> CudaKernel:
     lines = 2 * channels // 8 * (_TILE + _MOST_PAST + 1) * 16
-    weights = (_TAPS + 1) * channels * channels * 2 if channels == 96 else 4 * channels * 16 * channels // 32
-    factors, barriers = 8 * 4 * channels, 32 if channels == 96 else 96
+    weights = (_TAPS + 1) * channels * channels * 2 if channels == 96 else _RING * 4 * channels * 16
+    factors, barriers = 8 * 4 * channels, 32 if channels == 96 else 32 + 16 * _RING
     program = Program("unit.cu", {"CHANNELS": channels}, features="a")
     return CudaKernel(program, "residual_unit", _ARGS, weights + lines + factors + barriers, _THREADS)
 

@@ -29,6 +29,8 @@ __device__ __forceinline__ void copies_wait() {
 }
 
 __device__ __forceinline__ uint4 read16(const void* from) { return __ldcg(static_cast<const uint4*>(from)); }
+// 128 bytes into the second-level cache.
+__device__ __forceinline__ void fetch128(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 __device__ __forceinline__ void write16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
 __device__ __forceinline__ void store16(shared_t to, uint4 value) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),

@@ -29,8 +29,8 @@ __device__ __forceinline__ void arrive_once_a_warp(shared_t barrier) {
 }
 
 // The second convolution's results, of the 64 lines from `step` on.
-__device__ __forceinline__ void leave(float (&sums)[CHANNELS / 2], const UnitArgs& args, const Factors& factors, int row,
-                                      int step, const Results& upper, uint4 (&residual)[CHANNELS / 32]) {
+__device__ __forceinline__ void leave(float (&sums)[CHANNELS / 2], const UnitArgs& args, const Factors& factors,
+                                      int row, int step, const Results& upper, uint4 (&residual)[CHANNELS / 32]) {
     const Results lower(args, row, step, 1);
     uint4 other[CHANNELS / 32];
     lower.read(other, args.x);
@@ -78,8 +78,8 @@ __device__ __forceinline__ void multiply_lines(float (&sums)[CHANNELS / 2], cons
     products_commit();
 }
 
-__device__ __forceinline__ void consume(const UnitArgs& args, const Factors& factors, Barriers barriers, shared_t weights,
-                                        int group) {
+__device__ __forceinline__ void consume(const UnitArgs& args, const Factors& factors, Barriers barriers,
+                                        shared_t weights, int group) {
     const shared_t lines = weights + WEIGHT_BYTES + group * LINES_BYTES;
     if (group == 1) turn_give(1, 2 * GROUP);
     for (int round = 0; tile_of(round, group) < args.tiles; round++) {
@@ -132,16 +132,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) residual_unit(const __g
         consume(args, factors, barriers, weights, group);
     } else if (thread - 2 * GROUP < FILLERS) {
         const Filler filler(args, factors, thread - 2 * GROUP);
-        for (int n = 0; tile_of(n / 2, n % 2) < args.tiles; n++)
+        for (int n = 0; tile_of(n / 2, n % 2) < args.tiles; n++) {
+            fetch(args, tile_of(n / 2 + 1, n % 2), thread - 2 * GROUP);
             filler.fill(tile_of(n / 2, n % 2), weights + WEIGHT_BYTES + n % 2 * LINES_BYTES, barriers.full(n % 2),
                         barriers.empty(n % 2), n < 2 ? -1 : (n / 2 - 1) & 1);
+        }
     }
 }
 
 #else
-// Weights come by in parts of a quarter tap, through a ring. The two warpgroups share a tile's lines and the parts, 64
-// lines each; the next tile's lines are filled meanwhile.
-constexpr int PART = CHUNKS / 4, PARTS = 4 * (TAPS + 1), PART_BYTES = PART * CHUNK_BYTES, RING = 4;
+// Weights come by in parts of a sixth of a tap, through a ring. The two warpgroups share a tile's lines and the parts,
+// 64 lines each; the next tile's lines are filled meanwhile.
+constexpr int PART = 4, SHARE = CHUNKS / PART, PARTS = SHARE * (TAPS + 1), PART_BYTES = PART * CHUNK_BYTES, RING = 6;
+constexpr int AHEAD = 4;  // parts on their way
 constexpr int LINES_AT = RING * PART_BYTES, FACTORS_AT = LINES_AT + 2 * LINES_BYTES;
 constexpr int BARRIERS_AT = FACTORS_AT + sizeof(Factors);
 
@@ -153,22 +156,29 @@ struct Barriers {
     __device__ shared_t used(int slot) const { return base + 32 + 8 * RING + 8 * slot; }
 };
 
-// One warp's: part after part, tile after tile. A part is told of when the two after it are on their way.
+// One warp's: part after part, tile after tile. A part is told of when `AHEAD` others after it are on their way.
 __device__ __forceinline__ void bring_weights(const UnitArgs& args, Barriers barriers, shared_t ring, int tiles) {
-    const int lane = threadIdx.x % 32;
-    for (int n = 0; n < tiles * PARTS; n++) {
-        const int slot = n % RING, part = n % PARTS;
-        if (n >= RING) barrier_wait(barriers.used(slot), (n / RING - 1) & 1);
-        copy_weights<PART>(args, ring + slot * PART_BYTES, part / 4, part % 4 * PART, lane, 32);
+    const int lane = threadIdx.x % 32, end = tiles * PARTS;
+    for (int n = 0; n < end + AHEAD; n++) {
+        if (n < end) {
+            const int slot = n % RING, tap = n % PARTS / SHARE;
+            const shared_t to = ring + slot * PART_BYTES + lane / 8 * CHUNK_BYTES + lane % 8 * 16;
+            const uint16_t* from = weight_at(args, tap, lane % 8, n % SHARE * PART + lane / 8);
+            if (n >= RING) barrier_wait(barriers.used(slot), (n / RING - 1) & 1);
+            if (tap < TAPS) {
+#pragma unroll
+                for (int i = 0; i < CHANNELS / 8; i++) copy16(to + i * 128, from + i * 8 * TAPS * CHANNELS);
+            } else {
+#pragma unroll
+                for (int i = 0; i < CHANNELS / 8; i++) copy16(to + i * 128, from + i * 8 * CHANNELS);
+            }
+        }
         copies_commit();
-        if (n < 2) continue;
-        copies_wait<2>();
+        if (n < AHEAD) continue;
+        copies_wait<AHEAD>();
         show_to_products();
-        barrier_arrive(barriers.arrived((n - 2) % RING));
+        barrier_arrive(barriers.arrived((n - AHEAD) % RING));
     }
-    copies_wait<0>();
-    show_to_products();
-    for (int n = tiles * PARTS - 2; n < tiles * PARTS; n++) barrier_arrive(barriers.arrived(n % RING));
 }
 
 __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& factors, Barriers barriers, shared_t ring,
@@ -186,16 +196,15 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
         barrier_wait(barriers.full(n % 2), n / 2 & 1);
         for (int tap = 0; tap < TAPS; tap++)
 #pragma unroll
-            for (int quarter = 0; quarter < 4; quarter++, part++) {
+            for (int piece = 0; piece < SHARE; piece++, part++) {
                 const uint64_t right = next_part();
                 products_begin();
 #pragma unroll
                 for (int k = 0; k < PART; k += 2)
-                    multiply(sums, left + (quarter * PART + k) * LINES + tap * args.dilation, right + k * CHANNELS,
-                             tap + quarter + k > 0);
+                    multiply(sums, left + (piece * PART + k) * LINES + tap * args.dilation, right + k * CHANNELS, 1);
                 products_commit();
                 products_wait<1>();
-                if (tap + quarter > 0) give_back(part - 1);
+                if (tap + piece > 0) give_back(part - 1);
             }
         products_wait<0>();
         products_done(sums);
@@ -206,15 +215,15 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
         products_given(inner);
         float results[CHANNELS / 2] = {};
 #pragma unroll
-        for (int quarter = 0; quarter < 4; quarter++, part++) {
+        for (int piece = 0; piece < SHARE; piece++, part++) {
             const uint64_t right = next_part();
             products_begin();
 #pragma unroll
             for (int k = 0; k < PART; k += 2)
-                multiply(results, inner[(quarter * PART + k) / 2], right + k * CHANNELS, quarter + k > 0);
+                multiply(results, inner[(piece * PART + k) / 2], right + k * CHANNELS, 1);
             products_commit();
             products_wait<1>();
-            if (quarter > 0) give_back(part - 1);
+            if (piece > 0) give_back(part - 1);
         }
         const int step = place.first + 64 * group;
         const Results upper(args, place.row, step, 0);
@@ -257,8 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) residual_unit(const __g
     }
     wait_prior();
     const Filler filler(args, factors, thread - 2 * GROUP);
-    for (int n = 0; n < tiles; n++)
+    for (int n = 0; n < tiles; n++) {
+        fetch(args, (n + 2) * grid + blockIdx.x, thread - 2 * GROUP);
         filler.fill(n * grid + blockIdx.x, ring + LINES_AT + n % 2 * LINES_BYTES, barriers.full(n % 2),
                     barriers.empty(n % 2), n < 2 ? -1 : (n / 2 - 1) & 1);
+    }
 }
 #endif

@@ -22,7 +22,7 @@ struct UnitArgs {
 };
 
 // By channel: SnakeBeta's factors before, between and after the convolutions, and the biases.
-struct Factors {
+struct alignas(16) Factors {
     float wave_in[CHANNELS], scale_in[CHANNELS], wave_mid[CHANNELS], scale_mid[CHANNELS], wave_out[CHANNELS],
         scale_out[CHANNELS], wide_bias[CHANNELS], point_bias[CHANNELS];
 };
@@ -48,12 +48,22 @@ __device__ __forceinline__ float snake(float x, float wave, float scale) {
     const float s = sine(x * wave);
     return x + s * s * scale;
 }
-__device__ __forceinline__ uint32_t snake(uint32_t both, const float* wave, const float* scale) {
-    return pack(snake(low_of(both), wave[0], scale[0]), snake(high_of(both), wave[1], scale[1]));
+__device__ __forceinline__ uint32_t snake(uint32_t both, float2 wave, float2 scale) {
+    return pack(snake(low_of(both), wave.x, scale.x), snake(high_of(both), wave.y, scale.y));
 }
-__device__ __forceinline__ uint4 snake(uint4 eight, const float* wave, const float* scale) {
-    return {snake(eight.x, wave, scale), snake(eight.y, wave + 2, scale + 2), snake(eight.z, wave + 4, scale + 4),
-            snake(eight.w, wave + 6, scale + 6)};
+
+// Of two neighbouring channels, and of eight.
+__device__ __forceinline__ float2 pair_of(const float* from) { return *reinterpret_cast<const float2*>(from); }
+struct Eight {
+    float2 of[4];
+    __device__ __forceinline__ explicit Eight(const float* from) {
+        const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
+        of[0] = {a.x, a.y}, of[1] = {a.z, a.w}, of[2] = {b.x, b.y}, of[3] = {b.z, b.w};
+    }
+};
+__device__ __forceinline__ uint4 snake(uint4 eight, const Eight& wave, const Eight& scale) {
+    return {snake(eight.x, wave.of[0], scale.of[0]), snake(eight.y, wave.of[1], scale.of[1]),
+            snake(eight.z, wave.of[2], scale.of[2]), snake(eight.w, wave.of[3], scale.of[3])};
 }
 
 // Where a tile lies: its row, and the step of its first result.
@@ -70,15 +80,14 @@ __device__ __forceinline__ Place place_of(const UnitArgs& args, int tile) {
 struct Filler {
     const UnitArgs& args;
     int line, chunk;
-    float wave[8], scale[8];
+    Eight wave, scale;
 
     __device__ __forceinline__ Filler(const UnitArgs& given, const Factors& factors, int thread)
-        : args(given), line(thread / CHUNKS), chunk(thread % CHUNKS) {
-        for (int i = 0; i < 8; i++) {
-            wave[i] = factors.wave_in[8 * chunk + i];
-            scale[i] = factors.scale_in[8 * chunk + i];
-        }
-    }
+        : args(given),
+          line(thread / CHUNKS),
+          chunk(thread % CHUNKS),
+          wave(factors.wave_in + 8 * chunk),
+          scale(factors.scale_in + 8 * chunk) {}
 
     __device__ __forceinline__ void read(uint4 (&to)[IN_FLIGHT], Place place, int from) const {
         const int history = (TAPS - 1) * args.dilation;
@@ -94,7 +103,8 @@ struct Filler {
         }
     }
 
-    __device__ __forceinline__ void write(const uint4 (&from)[IN_FLIGHT], Place place, int start, shared_t lines) const {
+    __device__ __forceinline__ void write(const uint4 (&from)[IN_FLIGHT], Place place, int start,
+                                          shared_t lines) const {
         const int history = (TAPS - 1) * args.dilation;
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++) {
@@ -126,6 +136,15 @@ struct Filler {
     }
 };
 
+// A later tile's plain inputs into the second-level cache, before the fillers come for them.
+__device__ __forceinline__ void fetch(const UnitArgs& args, int tile, int filler) {
+    if (tile >= args.tiles) return;
+    const Place place = place_of(args, tile);
+    const int count = min(TILE, args.steps - place.first) * CHANNELS;
+    const uint16_t* from = args.x + (static_cast<long long>(place.row) * args.steps + place.first) * CHANNELS;
+    for (int at = filler * 64; at < count; at += FILLERS * 64) fetch128(from + at);
+}
+
 // Sums of 64 lines, with their bias rounded and activated, as the left side of the next product.
 __device__ __forceinline__ void activated(uint32_t (&to)[CHANNELS / 16][4], const float (&sums)[CHANNELS / 2],
                                           const Factors& factors) {
@@ -133,11 +152,12 @@ __device__ __forceinline__ void activated(uint32_t (&to)[CHANNELS / 16][4], cons
 #pragma unroll
     for (int block = 0; block < CHANNELS / 8; block++) {
         const int c = 8 * block + pair;
-        const float low = factors.wide_bias[c], high = factors.wide_bias[c + 1];
-        const uint32_t upper = pack(sums[4 * block] + low, sums[4 * block + 1] + high);
-        const uint32_t lower = pack(sums[4 * block + 2] + low, sums[4 * block + 3] + high);
-        to[block / 2][block % 2 * 2] = snake(upper, factors.wave_mid + c, factors.scale_mid + c);
-        to[block / 2][block % 2 * 2 + 1] = snake(lower, factors.wave_mid + c, factors.scale_mid + c);
+        const float2 bias = pair_of(factors.wide_bias + c), wave = pair_of(factors.wave_mid + c),
+                     scale = pair_of(factors.scale_mid + c);
+        const uint32_t upper = pack(sums[4 * block] + bias.x, sums[4 * block + 1] + bias.y);
+        const uint32_t lower = pack(sums[4 * block + 2] + bias.x, sums[4 * block + 3] + bias.y);
+        to[block / 2][block % 2 * 2] = snake(upper, wave, scale);
+        to[block / 2][block % 2 * 2 + 1] = snake(lower, wave, scale);
     }
 }
 
@@ -187,16 +207,16 @@ __device__ __forceinline__ void finish(const float (&sums)[CHANNELS / 2], const 
         uint32_t quarters[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int block = 4 * group + i, c = 8 * block + 2 * lane;
-            quarters[i] = pack(sums[4 * block + 2 * half] + factors.point_bias[c],
-                               sums[4 * block + 2 * half + 1] + factors.point_bias[c + 1]);
+            const int block = 4 * group + i;
+            const float2 bias = pair_of(factors.point_bias + 8 * block + 2 * lane);
+            quarters[i] = pack(sums[4 * block + 2 * half] + bias.x, sums[4 * block + 2 * half + 1] + bias.y);
         }
         uint4 value = gathered(quarters);
         if (!results.there) continue;
         const uint4 before = residual[group];
         value = {sum(value.x, before.x), sum(value.y, before.y), sum(value.z, before.z), sum(value.w, before.w)};
         const int c = 32 * group + 8 * lane;
-        if (args.active) value = snake(value, factors.wave_out + c, factors.scale_out + c);
+        if (args.active) value = snake(value, Eight(factors.wave_out + c), Eight(factors.scale_out + c));
         write16(args.out + results.line + 32 * group, value);
     }
 }
