@@ -108,7 +108,7 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
         "vocoder last": ("causal_conv", 7, (2, 96, 1)),
     }  # fmt: skip
     wide = {case.op for case in CodecCases(CPU, torch.bfloat16).every(replace(codec, depthwise=False), 2)}
-    assert wide == {"snake_beta", "causal_conv", "pcm16"}
+    assert wide == {"snake_beta", "causal_conv", "residual_unit", "pcm16"}
 
 
 def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, KernelParam
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
+from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -30,6 +31,7 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
@@ -54,6 +56,7 @@ from sonant.kernels.triton import (
     pdl,
     qk_rope,
     ras_sample,
+    ring,
     sample,
     short,
     snake,
@@ -63,7 +66,7 @@ from sonant.kernels.triton import (
 from sonant.kernels.tuning import Tile
 from sonant.models.qwen3_tts import workload
 
-TARGET = GPUTarget("cuda", 90, 32)
+TARGET, HOPPER = GPUTarget("cuda", 90, 32), Gpu("NVIDIA H200", (9, 0))
 POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
     torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
@@ -153,6 +156,10 @@ def all_kernels(
         local.local_attention(values(2, steps, 20 * dim), of)
         weight = values(64, 16 * dim)
         local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
+    for steps in (1, 16) if every_form else (1,):
+        of = Heads(None, None, values(2, steps, 1, dim), values(2, steps, 1, dim), 16, 16, 1e-5)
+        place = RingPlace(torch.zeros(2, dtype=torch.int64), torch.zeros(2, steps, dtype=torch.int64), 72, 88)
+        ring.ring_attention(values(2, steps, 48 * dim), of, values(2, 3, 88, 16, dim), place)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
     paging_kernels(dtype)
@@ -175,7 +182,11 @@ def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every
         weight = values(columns, taps, inputs).permute(0, 2, 1)
         past = values(32, taps - 1, inputs)
         residual = values(32, 640, columns)
+        if columns == 1:
+            conv.causal_conv(x, weight, bias, past)
         if taps > 1:
+            with planning_for(HOPPER):  # in the tile that a GPU would be given, with its own sine
+                conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
             conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
         else:
             conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))

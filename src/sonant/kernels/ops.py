@@ -35,11 +35,13 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
     Snake,
     Split,
+    Unit,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
+        "residual_unit": "unit",
+        "ring_attention": "ring",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -198,6 +202,22 @@ def causal_conv(
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    return pick("residual_unit", x)(x, unit, past, following)
+
+
+def whole_units(like: Tensor, batch: int, steps: int, channels: int) -> bool:
+    """Whether `residual_unit` is one kernel for values [batch, steps, channels] of this type and device.
+
+    If not, whoever makes the values had better activate them too, and convolutions follow one by one.
+    """
+    if torch.is_grad_enabled() or gpu_of(like.device) is None or importlib.util.find_spec("triton") is None:
+        return False
+    from sonant.kernels.cuda import unit
+
+    return unit.takes(like, batch, steps, channels)
+
+
 def depthwise(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
 ) -> Tensor:
@@ -218,6 +238,10 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
     return pick("short_attention", qkv)(qkv, heads, cache, first)
+
+
+def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
+    return pick("ring_attention", qkv)(qkv, heads, ring, place)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

@@ -107,6 +107,8 @@ def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) ->
     """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
     if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
         return ops.linear_add(branch, projection.weight, x)
+    if isinstance(scale, LayerScale) and not torch.is_grad_enabled():
+        return torch.addcmul(x, projection(branch), scale.scale)
     return x + scale(projection(branch))
 
 

@@ -44,6 +44,7 @@ class Program:
 
     source: str
     defines: Mapping[str, int] = field(hash=False)
+    features: str = ""  # "a": what only this very architecture has
 
     def __hash__(self) -> int:
         return hash((self.source, *self.defines.items()))
@@ -55,7 +56,8 @@ class Program:
 
 @cache
 def _digest(program: Program, arch: int) -> str:
-    digest = sha256(repr((_FLAGS, arch, program.source, sorted(program.defines.items()))).encode())
+    facts = (_FLAGS, f"{arch}{program.features}", program.source, sorted(program.defines.items()))
+    digest = sha256(repr(facts).encode())
     for path in (SOURCES / program.source, *sorted(SOURCES.glob("*.cuh"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
@@ -130,7 +132,7 @@ def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *,
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
             made = Path(folder) / "made.cubin"
-            command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}", *defines, "-o", str(made)]
+            command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}{program.features}", *defines, "-o", str(made)]
             done = subprocess.run(
                 [*command, str(SOURCES / program.source)], capture_output=True, text=True, timeout=timeout_s, cwd=folder
             )
@@ -164,9 +166,10 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda.attention import programs
+    from sonant.kernels.cuda import attention, unit
 
-    yield from programs()
+    yield from attention.programs()
+    yield from unit.programs()
 
 
 def main() -> int:
