@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sonant.byte_size import parse_size
 from sonant.errors import ConfigError
@@ -15,6 +15,9 @@ _POSITIONS_OF_A_ROW = 256  # of cache that there must be for each row: most prom
 def option(default: Any, help: str, *, flag: str | None = None) -> Any:
     """A field that users can set, with what it means; `flag` is its name on a command line, if not the field's."""
     return field(default=default, metadata={"help": help, "flag": flag})
+
+
+Quantization = Literal["fp8"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class EngineConfig:
         "GPU memory for weights, as 3GiB; what does not fit lies in pinned host memory and comes when it is needed. "
         "auto: what the cache asked for leaves. none: all of them stay",
     )
+    quantize: Quantization | None = option(
+        None,
+        "weights of the language models' and flow's layers in eight bits, made from the published ones at load: half "
+        "the bytes. none: as --dtype says",
+    )
     prefill_tokens: int = option(
         512,
         "prompt positions in one step, so that running streams do not wait; four times as many while all are ahead",
@@ -103,6 +111,8 @@ class EngineConfig:
                 raise ConfigError(f"{f.name} must be over 0, not {value!r}")
         if self.gpu_weights is not None and self.gpu_weights != "auto":
             parse_size(self.gpu_weights, "gpu_weights")
+        if self.quantize not in (None, *get_args(Quantization)):
+            raise ConfigError(f"quantize must be {' or '.join(get_args(Quantization))}, not {self.quantize!r}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:

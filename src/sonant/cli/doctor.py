@@ -13,7 +13,7 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder, given_once
-from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_model
+from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_model, add_quantize
 from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
 from sonant.engine.kv_cache import block_count
@@ -22,7 +22,8 @@ from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_floor import expected_floor
 from sonant.engine.weight_plan import WeightPlan
 from sonant.errors import ConfigError, SonantError
-from sonant.loading import pick_device, pick_dtype
+from sonant.kernels.gpu import gpu_of
+from sonant.loading import check_quantize, pick_device, pick_dtype
 from sonant.models.registry import check_model
 from sonant.models.spec import ModelSpec
 
@@ -30,6 +31,7 @@ EXAMPLES = """
 sonant doctor
 sonant doctor --model model
 sonant doctor model --gpu-weights 3GiB
+sonant doctor model --quantize fp8
 sonant doctor --json
 """
 
@@ -70,6 +72,7 @@ class ModelCheck:
     free_bytes: int | None = None
     chosen: Chosen | None = None
     weights: PagedWeights | None = None  # where not all of them are to stay on the GPU
+    quantize: str | None = None  # what the layers' weights are made into
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_gpu_weights(parser)
+    add_quantize(parser)
     add_json(parser)
 
 
@@ -86,9 +90,10 @@ def run(args: argparse.Namespace) -> int:
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}
     folder = given_folder(given_once(args.folder, args.model))
-    if folder is None and args.gpu_weights is not None:
-        raise ConfigError("--gpu-weights is about a model: give one")
-    config = EngineConfig(codec=given_codec(args.codec), gpu_weights=args.gpu_weights)
+    for option, given in (("--gpu-weights", args.gpu_weights), ("--quantize", args.quantize)):
+        if folder is None and given is not None:
+            raise ConfigError(f"{option} is about a model: give one")
+    config = EngineConfig(codec=given_codec(args.codec), gpu_weights=args.gpu_weights, quantize=args.quantize)
     check = None if folder is None else check_folder(folder, here, device, config)
     problems = machine.problems(here) + _model_problems(check, here.memory_free_bytes)
     serving, unread = _serving()
@@ -114,6 +119,7 @@ def _serving() -> tuple[ServingFacts | None, str | None]:
 def check_folder(folder: Path, here: Machine, device: torch.device, config: EngineConfig) -> ModelCheck:
     dtype, plan = pick_dtype("auto", device), None
     try:
+        check_quantize(config.quantize, gpu_of(device))
         footprint = check_model(folder, config, dtype, dtype)
         if config.gpu_weights is not None:
             plan = WeightBudget.of(folder, config, device, (dtype, dtype)).plan
@@ -135,6 +141,7 @@ def check_folder(folder: Path, here: Machine, device: torch.device, config: Engi
         free_bytes=free_bytes,
         chosen=chosen(config, spec, memory),
         weights=None if plan is None else paged_weights(plan, spec, config, device),
+        quantize=config.quantize,
     )
 
 
@@ -188,7 +195,8 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
     rows.append(("auto", f"device {auto['device']}, dtype {auto['dtype']}"))
     rows += _kernel_rows(here.kernels)
     if check is not None and check.error is None:
-        rows.append(("model", f"{check.folder}: complete, {_size(check.weight_bytes)} of weights"))
+        layers = "" if check.quantize is None else f", layers in {check.quantize}"
+        rows.append(("model", f"{check.folder}: complete, {_size(check.weight_bytes)} of weights{layers}"))
         each = f"{_size(check.row_bytes)} a request, {_size(check.kv_token_bytes)} a cached position"
         rows.append(("", f"needs {_size(check.needed_bytes)} on {auto['device']} to start; {each}"))
         if check.chosen is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from sonant.config import Quantization
 from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
@@ -38,6 +39,14 @@ def add_gpu_weights(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
         "--gpu-weights", metavar="SIZE",
         help="GPU memory for weights, as 3GiB, or auto; the others come from host memory when they are needed "
         "(default: all stay on the GPU)",
+    )  # fmt: skip
+
+
+def add_quantize(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--quantize", choices=get_args(Quantization),
+        help="weights of the models' layers in eight bits, made from the published ones as they are read (default: as "
+        "the dtype says)",
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sonant.config import Quantization
 from sonant.errors import ConfigError
 
 _TIMEOUT_S = 600.0
@@ -54,6 +55,7 @@ class StartupJob:
     codec_dtype: str
     max_rows: int
     codec: str | None = None
+    quantize: Quantization | None = None
 
 
 def measure(job: StartupJob) -> Startup:
@@ -89,7 +91,7 @@ def _speak(job: StartupJob) -> dict[str, Any]:
     from sonant.loading import load
 
     marks: dict[str, Any] = {"imported": time.time()}
-    config = EngineConfig(max_rows=job.max_rows, codec=job.codec)
+    config = EngineConfig(max_rows=job.max_rows, codec=job.codec, quantize=job.quantize)
     with load(job.folder, device=job.device, dtype=job.dtype, codec_dtype=job.codec_dtype, config=config) as engine:
         marks["engine"], marks["phases"] = time.time(), engine.start_times.phases
         with engine.stream(TEXT, seed=0, max_frames=8) as stream:

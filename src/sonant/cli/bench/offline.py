@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sonant import load
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_model, positive_numbers, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_model, add_quantize, positive_numbers, whole_number
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.loading import pick_device
@@ -34,6 +34,7 @@ _STREAMS = {"cuda": "1,4,16,64,128,256", "cpu": "1,2,4"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
+    add_quantize(parser)
     parser.add_argument(
         "--streams", metavar="N,N…",
         help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         if not {"streams", "steps"} <= wanted:
             raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
     folder = model_folder(args.model)
-    config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), codec=given_codec(args.codec))
+    rows, codec = max(streams), given_codec(args.codec)
+    config = EngineConfig(max_rows=rows, warm_rows=rows, codec=codec, quantize=args.quantize)
     startup = _startup(args, folder, config) if "startup" in wanted else None
     engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
@@ -105,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
         if "saturated" in wanted:
             report.saturated = offline.saturate(engine, args.frames)
         if "held" in wanted:
-            report.held = _find_sustained(args, engine, max(streams))
+            report.held = _find_sustained(args, engine, rows)
     report.startup = startup
     if "steps" in wanted:
         _break_down(engine, report, streams)
     print(table(report))
     if args.out:
-        data = report.to_json() | {"model": str(folder), "machine": machine_facts(("triton", "matplotlib"))}
-        write_json(args.out, data, indent=1)
+        facts = {"model": str(folder), "quantize": args.quantize, "machine": machine_facts(("triton", "matplotlib"))}
+        write_json(args.out, report.to_json() | facts, indent=1)
     if args.plot:
         plots.write_png(args.plot, picture(report))
     return 0
@@ -123,7 +125,8 @@ def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> St
     from sonant.bench.engine.startup import StartupJob, measure
 
     assert config.max_rows is not None
-    return measure(StartupJob(str(folder), args.device, args.dtype, args.codec_dtype, config.max_rows, config.codec))
+    types = args.device, args.dtype, args.codec_dtype
+    return measure(StartupJob(str(folder), *types, config.max_rows, config.codec, config.quantize))
 
 
 def _find_sustained(args: argparse.Namespace, engine: Engine, rows: int) -> SustainedListeners:

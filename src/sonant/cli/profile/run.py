@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sonant import load
 from sonant.cli.model_folder import given_codec, given_once, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_gpu_weights, add_model, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_gpu_weights, add_model, add_quantize, whole_number
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_gpu_weights(parser)
+    add_quantize(parser)
     parser.add_argument(
         "--concurrency", metavar="N", type=whole_number(1), default=4, help="streams at once (default: 4)"
     )
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as e:
         raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
     rows = args.concurrency
-    given = {"codec": given_codec(args.codec), "gpu_weights": args.gpu_weights}
+    given = {"codec": given_codec(args.codec), "gpu_weights": args.gpu_weights, "quantize": args.quantize}
     config = EngineConfig(max_rows=rows, warm_rows=rows, **given)
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}
     with load(folder, device=args.device, config=config, **types) as engine:

@@ -27,6 +27,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight, linear, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -43,7 +44,6 @@ from sonant.kernels.reference.transformer import (
     Place,
     add_norm,
     dense_attention,
-    linear,
     linear_add,
     local_attention,
     local_attention_add,
@@ -71,6 +71,7 @@ __all__ = [
     "PatchMemory",
     "PatchStatuses",
     "Place",
+    "QuantizedWeight",
     "Ras",
     "RowCounters",
     "SamplingParams",
@@ -78,6 +79,7 @@ __all__ = [
     "Snake",
     "Split",
     "Statuses",
+    "Weight",
     "add_norm",
     "causal_conv",
     "convolve",
@@ -103,10 +105,13 @@ __all__ = [
     "paged_attention",
     "paged_step",
     "paged_write",
+    "parts_of",
     "patch_step",
     "pcm16",
     "penalize",
     "qk_rope",
+    "quantize",
+    "quantize_rows",
     "ras_sample",
     "rms_norm",
     "rotate",

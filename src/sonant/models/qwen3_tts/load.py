@@ -22,5 +22,5 @@ def load(
     host: HostMemory | None = None,
 ) -> Qwen3TTS:
     prompter = load_prompter(folder, options)
-    modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host)
+    modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host, options.quantize)
     return Qwen3TTS(prompter, modules, options.frame_sizes(prompter.spec.frame_s))
