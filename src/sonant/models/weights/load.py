@@ -23,7 +23,7 @@ from sonant.models.weights.naming import Naming
 from sonant.models.weights.source import Read, TensorSource
 
 WINDOW_BYTES = 128 << 20
-_QUANTIZED_AT_ONCE = 4 << 20  # elements: in float32 they are there several times over
+_QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
 
