@@ -6,8 +6,9 @@ Not a test that pytest collects: it needs a GPU of Hopper's kind, and for steps 
 writes where there is none. Parts:
 - check: every product of the 1.7B model against float32 with the same eight bits, the worst error for each number of
   rows; of many rows also the input is rounded. Also the two-sided products and the middle of a local layer.
-- kernels: microseconds of each product in a graph, weights never in the cache: bf16, fp8 as it is chosen, fp8 by the
-  library (both sides in eight bits), and for one row with twice as many elements to a thread.
+- kernels: microseconds of each product in a graph with all that is around it, weights never in the cache: bf16, fp8 as
+  it is chosen (from 65 rows on both sides have eight bits), fp8 by the library's product; in the last column for one
+  row twice as many elements to a thread, for 16 to 64 rows our product of eight bits on both sides.
 - steps: a step by part for both kinds, with the floor of its bytes, from `sonant.bench.engine.breakdown`.
 - saturated: files only, twice as many requests as rows.
 Kernels of the first two parts are compiled on all cores before the GPU is touched.
@@ -41,7 +42,7 @@ from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.reference import Heads, Sides, split_kinds
-from sonant.kernels.triton import dual_ffn, gemv, local_out
+from sonant.kernels.triton import dual_ffn, gemv, local_out, scaled_tile
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.text_table import grid
@@ -115,6 +116,10 @@ def calls_of(parts: set[str]) -> Iterator[tuple[ProductCase, Tile | None]]:
         for rows in TIMED_ROWS if "kernels" in parts else ():
             for kind in KINDS:
                 yield product(where, rows, kind), None
+            if rows > 1:
+                case = product(where, rows, "fp8")
+                yield case, LIBRARY
+                yield case, scaled_tile.rule(rows, case.depth, case.columns, case.gated)
 
 
 def compile_all(parts: set[str]) -> None:
@@ -192,21 +197,23 @@ def call_us(case: ProductCase, device: torch.device, tile: Tile | None) -> float
 
 
 def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]]:
-    lines: list[tuple[str, ...]] = [("where", "rows", "floor 8", "bf16", "fp8", "fp8 library", "fp8 128 a thread")]
+    lines: list[tuple[str, ...]] = [("where", "rows", "floor 8", "bf16", "fp8", "fp8 library", "fp8 another way")]
     for where in SHAPES:
         for rows in TIMED_ROWS:
             small = product(where, rows, "fp8")
             bf16, fp8, library = (
                 call_us(product(where, rows, None), device, None),
                 call_us(small, device, None),
-                call_us(small, device, LIBRARY) if 1 < rows <= 64 else float("nan"),
+                call_us(small, device, LIBRARY) if rows > 1 else float("nan"),
             )
-            deep = float("nan")
+            another = float("nan")
             if rows == 1:
                 with mock.patch.object(gemv, "_VECTORS", 128):
-                    deep = call_us(small, device, None)
+                    another = call_us(small, device, None)
+            elif rows <= 64:
+                another = call_us(small, device, scaled_tile.rule(rows, small.depth, small.columns, small.gated))
             floor = 1e6 * small.bytes / bandwidth
-            lines.append((where, str(rows), *(f"{us:.2f}" for us in (floor, bf16, fp8, library, deep))))
+            lines.append((where, str(rows), *(f"{us:.2f}" for us in (floor, bf16, fp8, library, another))))
     print(grid(lines), flush=True)
     return lines
 

@@ -54,7 +54,6 @@ from sonant.kernels.triton import (
     pcm,
     pdl,
     qk_rope,
-    quantize,
     ras_sample,
     sample,
     short,
@@ -254,7 +253,9 @@ def quantized_kernels() -> None:
         eight_bits = torch.empty(columns, depth, dtype=torch.float8_e4m3fn, device="meta")
         return QuantizedWeight(eight_bits, torch.empty(columns, device="meta"))
 
-    quantize.quantize_rows(values(70, 2048), (values(2048), 1e-6))
+    for rows in (70, 512):
+        gemv.norm_gated(values(rows, 1, 2048), values(2048), 1e-6, weight(512, 2048))
+    gemv.linear_add(values(70, 1, 2048), weight(256, 2048), values(70, 1, 256))
     for rows, depth in ((1, 2048), (1, 3072), (16, 2048), (64, 2048)):
         gemv.norm_gated(values(rows, 1, depth), values(depth), 1e-6, weight(512, depth))
     gemv.linear_add(values(24, 1, 2048), weight(256, 2048), values(24, 1, 256), weight(256, 2048))

@@ -21,7 +21,7 @@ from sonant.kernels import reference
 from sonant.kernels.reference import QuantizedWeight, Weight, parts_of
 from sonant.kernels.triton import norm, small_m_gemm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.scaled_product import scaled_product
+from sonant.kernels.triton.scaled_product import Around, scaled_product
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
@@ -109,11 +109,16 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
-    if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
+    if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
         flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
     ):
         return out
     return None
+
+
+def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:
+    """What a tuner tries, if it is not of the kernels for few rows."""
+    return tile if tile is None or tile.m or tile.library else None
 
 
 def _same_kind(x: Tensor, weight: Weight) -> bool:
@@ -147,7 +152,9 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile 
     out = _product(x, weight, bias=bias, tile=tile)
     if out is not None:
         return out
-    return scaled_product(x, weight, bias) if isinstance(weight, QuantizedWeight) else reference.linear(x, weight, bias)
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(bias=bias), _of_many(x, tile))
+    return reference.linear(x, weight, bias)
 
 
 def linear_add(
@@ -157,7 +164,7 @@ def linear_add(
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
-        return residual.add_(scaled_product(x, weight))
+        return scaled_product(x, weight, Around(residual=residual), _of_many(x, tile))
     # into the residual itself: otherwise the library copies it first
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
@@ -166,17 +173,19 @@ def norm_linear(
     x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None, *, tile: Tile | None = None
 ) -> Tensor:
     out = _product(x, weight, gain=gain, eps=eps, then=then, tile=tile)
-    return _library_after_norm(x, gain, eps, weight) if out is None else out
+    if out is not None:
+        return out
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(norm=(gain, eps)), _of_many(x, tile))
+    return reference.linear(norm.rms_norm(x, gain, eps), weight)
 
 
 def norm_gated(
     x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None, *, tile: Tile | None = None
 ) -> Tensor:
     out = _product(x, weight, gain=gain, eps=eps, gated=True, then=then, tile=tile)
-    return swiglu(_library_after_norm(x, gain, eps, weight)) if out is None else out
-
-
-def _library_after_norm(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
+    if out is not None:
+        return out
     if isinstance(weight, QuantizedWeight):
-        return scaled_product(x, weight, norm=(gain, eps))
-    return reference.linear(norm.rms_norm(x, gain, eps), weight)
+        return scaled_product(x, weight, Around(norm=(gain, eps), gated=True), _of_many(x, tile))
+    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight))

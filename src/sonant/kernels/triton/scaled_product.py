@@ -1,11 +1,13 @@
-"""Matrix products of quantised weights with many rows: the library's, with both sides in eight bits.
+"""Matrix products of quantised weights with many rows: both sides in eight bits, ours or the library's.
 
-The rows of the input are quantised too, in the same pass as the norm before them if there is one. Where the library has
-no such product (a GPU older than Hopper, values that are not bfloat16, sizes that are no multiples of 16), weights are
-widened first, and only they were rounded.
+The rows of the input are quantised too, in the same pass as the norm before them if there is one. Ours has what comes
+after inside; which of the two is faster is measured. Where neither fits (an unusual size, values that have
+not 16 bits), weights are widened first, and only they were rounded.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,12 +17,27 @@ from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import QuantizedWeight
 from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.quantize import quantize_rows
+from sonant.kernels.triton.scaled_gemm import scaled_gemm
+from sonant.kernels.triton.scaled_tile import fits, tile_for
+from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.tuning import Tile
 
 _HOPPER = (9, 0)
-_UNIT = 16  # of which depth and columns must be multiples
+_UNIT = 16  # of which the library wants depth and columns to be multiples
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a product comes with: an RMSNorm's gain and epsilon before it, and a sum or SwiGLU after."""
+
+    norm: tuple[Tensor, float] | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None  # may be written over
+    gated: bool = False
 
 
 def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
+    """Whether it has such a product: with a scale for each row and column, on Hopper."""
     gpu = gpu_of(x.device)
     return (
         gpu is not None
@@ -30,14 +47,29 @@ def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
     )
 
 
-def scaled_product(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, norm: tuple[Tensor, float] | None = None
-) -> Tensor:
-    """x [..., depth], or its RMSNorm with that gain and epsilon, times weight [columns, depth], plus bias."""
-    if not in_library(x, weight):
-        return reference.linear(x if norm is None else rms_norm(x, *norm), weight, bias)
-    values, scales = quantize_rows(x.reshape(-1, x.shape[-1]), norm)
-    out = torch._scaled_mm(
-        values, weight.values.T, scales, weight.scale[None], bias, out_dtype=x.dtype, use_fast_accum=True
-    )
-    return out.view(*x.shape[:-1], -1)
+def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Tile | None = None) -> Tensor:
+    """x [..., depth] times weight [columns (twice if gated), depth], with what is around. A tuner tries a `tile`."""
+    depth = x.shape[-1]
+    columns = weight.shape[0] // (2 if around.gated else 1)
+    flat = x.reshape(-1, depth)
+    tile = tile or tile_for(len(flat), depth, columns, around.gated, x.device)
+    if x.dtype.itemsize == 2 and not tile.library and fits(tile, depth) and around.bias is None:
+        residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
+        out = x.new_empty(len(flat), columns)
+        scaled_gemm(*quantize_rows(flat, around.norm), weight, out, residual, around.gated, tile)
+    elif in_library(x, weight):
+        values, scales = quantize_rows(flat, around.norm)
+        product = torch._scaled_mm(
+            values, weight.values.T, scales, weight.scale[None], around.bias, out_dtype=x.dtype, use_fast_accum=True
+        )
+        out = _after(product, around)
+    else:
+        normed = flat if around.norm is None else rms_norm(flat, *around.norm)
+        out = _after(reference.linear(normed, weight, around.bias), around)
+    return out.view(*x.shape[:-1], columns)
+
+
+def _after(product: Tensor, around: Around) -> Tensor:
+    if around.gated:
+        return swiglu(product)
+    return product if around.residual is None else around.residual.view(product.shape).add_(product)
