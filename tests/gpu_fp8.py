@@ -17,6 +17,7 @@ Kernels of the first two parts are compiled on all cores before the GPU is touch
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -218,10 +219,10 @@ def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]
     return lines
 
 
-def engine_figures(folder: Path, kind: Quantization | None, parts: set[str], rows: list[int], frames: int) -> Any:
-    began_s = time.perf_counter()
+def engine_figures(args: argparse.Namespace, kind: Quantization | None, parts: set[str], rows: list[int]) -> Any:
+    began_s, frames = time.perf_counter(), args.frames
     config = EngineConfig(max_rows=max(rows), warm_rows=max(rows), quantize=kind)
-    engine = sonant.load(folder, device="cuda", config=config)
+    engine = sonant.load(args.folder, device=args.device, config=config)
     told = f"{kind or 'bf16'}: loaded in {time.perf_counter() - began_s:.1f} s, weights "
     print(f"{told}{engine.model.weights().total_bytes / 1e9:.2f} GB", flush=True)
     saturated = None
@@ -253,13 +254,14 @@ def main() -> None:
     parser.add_argument("--parts", default="check,kernels,steps,saturated")
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--frames", type=int, default=60)
+    parser.add_argument("--device", default="cuda", help="cpu: to try steps and saturated with a tiny model")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     parts, rows = set(args.parts.split(",")), [int(n) for n in args.rows.split(",")]
     report: dict[str, Any] = {}
     if parts & {"check", "kernels"}:
         compile_all(parts)
-    device = torch.device("cuda")
+    device = torch.device(args.device)
     with torch.inference_mode():
         if "check" in parts:
             report["errors"] = check(device)
@@ -271,8 +273,9 @@ def main() -> None:
             write_checkpoint(args.folder, kind="custom_voice", size="1.7b", device="cuda", tokenizer_from=None)
         found = {}
         for kind in KINDS:
-            found[kind or "bf16"], saturated = engine_figures(args.folder, kind, parts, rows, args.frames)
+            found[kind or "bf16"], saturated = engine_figures(args, kind, parts, rows)
             report[f"saturated {kind or 'bf16'}"] = saturated and saturated.audio_s_per_s
+            gc.collect()
             torch.cuda.empty_cache()
         if "steps" in parts:
             print(step_table(found), flush=True)

@@ -27,7 +27,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
-from sonant.kernels.reference.quantized import QuantizedWeight, Weight, linear, parts_of, quantize, quantize_rows
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -44,6 +44,7 @@ from sonant.kernels.reference.transformer import (
     Place,
     add_norm,
     dense_attention,
+    linear,
     linear_add,
     local_attention,
     local_attention_add,

@@ -12,8 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sonant.kernels.reference.quantized import Weight, linear
-from sonant.kernels.reference.transformer import norm_gated, rms_norm
+from sonant.kernels.reference.quantized import Weight
+from sonant.kernels.reference.transformer import linear, norm_gated, rms_norm
 
 TEXT, AUDIO, PADDING = 0, 1, 2
 

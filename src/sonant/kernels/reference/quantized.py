@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
@@ -56,7 +55,3 @@ def quantize(weight: Tensor) -> QuantizedWeight:
     """Of a weight [columns, depth]."""
     values, scale = quantize_rows(weight)
     return QuantizedWeight(values, scale[:, 0])
-
-
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, weight.dequantized(x.dtype) if isinstance(weight, QuantizedWeight) else weight, bias)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sonant.kernels.reference.quantized import Weight, linear
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight
 
 
 class Place(NamedTuple):
@@ -46,6 +46,10 @@ def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tenso
     """A residual sum, and its RMSNorm with `gain`, which opens the next branch."""
     total = x + branch
     return total, rms_norm(total, gain, eps)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight.dequantized(x.dtype) if isinstance(weight, QuantizedWeight) else weight, bias)
 
 
 def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
