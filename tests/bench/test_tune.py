@@ -197,7 +197,7 @@ SMALL = [DualCase("dual_norm_gated", "gate, up", 5, 64, 48), DualCase("dual_line
 
 
 EIGHT_BITS = [
-    ProductCase("norm_gated", "few rows", 3, 64, 48, quantize="fp8"),
+    ProductCase("linear", "few rows", 3, 64, 48, quantize="fp8"),
     ProductCase("norm_linear", "many rows", 70, 64, 48, quantize="fp8"),
     DualCase("dual_linear_add", "two sides", 5, 48, 64, quantize="fp8"),
 ]
