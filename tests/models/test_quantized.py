@@ -17,6 +17,7 @@ import sonant
 from engine.families import HIGGS_AUDIO_V2, QWEN3_TTS, VOXCPM2, Family
 from peak_memory import needs_peak_memory, run_python
 from sonant import EngineConfig
+from sonant.engine.residents import Residents
 from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
 from sonant.errors import CheckpointError, ConfigError
 from sonant.kernels.gpu import Gpu
@@ -107,6 +108,18 @@ def test_what_comes_and_goes_is_spoken_to_the_bit(family: Family, folder: Path) 
               for q in (None, "fp8")}  # fmt: skip
     layers = [(a.size, b.size) for a, b in zip(halved[None], halved["fp8"], strict=True) if a.size != b.size]
     assert layers and all(0.4 * a < b < 0.8 * a for a, b in layers)
+
+
+def test_an_engine_that_slept_has_the_same_weights(folder: Path) -> None:
+    model = loaded(folder, "fp8")
+    parts = [m for m in all_modules(model).values() if isinstance(m, QuantizedLinear)]
+    before = [(part.values.view(torch.uint8).clone(), part.scale.clone()) for part in parts]
+    residents = Residents(model.weights(), CPU)
+    residents.sleep()
+    assert not any(part.values.untyped_storage().nbytes() for part in parts)
+    residents.wake()
+    for part, (values, scale) in zip(parts, before, strict=True):
+        assert torch.equal(part.values.view(torch.uint8), values) and torch.equal(part.scale, scale)
 
 
 @pytest.mark.parametrize("wrong", ["int4", "FP8", ""])
