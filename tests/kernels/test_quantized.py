@@ -132,8 +132,7 @@ def as_a_gpu_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(x: Tensor, norm: tuple[Tensor, float] | None) -> tuple[Tensor, Tensor]:
         return quantize_rows(x if norm is None else reference.rms_norm(x, *norm))
 
-    if DEVICE == "cpu":
-        monkeypatch.setattr(scaled_product, "quantize_rows", rows)
+    monkeypatch.setattr(scaled_product, "quantize_rows", rows)
 
 
 def both_rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
@@ -145,7 +144,8 @@ def both_rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("rows", [70, 128])
 def test_many_rows_in_eight_bits_on_both_sides(rows: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_a_gpu_rounds(monkeypatch)
+    if DEVICE == "cpu":
+        as_a_gpu_rounds(monkeypatch)
     depth, columns, tile = 128, 40, Tile(64, 32, 64, stages=2, splits=splits)
     x, gain = random(rows, 1, depth, dtype=torch.bfloat16), random(depth, dtype=torch.bfloat16, seed=1)
     half, both, before = weight(columns, depth), weight(2 * columns, depth), random(rows, 1, columns, seed=3).bfloat16()
@@ -173,7 +173,8 @@ def test_the_librarys_product_is_hoppers_alone(monkeypatch: pytest.MonkeyPatch) 
         return ((a.float() @ b.float()) * scale_a * scale_b).to(options["out_dtype"])
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
-    x, w, before = random(70, 1, 32, dtype=torch.bfloat16), weight(48, 32), random(70, 1, 48).bfloat16()
+    x, before = (random(70, 1, width).bfloat16().cpu() for width in (32, 48))
+    w = quantize(random(48, 32).cpu())
     for capability, wanted in (((9, 0), both_rounded(x, w)), ((8, 9), reference.linear(x.float(), w))):
         asked.clear()
         around = scaled_product.Around(residual=before.clone())
