@@ -20,6 +20,7 @@ from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_
 from sonant.bench.engine.step_counts import count
 from sonant.bench.kernels.case import Call, Case
 from sonant.bench.report.results import FORMAT
+from sonant.config import Quantization
 from sonant.kernels import reference
 from sonant.kernels.ops import Choice, choose
 from sonant.text_table import grid
@@ -85,9 +86,10 @@ def run(
     device: torch.device,
     dtype: torch.dtype,
     on_time: Callable[[KernelTime], None] = lambda timed: None,
+    quantize: Quantization | None = None,
 ) -> KernelReport:
     cuda = device.type == "cuda"
-    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype, quantize))
     times = []
     with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
         for case in cases:
@@ -96,7 +98,7 @@ def run(
     return KernelReport(
         device=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
         torch=torch.__version__,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch.") + (f", weights {quantize}" if quantize else ""),
         ceiling=ceiling,
         times=times,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

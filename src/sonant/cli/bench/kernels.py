@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     every = (case for workloads in wanted for case in cases.every(workloads, rows, prefill))
     asked = (case for case in every if case.op in ops and args.where in case.where)
     check_quantize(args.quantize, gpu_of(device))
-    report = kernels.run(asked, device, dtype, on_time=_tell)
+    report = kernels.run(asked, device, dtype, on_time=_tell, quantize=args.quantize)
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
@@ -147,7 +147,7 @@ def _tune(
         raise ConfigError(
             f"none of these has tiles to tune: ops with tiles are {tunable}, and --rows those of a table's keys"
         )
-    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16, quantize))
     results = tune.run(cases, device, ceiling, seconds, _say)
     print(tune.table(results))
     path = out or tuning.user_path(gpu)
