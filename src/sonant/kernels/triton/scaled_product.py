@@ -1,8 +1,8 @@
 """Matrix products of quantised weights with many rows: both sides in eight bits, ours or the library's.
 
 The rows of the input are quantised too, in the same pass as the norm before them if there is one. Ours has what comes
-after inside; which of the two is faster is measured. Where neither fits (an unusual size, values that have
-not 16 bits), weights are widened first, and only they were rounded.
+after inside; which of the two is faster is measured. Where neither fits (a GPU older than Hopper, an unusual size,
+values that have not 16 bits), weights are widened first, and only they were rounded.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class Around:
 
 def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether it has such a product: with a scale for each row and column, on Hopper."""
+    gpu, whole = gpu_of(x.device), not any(size % _UNIT for size in weight.shape)
+    return gpu is not None and gpu.capability >= _HOPPER and x.dtype == torch.bfloat16 and whole
+
+
+def _ours(x: Tensor, around: Around, tile: Tile) -> bool:
+    """Tiles are for Hopper's shared memory."""
     gpu = gpu_of(x.device)
-    return (
-        gpu is not None
-        and gpu.capability >= _HOPPER
-        and x.dtype == torch.bfloat16
-        and not any(size % _UNIT for size in weight.shape)
-    )
+    suits = x.dtype.itemsize == 2 and around.bias is None and fits(tile, x.shape[-1])
+    return suits and not tile.library and (gpu is None or gpu.capability >= _HOPPER)
 
 
 def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Tile | None = None) -> Tensor:
@@ -53,7 +55,7 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
     columns = weight.shape[0] // (2 if around.gated else 1)
     flat = x.reshape(-1, depth)
     tile = tile or tile_for(len(flat), depth, columns, around.gated, x.device)
-    if x.dtype.itemsize == 2 and not tile.library and fits(tile, depth) and around.bias is None:
+    if _ours(x, around, tile):
         residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
         out = x.new_empty(len(flat), columns)
         scaled_gemm(*quantize_rows(flat, around.norm), weight, out, residual, around.gated, tile)
