@@ -19,6 +19,9 @@ def option(default: Any, help: str, *, flag: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "flag": flag})
 
 
+Quantization = Literal["fp8"]
+
+
 @dataclass(frozen=True)
 class FrameSizes:
     """The config's times as whole frames of one model."""
@@ -77,6 +80,11 @@ class EngineConfig:
         "GPU memory for weights, as 3GiB; what does not fit lies in pinned host memory and comes when it is needed. "
         "auto: what the cache asked for leaves. none: all of them stay",
     )
+    quantize: Quantization | None = option(
+        None,
+        "weights of the language models' and flow's layers in eight bits, made from the published ones at load: half "
+        "the bytes. none: as --dtype says",
+    )
     prefill_tokens: int = option(
         512,
         "prompt positions in one step, so that running streams do not wait; four times as many while all are ahead",
@@ -118,6 +126,8 @@ class EngineConfig:
         if self.kv_cache_dtype not in (None, *get_args(KVCacheType)):
             known = " or ".join(get_args(KVCacheType))
             raise ConfigError(f"kv_cache_dtype must be {known}, or left out, not {self.kv_cache_dtype!r}")
+        if self.quantize not in (None, *get_args(Quantization)):
+            raise ConfigError(f"quantize must be {' or '.join(get_args(Quantization))}, not {self.quantize!r}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:

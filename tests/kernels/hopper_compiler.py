@@ -30,6 +30,7 @@ from sonant.kernels.reference import (
     PatchMemory,
     PatchStatuses,
     Place,
+    QuantizedWeight,
     Ras,
     RingPlace,
     RowCounters,
@@ -257,6 +258,28 @@ def dual_kernels(dtype: torch.dtype, counts: Sequence[int], hidden: int = 3072, 
         dual_ffn.dual_linear_add(values(1, rows, inner), split, down, values(1, rows, hidden))
 
 
+def quantized_kernels() -> None:
+    """Products whose weights have eight bits."""
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+    def weight(columns: int, depth: int) -> QuantizedWeight:
+        eight_bits = torch.empty(columns, depth, dtype=torch.float8_e4m3fn, device="meta")
+        return QuantizedWeight(eight_bits, torch.empty(columns, device="meta"))
+
+    for rows in (70, 512):
+        gemv.norm_gated(values(rows, 1, 2048), values(2048), 1e-6, weight(512, 2048))
+    gemv.linear_add(values(70, 1, 2048), weight(256, 2048), values(70, 1, 256))
+    for rows, depth in ((1, 2048), (1, 3072), (16, 2048), (64, 2048)):
+        gemv.norm_gated(values(rows, 1, depth), values(depth), 1e-6, weight(512, depth))
+    gemv.linear_add(values(24, 1, 2048), weight(256, 2048), values(24, 1, 256), weight(256, 2048))
+    heads = Heads(None, None, values(1, 5, 1, 128), values(1, 5, 1, 128), 16, 2, 1e-5)
+    local_out.local_attention_add(values(2, 5, 20 * 128), heads, weight(64, 2048), values(2, 5, 64))
+    split, sides = split_kinds(torch.zeros(1, 32)), Sides(weight(3072, 8192), weight(3072, 8192))
+    dual_ffn.dual_linear_add(values(1, 32, 8192), split, sides, values(1, 32, 3072))
+
+
 def tuned_kernels() -> None:
     """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
     shapes = workload.workloads(["1.7b"])
@@ -273,6 +296,7 @@ def main() -> None:
     all_kernels(torch.float32, PRODUCTS[:1] + PRODUCTS[2:3], CONVOLUTIONS[-2:-1], every_form=False)
     dual_kernels(torch.bfloat16, (32, 600))
     dual_kernels(torch.float32, (600,))
+    quantized_kernels()
     tuned_kernels()
     sys.stdout.write(" ".join(sorted(set(compiled))))
 

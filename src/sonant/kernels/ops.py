@@ -42,6 +42,7 @@ from sonant.kernels.reference import (
     Snake,
     Split,
     Unit,
+    Weight,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -154,31 +155,31 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return pick("swiglu", gate_up)(gate_up)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return pick("linear", x)(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
     return pick("linear_add", x)(x, weight, residual, then)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     return pick("norm_linear", x)(x, gain, eps, weight, then)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     return pick("norm_gated", x)(x, gain, eps, weight, then)
 
 
-def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
     return pick("dual_norm", x)(x, split, gains, eps)
 
 
-def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]) -> Tensor:
     return pick("dual_norm_gated", x)(x, split, gains, eps, weights)
 
 
-def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
     return pick("dual_linear_add", inner)(inner, split, weights, residual)
 
 
@@ -273,7 +274,7 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None
 ) -> Tensor:
     return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
 

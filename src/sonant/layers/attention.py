@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Heads, Place, RingPlace
+from sonant.kernels.reference import Heads, Place, RingPlace, Weight
 
 
 class Context(Protocol):
@@ -76,7 +76,7 @@ class LocalContext:
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.local_attention(qkv, heads)
 
-    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor) -> Tensor:
+    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight) -> Tensor:
         """The same, through the output projection `weight` onto the residual [B, T, columns]; `then` is read next."""
         return ops.local_attention_add(qkv, heads, weight, residual, then)
 

@@ -3,6 +3,7 @@
 With few rows its weights are what a step waits for: norms and sums are inside the products, and each op is told which
 weight the next one reads. With many the library's products are what it waits for. Those do nothing else (a profile of
 products with a sum inside has a copy for every other one), so a sum and the norm after it are one op between them.
+Products of quantised weights have sums inside however many rows there are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sonant.kernels import ops
 from sonant.layers.attention import LocalContext
+from sonant.layers.quantized import QuantizedLinear
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
 _FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
@@ -46,7 +48,8 @@ class LocalStack(DecoderStack):
         """The same before the final norm. The tokens may be written over. `again`: other tokens are next."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
         context, x = LocalContext(), tokens
-        if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS:
+        quantized = isinstance(next(self._layers()).mlp.down_proj, QuantizedLinear)
+        if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS and not quantized:
             return self._through_many(x, cos, sin, context)
         for layer, following in pairwise([*self._layers(), next(self._layers()) if again else None]):
             assert layer is not None

@@ -29,6 +29,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -75,6 +76,7 @@ __all__ = [
     "PatchMemory",
     "PatchStatuses",
     "Place",
+    "QuantizedWeight",
     "Ras",
     "RingPlace",
     "RowCounters",
@@ -84,6 +86,7 @@ __all__ = [
     "Split",
     "Statuses",
     "Unit",
+    "Weight",
     "add_norm",
     "causal_conv",
     "convolve",
@@ -109,10 +112,13 @@ __all__ = [
     "paged_attention",
     "paged_step",
     "paged_write",
+    "parts_of",
     "patch_step",
     "pcm16",
     "penalize",
     "qk_rope",
+    "quantize",
+    "quantize_rows",
     "ras_sample",
     "residual_unit",
     "ring_attention",

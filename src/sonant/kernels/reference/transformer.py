@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight
+
 
 class Place(NamedTuple):
     """Where fresh keys and values go: token slots [N] of a cache [2, blocks, block_tokens, H, D]."""
@@ -72,26 +74,26 @@ def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tenso
     return total, rms_norm(total, gain, eps)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, weight, bias)
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight.dequantized(x.dtype) if isinstance(weight, QuantizedWeight) else weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
     """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards.
 
     Here and below, `then` is the weight that the next product reads: a kernel may fetch it while it works.
     """
-    return residual + F.linear(x, weight)
+    return residual + linear(x, weight)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     """The start of one: RMSNorm with `gain`, then the projection."""
-    return F.linear(rms_norm(x, gain, eps), weight)
+    return linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     """The same into SwiGLU; the first half of `weight` makes the gate."""
-    return swiglu(F.linear(rms_norm(x, gain, eps), weight))
+    return swiglu(linear(rms_norm(x, gain, eps), weight))
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None
 ) -> Tensor:
     """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
     return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)

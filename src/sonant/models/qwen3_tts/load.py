@@ -32,7 +32,7 @@ def load(
     if speaks:  # It takes about as long as the weights, which are only copied.
         reading.start()
     try:
-        modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host)
+        modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host, options.quantize)
     except CheckpointError:
         read_vocabulary()  # What is wrong with it is told first.
         raise
