@@ -26,6 +26,7 @@ TITLES = {
     "proxy": "/haproxy -db",
     "proxy manager": "ray::HAProxyManager",
 }
+TINY = {"tiny": "custom_voice", "tiny base": "base"}
 _PROXY_FILES = "/tmp/haproxy-serve"
 
 
@@ -43,6 +44,9 @@ class Cluster:
                 with suppress(OSError):
                     if TITLES[kind] in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
                         found.append(int(entry.name))
+        if kind == "engine":  # Others may have servers of their own on this machine.
+            replicas = self.pids("replica")
+            found = [pid for pid in found if parent_of(pid) in replicas]
         return sorted(found)
 
     def kill(self, kind: str) -> int:
@@ -70,6 +74,13 @@ class Cluster:
         return time.monotonic() - began_s
 
 
+def parent_of(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Ray's proxy has ports of its own, the same for everybody: one cluster at a time on a machine."""
@@ -84,6 +95,20 @@ def fetch(url: str) -> bytes | None:
             return bytes(response.read())
     except OSError:
         return None
+
+
+@contextmanager
+def folder_of(named: str | None) -> Iterator[Path | None]:
+    """A checkpoint's folder; `tiny` is one that never stops by itself, `tiny base` one that clones, both written here."""
+    if named not in TINY:
+        yield None if named is None else Path(named).absolute()
+        return
+    from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "checkpoint"
+        write_checkpoint(written, kind=TINY[named], eos_gain=0.0, code_groups=4)
+        yield written
 
 
 @contextmanager
