@@ -78,6 +78,12 @@ def test_an_image_is_made_of_files_that_are_there_and_runs_as_nobody_special() -
     assert extras <= known
 
 
+def test_versions_leave_triton_to_the_torch_that_has_cuda() -> None:
+    """Each asks for its own, so with a version of ours beside it neither the image nor `make` could be installed."""
+    named = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert "torch" in named and "triton" not in named
+
+
 # Compose
 
 

@@ -6,10 +6,11 @@ FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for
 replica directly, directly once more, and through the proxy, in random order, by one blocking client with connections
 that stay open, so that nothing else runs meanwhile but what a request needs. What the second of the direct ways
 "adds" is the noise of the machine. Where others work on it, most of that is waiting for a core, which the scheduler
-counts: times are told as the clock had them, and without what client, proxy, replicas and engines waited so.
+counts: times are told as the clock had them, and without what client, replicas and engines waited so. What HAProxy
+waited is Ray's to answer for, and stays in.
 
-Printed: quantiles of each way, and by how much later they are than directly, with a bootstrap's interval. It ends with 1
-if, without those waits, the 99th of a hundred is later by 3 ms or more.
+Printed: quantiles of each way, and by how much later they are than directly, with a bootstrap's interval. It ends with
+1 if, without those waits, the 99th of a hundred is later by 3 ms or more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.options import ModelOptions, ServeOptions
 
 SPEECH = {"input": "hello", "response_format": "pcm", "seed": 1, "max_frames": 1}
-PATHS: dict[str, bytes | None] = {"/health": None, "/v1/audio/speech": json.dumps(SPEECH).encode()}
+SPEECH_PATH = "/v1/audio/speech"
+PATHS: dict[str, bytes | None] = {"/health": None, SPEECH_PATH: json.dumps(SPEECH).encode()}
 DIRECTLY, AGAIN, THROUGH = WAYS = ("directly", "directly again", "through Ray")
 LIMIT_MS = 3.0
 PAUSE_S = 0.005  # in which replica and proxy come to rest

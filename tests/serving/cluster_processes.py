@@ -25,6 +25,7 @@ TITLES = {
     "controller": "ray::ServeController",
     "proxy": "/haproxy -db",
     "proxy manager": "ray::HAProxyManager",
+    "proxy actor": "ray::ProxyActor",
 }
 TINY = {"tiny": "custom_voice", "tiny base": "base"}
 _PROXY_FILES = "/tmp/haproxy-serve"
@@ -66,6 +67,11 @@ class Cluster:
     def whole(self) -> bool:
         return self.ready() == self.replicas and fetch(f"{self.url}/ready") is not None
 
+    def counted(self, name: str) -> float:
+        """A counter of `/metrics`, of all replicas."""
+        page = fetch(f"{self.url}/metrics") or b""
+        return sum(float(line.rpartition(" ")[2]) for line in page.decode().splitlines() if line.startswith(name))
+
     def wait_whole(self, timeout_s: float = 120.0) -> float:
         began_s = time.monotonic()
         while not self.whole():
@@ -99,7 +105,7 @@ def fetch(url: str) -> bytes | None:
 
 @contextmanager
 def folder_of(named: str | None) -> Iterator[Path | None]:
-    """A checkpoint's folder; `tiny` is one that never stops by itself, `tiny base` one that clones, both written here."""
+    """A checkpoint's folder; `tiny` and `tiny base`, which clones, are written here and never stop by themselves."""
     if named not in TINY:
         yield None if named is None else Path(named).absolute()
         return

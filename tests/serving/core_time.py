@@ -1,12 +1,23 @@
-"""What processes had of the cores, and for how long they wanted one in vain: what a clock on a shared machine hides."""
+"""What processes had of the cores, how fast those were, and how long one was wanted in vain: what a clock hides.
+
+As a script it is `CoreSpeed`'s other half: it does a small fixed piece of work again and again, and tells for each line
+that it reads how often it did so, and what that took of a core.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
+_PAUSE_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -56,3 +67,54 @@ def core_s(pids: Iterable[int]) -> float:
             fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks / _TICKS
+
+
+def busy_s() -> float:
+    """Seconds of a core that all processes of this machine have used since it was started, and the system for them."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+class CoreSpeed:
+    """Two cores that share caches, or are one in truth, are slower together: a piece of work tells by how much.
+
+    It multiplies a matrix that no inner cache holds by a vector, as a model's step does, and takes some hundredths of a
+    core.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def look(self) -> np.ndarray:
+        """Pieces done so far, and core seconds that they took."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return np.array([float(word) for word in self._process.stdout.readline().split()])
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def main() -> None:
+    done, took_s = 0, 0.0
+
+    def work() -> None:
+        nonlocal done, took_s
+        matrix, vector = np.ones((1024, 1024), np.float32), np.ones(1024, np.float32)
+        while True:
+            began_s = time.thread_time()
+            for _ in range(4):
+                matrix @ vector
+            done, took_s = done + 1, took_s + time.thread_time() - began_s
+            time.sleep(_PAUSE_S)
+
+    threading.Thread(target=work, daemon=True).start()
+    for _ in sys.stdin:
+        print(done, took_s, flush=True)
+
+
+if __name__ == "__main__":
+    main()
