@@ -163,6 +163,15 @@ def test_the_kubernetes_manifest_serves_the_same_application() -> None:
     assert requirement is not None and spec["rayClusterConfig"]["rayVersion"].startswith(requirement[1])
 
 
+def test_the_pods_are_what_kubernetes_takes() -> None:
+    """`pip install kubernetes-validate` brings its schemas, of 100 MB. KubeRay's own part is not in them."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    cluster = load("kuberay.yaml")["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sonant"}, "spec": group["template"]["spec"]}
+        validate(pod, "1.31", strict=True)
+
+
 # One machine
 
 

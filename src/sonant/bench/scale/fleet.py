@@ -2,8 +2,8 @@
 
 A newcomer goes to the replica with the fewest requests, as Ray's proxy sends them. A replica's step takes in prompts of
 those who got a row, moves every row on by a frame (those with the least sound in hand first, where there are more than
-fit), and ends when the engine's measured times say so. Engines have a device each, and what carries their sound takes no
-time of it; or all of them share the cores of one machine (`shared_host.py`).
+fit), and ends when the engine's measured times say so. Engines have a device each, and what carries their sound takes
+no time of it; or all of them share the cores of one machine (`shared_host.py`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class Fleet:
         stream = Stream(now_s, frames)
         self._streams.append(stream)
         if self.host is None or self._cores is None:
-            return self._arrive(self._fewest(), stream, now_s)
+            self._arrive(self._fewest(), stream, now_s)
+            return
         cores, front_s = self._cores, self.host.front_request_s
 
         def sent(_: float) -> None:
@@ -172,7 +173,8 @@ class Fleet:
     def _carry(self, replica: Replica, stream: Stream, now_s: float) -> None:
         """A frame, from the engine to who hears it."""
         if self.host is None or self._cores is None:
-            return self._hear(stream, now_s)
+            self._hear(stream, now_s)
+            return
         cores, client_s = self._cores, self.host.client_frame_s
 
         def sent(_: float) -> None:
