@@ -189,6 +189,15 @@ def test_the_unit_starts_a_command_that_exists_and_waits_for_its_drain() -> None
     assert set(re.findall(r"SONANT_\w+", read("sonant.service"))) <= VARIABLES
 
 
+def test_systemd_understands_the_unit() -> None:
+    """All but that the command is not installed here."""
+    done = subprocess.run(
+        [tool("systemd-analyze"), "verify", str(DEPLOY / "sonant.service")], capture_output=True, text=True
+    )
+    said = [line for line in done.stderr.splitlines() if "sonant.service" in line]
+    assert all(line.endswith("is not executable: No such file or directory") for line in said), done.stderr
+
+
 def test_the_reverse_proxy_lets_sound_and_websockets_through() -> None:
     text = read("nginx.conf")
     assert f"server 127.0.0.1:{DEFAULTS.port};" in text and "proxy_buffering off;" in text

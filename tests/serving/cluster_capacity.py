@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.cluster_processes import Cluster, alone, cluster, folder_of
 from serving.cluster_storm import new_session
-from serving.core_time import CoreSpeed, busy_s, core_s
+from serving.core_time import CoreSpeed, busy_s, core_s, wait_for_quiet
 from sonant.bench.scale.engine_times import EngineTimes
 from sonant.bench.scale.fleet import Fleet, Load
 from sonant.bench.scale.shared_host import HostTimes
@@ -46,7 +46,6 @@ FRAMES = 25
 # Clients and frames of each request, from which costs are learnt; short ones tell what a prompt takes.
 LEARNT = ((1, FRAMES), (4, FRAMES), (8, FRAMES), (2, 5))
 _SETTLE_S = 1.5
-_QUIET = 0.35  # cores that others, and Ray itself, may use for a window to begin
 _WRONG = 0.2
 
 
@@ -70,17 +69,8 @@ class Window:
         return self.frames * FRAME_S / self.seconds
 
 
-async def quiet(patience_s: float) -> None:
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
-        before_s = busy_s()
-        await asyncio.sleep(1.0)
-        if busy_s() - before_s < _QUIET:
-            return
-
-
 async def window(c: Cluster, clients: int, frames: int, seconds: float, patience_s: float = 0.0) -> Window:
-    await quiet(patience_s)
+    await asyncio.to_thread(wait_for_quiet, patience_s)
     speed = CoreSpeed()
     firsts: list[float] = []
     heard, counting = 0, False

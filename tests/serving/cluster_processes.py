@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.core_time import parent_of
 from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.cluster.ray_settings import ray_environment
 from sonant.serving.cluster.replica import ReplicaSetup
@@ -78,13 +79,6 @@ class Cluster:
             assert time.monotonic() - began_s < timeout_s, f"after {timeout_s:g} s {self.ready()} replicas are ready"
             time.sleep(0.1)
         return time.monotonic() - began_s
-
-
-def parent_of(pid: int) -> int | None:
-    try:
-        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 @contextmanager

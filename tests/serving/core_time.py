@@ -69,10 +69,42 @@ def core_s(pids: Iterable[int]) -> float:
     return ticks / _TICKS
 
 
+def descendants(pid: int) -> list[int]:
+    """Its children, and theirs, now."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (parent := parent_of(int(entry.name))) is not None:
+            parents[int(entry.name)] = parent
+    found, look = [], [pid]
+    while look:
+        new = [child for child, parent in parents.items() if parent in look]
+        found += new
+        look = new
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def busy_s() -> float:
     """Seconds of a core that all processes of this machine have used since it was started, and the system for them."""
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
+
+
+def wait_for_quiet(patience_s: float, most: float = 0.35) -> float:
+    """Until all processes together use less than so many cores, or patience ends → cores used in the last second."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        before_s, began_s = busy_s(), time.monotonic()
+        time.sleep(1.0)
+        used = (busy_s() - before_s) / (time.monotonic() - began_s)
+        if used < most or time.monotonic() > deadline_s:
+            return used
 
 
 class CoreSpeed:
