@@ -71,7 +71,7 @@ async def _deploy(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
     try:
         return await _until_stopped(setup, cluster, stop)
     except (RayError, RayServeException, RuntimeError) as e:  # Ray tells a deployment that failed by the last of these.
-        logger.error("the replicas could not be started: %s", _reason(e))
+        logger.error("the replicas could not be started: %s", reason_of(e))
         return 1
     finally:
         await asyncio.to_thread(serve.delete, NAME)
@@ -100,7 +100,7 @@ async def _until_stopped(setup: ReplicaSetup, cluster: ClusterOptions, stop: asy
     return 0
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What HAProxy says of itself, else all of it: the cause is somewhere inside what Ray wraps around."""
     alerts = [line.strip() for line in str(error).splitlines() if line.startswith("[ALERT]")]
     return "; ".join(alerts) or str(error)
