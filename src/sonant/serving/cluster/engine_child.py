@@ -80,6 +80,8 @@ class EngineChild:
         command = [sys.executable, "-m", "sonant.serving.processes.engine_process"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
             self._process = process
+            if self._closing.is_set():  # and whoever closed it may not have seen this one
+                process.terminate()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.write(replace(self.setup, restarts=self.deaths).to_json() + b"\n")
