@@ -5,7 +5,8 @@
 So many listen at once and play what they get as it comes: few of them one after the other in as many places, many at
 random times. Meanwhile some hang up in the middle, some read slowly, some ask for what is wrong, and voices are
 uploaded, spoken with and deleted where the model clones. Before memory counts, all that a server keeps for later is
-filled: the cache of prompts, which has its full size from the start but no pages yet, and the clips it remembers.
+filled: the cache of prompts, which has its full size from the start but no pages yet, the clips it remembers, and what
+a full house works in.
 
 Printed every minute: memory by process. At the end, for each process: how much it has at the beginning and the end of
 what counts, and the slope of a line through all of it; then who was heard whole, without a gap, broken off, refused,
@@ -26,6 +27,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -33,10 +35,11 @@ import soundfile
 from process_memory import MemoryRecord
 
 WORDS = "a bright cold day in april and the clocks were striking thirteen while old trees gave shade to quick foxes"
-WARM_MINUTES = 1.0  # of load, before memory counts as what it is to stay
+WARM_SHARE, WARM_MINUTES = 0.05, 1.0  # of all the time, and at least, before memory counts as what it is to stay
 SAMPLE_S = 10.0
 FEW = 16  # listeners, who come one after the other: random times would be idle at one moment and too much at the next
 REMEMBERED = 80  # clips, a few more than an engine remembers
+HOUSE = 10  # requests at once: more than a CPU has rows
 UPLOAD_EVERY_S = 10.0
 KEPT_S = 2.0  # by a player
 MANNERS = {"listens": 80, "leaves": 10, "slow": 5, "wrong": 5}
@@ -91,40 +94,50 @@ class Soak:
             self.outcomes[f"upload {response.status}"] += 1
             return str((await response.json())["id"]) if response.status == 200 else None
 
-    async def come_and_go(self, session: aiohttp.ClientSession, speak: bool = True) -> None:
-        """A voice that is uploaded, spoken with once and deleted."""
+    async def come_and_go(self, session: aiohttp.ClientSession, frames: int | None = None) -> None:
+        """A voice that is uploaded, spoken with once, to a listener or for so many frames, and deleted."""
         voice = await self.upload(session)
         if voice is None:
             return
-        if speak:
+        if frames is None:
             await self.listen(session, "listens", voice)
+        else:
+            await self.ask(session, text(6), voice=voice, max_frames=frames)
         async with session.delete(f"{self.url}/v1/audio/voices/{voice}") as deleted:
             self.outcomes[f"delete {deleted.status}"] += 1
 
+    async def ask(self, session: aiohttp.ClientSession, said: str, **fields: Any) -> float:
+        """Nobody listens → seconds of sound."""
+        body = {"input": said, "response_format": "pcm", "voice": self.voice, **fields}
+        async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
+            response.raise_for_status()
+            return len(await response.read()) / 2 / self.rate
+
     async def fill(self, session: aiohttp.ClientSession, memory: MemoryRecord, uploads: bool) -> None:
-        """What is kept for later, until it takes no more memory."""
+        """What is kept for later, until it takes no more memory, and what a full house works in."""
         for _ in range(REMEMBERED if uploads else 0):
-            await self.come_and_go(session, speak=False)
+            await self.come_and_go(session, frames=2)
+        for _ in range(2):
+            await asyncio.gather(*(self.ask(session, text(20), stream=n % 2 == 0) for n in range(HOUSE)))
         before, asked = 0.0, 0
         while (now := memory.total_mib()) > 1.002 * before and asked < 1000:
             before = now
             for _ in range(40):
                 asked += 1
-                body = {"input": text(40), "response_format": "pcm", "voice": self.voice, "max_frames": 1}
-                async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
-                    await response.read()
+                await self.ask(session, text(40), max_frames=1)
         print(f"filled with {asked} prompts: {before:.0f} MiB", flush=True)
 
     async def run(self, minutes: float, uploads: bool, memory: MemoryRecord) -> None:
         connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self.voice = (await self.upload(session) if uploads else None) or self.voice  # one that clones has no own
-            self.sound_s = await self.mean_length_s(session)
+            self.sound_s = float(np.mean([await self.ask(session, text()) for _ in range(3)]))
             await self.fill(session, memory, uploads)
             self.outcomes.clear()
             end_s = time.monotonic() + 60 * minutes
             arrivals = self.one_after_the_other if self.listeners < FEW else self.at_random
-            tasks = [self.watch(end_s, memory), arrivals(session, end_s)]
+            warm_s = 60 * max(WARM_MINUTES, WARM_SHARE * minutes)
+            tasks = [self.watch(warm_s, end_s, memory), arrivals(session, end_s)]
             await asyncio.gather(*tasks, *([self.upload_often(session, end_s)] if uploads else []))
 
     async def one_after_the_other(self, session: aiohttp.ClientSession, end_s: float) -> None:
@@ -149,10 +162,10 @@ class Soak:
         while time.monotonic() < end_s:
             await asyncio.gather(self.come_and_go(session), asyncio.sleep(UPLOAD_EVERY_S))
 
-    async def watch(self, end_s: float, memory: MemoryRecord) -> None:
+    async def watch(self, warm_s: float, end_s: float, memory: MemoryRecord) -> None:
         began_s, told_s = time.monotonic(), time.monotonic()
         while (now_s := time.monotonic()) < end_s:
-            if now_s - began_s > 60 * WARM_MINUTES:
+            if now_s - began_s > warm_s:
                 memory.sample(now_s - began_s)
             if now_s - told_s >= 60:
                 told_s += 60
@@ -164,15 +177,6 @@ class Soak:
                 due_s = time.monotonic() + pause_s
                 await asyncio.sleep(pause_s)
                 self.late_s.append(time.monotonic() - due_s)
-
-    async def mean_length_s(self, session: aiohttp.ClientSession) -> float:
-        lasts = []
-        for _ in range(3):
-            body = {"input": text(), "response_format": "pcm", "voice": self.voice}
-            async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
-                response.raise_for_status()
-                lasts.append(len(await response.read()) / 2 / self.rate)
-        return float(np.mean(lasts))
 
     def verdict(self, memory: MemoryRecord) -> int:
         growth = memory.show()
