@@ -79,7 +79,7 @@ template <int LEFT>
 __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// Values of products in registers, before `products_begin` and after the wait: what is computed of them must not be moved
+// Values of products in registers, before `products_begin` and after the wait: what is made of them must not be moved
 // in between.
 template <int N>
 __device__ __forceinline__ void settled(float (&c)[N]) {
