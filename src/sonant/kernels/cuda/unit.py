@@ -84,8 +84,10 @@ def _obstacle(gpu: Gpu) -> str | None:
 
 @cache
 def _works(channels: int, device: torch.device) -> bool:
-    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed. The first
-    of a captured step's runs comes here, none that is captured."""
+    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed.
+
+    The first of a captured step's runs comes here, none that is captured.
+    """
     return device.type != "cuda" or (unit_kernel(channels).is_ready(device) and _is_right(channels, device))
 
 
