@@ -17,14 +17,27 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from codec_account import FRAMES, H200, MOST_FRAMES, VARIANTS, Rows, floor_ms, layers, made, recorded
+from codec_account import (
+    FRAMES,
+    H200,
+    MOST_FRAMES,
+    VARIANTS,
+    Rows,
+    floor_ms,
+    layers,
+    made,
+    plain_attention,
+    recorded,
+)
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_ms
-from sonant.kernels import reference
+from sonant.kernels import ops, reference
 from sonant.kernels.cuda import unit as cuda_unit
 from sonant.kernels.recorded_launches import AnyForm
 from sonant.kernels.reference import Snake, Unit
@@ -94,19 +107,28 @@ def check_units(tell: Tell) -> bool:
 
 
 def check_calls(decoder: CodecDecoder, tell: Tell) -> bool:
-    """Pieces of several lengths: every variant against the old way, which the tests have held to the whole decode."""
-    codes = torch.randint(0, 2048, (64, 37, 16), device="cuda", dtype=torch.int32)
-    sounds: dict[str, Tensor] = {}
+    """Pieces of several lengths: every variant against float32 by the book; bfloat16 itself is off by 3.6 %."""
+    count = 8
+    codes = torch.randint(0, 2048, (count, 37, 16), device="cuda", dtype=torch.int32)
+
+    def spoken(model: CodecDecoder, dtype: torch.dtype) -> Tensor:
+        rows, pieces, index = Rows(model, count, "cuda", dtype), [], torch.arange(count, device="cuda")
+        for start, frames in ((0, 1), (1, 4), (5, 16), (21, 16)):
+            rows.codes[:, :frames] = codes[:, start : start + frames]
+            pieces.append(rows.call(index, frames))
+        return torch.cat(pieces, 1)
+
+    exact = deepcopy(decoder).float()
+    exact.prepare()
+    with VARIANTS["old"](), mock.patch.object(ops, "ring_attention", plain_attention):
+        truth = spoken(exact, torch.float32)
+        by_the_book = spoken(decoder, torch.bfloat16)
+    wrong = {"by the book": error_of(by_the_book, truth)}
     for name, variant in VARIANTS.items():
-        rows, pieces, index = Rows(decoder, 64, "cuda"), [], torch.arange(64, device="cuda")
         with variant():
-            for start, frames in ((0, 1), (1, 4), (5, 16), (21, 16)):
-                rows.codes[:, :frames] = codes[:, start : start + frames]
-                pieces.append(rows.call(index, frames))
-        sounds[name] = torch.cat(pieces, 1)
-    wrong = {name: error_of(sound, sounds["old"]) for name, sound in sounds.items()}
-    tell("calls against the old way: " + ", ".join(f"{name} {error:.1e}" for name, error in wrong.items()))
-    return max(wrong.values()) < 5e-2
+            wrong[name] = error_of(spoken(decoder, torch.bfloat16), truth)
+    tell("calls against float32: " + ", ".join(f"{name} {error:.1e}" for name, error in wrong.items()))
+    return max(wrong.values()) < 8e-2
 
 
 # Fast?

@@ -190,9 +190,9 @@ void products_wait() {  // a warp's lanes do so together
     show(&nothing, 1);
 }
 template <int N>
-void products_given(uint32_t (&a)[N][4]) {}
+void settled(uint32_t (&a)[N][4]) {}
 template <int N>
-void products_done(float (&c)[N]) {
+void settled(float (&c)[N]) {
     if (me().products.size() > 1) fail("products are still under way");
 }
 

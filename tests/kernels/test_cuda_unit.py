@@ -177,6 +177,28 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "there is no nvcc" in (cuda_unit.obstacle(H200) or "")
 
 
+def test_the_reason_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(cuda_unit, "_obstacle", cache(cuda_unit._obstacle.__wrapped__))
+    like = torch.empty(0, dtype=torch.bfloat16, device="meta")
+    with planning_for(A100), caplog.at_level("INFO"):
+        assert not any(ops.whole_units(like, 64, 1920, 96) for _ in range(3))
+    assert [r.getMessage() for r in caplog.records] == [
+        "residual units run in Triton, not in CUDA C++: it needs compute capability 9.0, and NVIDIA A100 has 8.0"
+    ]
+
+
+@pytest.mark.parametrize(("fault", "right"), [(0.0, True), (0.1, False), (float("nan"), False)])
+def test_a_kernel_that_is_wrong_here_is_not_used(
+    fault: float, right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, None]:
+        return reference.residual_unit(x, *rest)[0] * (1 + fault), None
+
+    monkeypatch.setattr(cuda_unit, "residual_unit", made)
+    assert cuda_unit._is_right(96, torch.device("cpu")) is right
+    assert [r.levelname for r in caplog.records] == ([] if right else ["WARNING"])
+
+
 def test_tritons_convolutions_make_the_same_unit() -> None:
     x, unit, past, following = unit_call(24, 2, 37, 3, following=True)
     wide = [t.float() if isinstance(t, torch.Tensor) else t for t in (x, past)]

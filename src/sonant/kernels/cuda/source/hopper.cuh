@@ -79,17 +79,17 @@ template <int LEFT>
 __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// The compiler must not move what makes a product's left side behind `products_begin`,
+// Values of products in registers, before `products_begin` and after the wait: what is made of them must not be moved
+// in between.
 template <int N>
-__device__ __forceinline__ void products_given(uint32_t (&a)[N][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-}
-// nor what becomes of its sums in front of the wait.
-template <int N>
-__device__ __forceinline__ void products_done(float (&c)[N]) {
+__device__ __forceinline__ void settled(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void settled(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
 template <int COUNT>

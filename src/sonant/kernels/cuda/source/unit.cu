@@ -90,8 +90,8 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
         if (tile_of(round + group, 1 - group) < args.tiles) turn_give(2 - group, 2 * GROUP);
         const Place place = place_of(args, tile_of(round, group));
         products_wait<0>();
-        products_done(sums[0]);
-        products_done(sums[1]);
+        settled(sums[0]);
+        settled(sums[1]);
         arrive_once_a_warp(barriers.empty(group));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -99,12 +99,12 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
             float results[CHANNELS / 2];
             uint4 residual[CHANNELS / 32];
             activated(inner, sums[half], factors);
-            products_given(inner);
+            settled(inner);
             multiply_lines(results, inner, weights);
             const Results upper(args, place.row, place.first + 64 * half, 0);
             upper.read(residual, args.x);
             products_wait<0>();
-            products_done(results);
+            settled(results);
             leave(results, args, factors, place.row, place.first + 64 * half, upper, residual);
         }
     }
@@ -193,6 +193,7 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
         const Place place = place_of(args, n * gridDim.x + blockIdx.x);
         const uint64_t left = matrix(ring + LINES_AT + n % 2 * LINES_BYTES, LINES * 16) + 64 * group;
         float sums[CHANNELS / 2] = {};
+        settled(sums);
         barrier_wait(barriers.full(n % 2), n / 2 & 1);
         for (int tap = 0; tap < TAPS; tap++)
 #pragma unroll
@@ -207,13 +208,14 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
                 if (tap + piece > 0) give_back(part - 1);
             }
         products_wait<0>();
-        products_done(sums);
+        settled(sums);
         give_back(part - 1);
         arrive_once_a_warp(barriers.empty(n % 2));
         uint32_t inner[CHUNKS / 2][4];
         activated(inner, sums, factors);
-        products_given(inner);
+        settled(inner);
         float results[CHANNELS / 2] = {};
+        settled(results);
 #pragma unroll
         for (int piece = 0; piece < SHARE; piece++, part++) {
             const uint64_t right = next_part();
@@ -230,7 +232,7 @@ __device__ __forceinline__ void consume(const UnitArgs& args, const Factors& fac
         uint4 residual[CHANNELS / 32];
         upper.read(residual, args.x);
         products_wait<0>();
-        products_done(results);
+        settled(results);
         give_back(part - 1);
         leave(results, args, factors, place.row, step, upper, residual);
     }
