@@ -70,7 +70,8 @@ class Cluster:
 
     def counted(self, *names: str) -> list[float]:
         """Samples of `/metrics` whose line has all words of a name, added up over replicas."""
-        lines = (fetch(f"{self.url}/metrics") or b"").decode().splitlines()
+        page = (fetch(f"{self.url}/metrics") or b"").decode()
+        lines = [line for line in page.splitlines() if not line.startswith("#")]
         return [
             sum(float(line.rpartition(" ")[2]) for line in lines if all(word in line for word in name.split()))
             for name in names
