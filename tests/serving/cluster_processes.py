@@ -68,10 +68,14 @@ class Cluster:
     def whole(self) -> bool:
         return self.ready() == self.replicas and fetch(f"{self.url}/ready") is not None
 
-    def counted(self, name: str) -> float:
-        """A counter of `/metrics`, of all replicas."""
-        page = fetch(f"{self.url}/metrics") or b""
-        return sum(float(line.rpartition(" ")[2]) for line in page.decode().splitlines() if line.startswith(name))
+    def counted(self, *names: str) -> list[float]:
+        """Samples of `/metrics` whose line has all words of a name, added up over replicas."""
+        page = (fetch(f"{self.url}/metrics") or b"").decode()
+        lines = [line for line in page.splitlines() if not line.startswith("#")]
+        return [
+            sum(float(line.rpartition(" ")[2]) for line in lines if all(word in line for word in name.split()))
+            for name in names
+        ]
 
     def wait_whole(self, timeout_s: float = 120.0) -> float:
         began_s = time.monotonic()
