@@ -145,7 +145,7 @@ def test_other_values_are_refused() -> None:
     ("gpu", "dtype", "batch", "steps", "channels", "takes"),
     [
         (H200, torch.bfloat16, 64, 1920, 96, True),
-        (H200, torch.bfloat16, 64, 640, 192, True),
+        (H200, torch.bfloat16, 64, 640, 192, False),  # Triton's is faster
         (H200, torch.bfloat16, 1, 1920, 96, False),  # too few tiles
         (H200, torch.bfloat16, 64, 160, 384, False),
         (H200, torch.bfloat16, 4096, 50, 96, False),
