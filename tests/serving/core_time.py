@@ -1,23 +1,13 @@
-"""What processes had of the cores, how fast those were, and how long one was wanted in vain: what a clock hides.
-
-As a script it is `CoreSpeed`'s other half: it does a small fixed piece of work again and again, and tells for each line
-that it reads how often it did so, and what that took of a core.
-"""
+"""What processes had of the cores, and how long one was wanted in vain: what a clock hides."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
-_PAUSE_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,48 +95,3 @@ def wait_for_quiet(patience_s: float, most: float = 0.35) -> float:
         used = (busy_s() - before_s) / (time.monotonic() - began_s)
         if used < most or time.monotonic() > deadline_s:
             return used
-
-
-class CoreSpeed:
-    """Two cores that share caches, or are one in truth, are slower together: a piece of work tells by how much.
-
-    It multiplies a matrix that no inner cache holds by a vector, as a model's step does, and takes some hundredths of a
-    core.
-    """
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def look(self) -> np.ndarray:
-        """Pieces done so far, and core seconds that they took."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return np.array([float(word) for word in self._process.stdout.readline().split()])
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
-def main() -> None:
-    done, took_s = 0, 0.0
-
-    def work() -> None:
-        nonlocal done, took_s
-        matrix, vector = np.ones((1024, 1024), np.float32), np.ones(1024, np.float32)
-        while True:
-            began_s = time.thread_time()
-            for _ in range(4):
-                matrix @ vector
-            done, took_s = done + 1, took_s + time.thread_time() - began_s
-            time.sleep(_PAUSE_S)
-
-    threading.Thread(target=work, daemon=True).start()
-    for _ in sys.stdin:
-        print(done, took_s, flush=True)
-
-
-if __name__ == "__main__":
-    main()
