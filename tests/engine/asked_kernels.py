@@ -38,7 +38,7 @@ from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
 from sonant.kernels import host_weights, ops, tuning
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
-from sonant.kernels.triton import pdl, scaled_product
+from sonant.kernels.triton import pdl, scaled_product, snake
 from sonant.models.base import SpeechModel
 from sonant.models.registry import load_model
 from sonant.models.weights import HostMemory
@@ -48,7 +48,8 @@ GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 100 << 30)
 STEPS, MOST_S = 12, 20.0
 SOUND: SoundFormat = "int16"  # as a server has it: one kernel more
-CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_ahead=0)
+# `codec_batch_s` is what a GPU has: an engine that only plays one would take a CPU's
+CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), codec_batch_s=81.92, steps_ahead=0)
 
 
 Kernel = tuple[str, str]
@@ -125,6 +126,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(host_weights, "gpu_of", lambda device: GPU),
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),
         mock.patch.object(scaled_product, "gpu_of", lambda device: GPU),
+        mock.patch.object(snake, "gpu_of", lambda device: GPU),
         mock.patch.object(torch, "_scaled_mm", scaled_mm),
         launches_recorded(LaunchRecorder(GPU, note)),
     ):

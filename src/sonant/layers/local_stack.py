@@ -8,8 +8,10 @@ Products of quantised weights have sums inside however many rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,14 +20,20 @@ from sonant.layers.attention import LocalContext
 from sonant.layers.quantized import QuantizedLinear
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
+Way = TypeVar("Way")
 _FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
+    def forward(self, way: Callable[[], Way]) -> Way:  # type: ignore[override]
+        """One of the ways below, gone as a call of this module: who brings its weights waits for that
+        (engine/weight_lane.py)."""
+        return way()
+
     def between(
         self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext, following: LocalLayer | None
     ) -> Tensor:
-        """`forward`, of which x may be written over, where it is known which layer is next."""
+        """With few rows. x may be written over, and it is known which layer is next."""
         mixer, mlp, norm = self.self_attn, self.mlp, self.input_layernorm
         then = None if following is None else following.self_attn.qkv_proj.weight
         gate_up, down = mlp.gate_up_proj.weight, mlp.down_proj.weight
@@ -33,6 +41,15 @@ class LocalLayer(DecoderLayer):
         x = context.mix_onto(qkv, mixer.heads(cos, sin), mixer.o_proj.weight, x, gate_up)
         norm = self.post_attention_layernorm
         return ops.linear_add(ops.norm_gated(x, norm.weight, norm.eps, gate_up, down), down, x, then)
+
+    def branch(
+        self, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, context: LocalContext
+    ) -> tuple[Tensor, Tensor]:
+        """With many: x, and what is still to be added to it."""
+        mixer, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
+        x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
+        return x, ops.linear(ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight)), mlp.down_proj.weight)
 
 
 class LocalStack(DecoderStack):
@@ -53,18 +70,14 @@ class LocalStack(DecoderStack):
             return self._through_many(x, cos, sin, context)
         for layer, following in pairwise([*self._layers(), next(self._layers()) if again else None]):
             assert layer is not None
-            x = layer.between(x, cos, sin, context, following)
+            x = layer(partial(layer.between, x, cos, sin, context, following))
         return x
 
     def _through_many(self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
         normed = next(self._layers()).input_layernorm(x)
         for layer, following in pairwise([*self._layers(), None]):
             assert layer is not None
-            mixer, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-            gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
-            x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
-            inner = ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight))
-            branch = ops.linear(inner, mlp.down_proj.weight)
+            x, branch = layer(partial(layer.branch, x, normed, cos, sin, context))
             if following is None:
                 break
             norm = following.input_layernorm

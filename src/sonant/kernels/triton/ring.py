@@ -3,7 +3,8 @@
 One program serves one row and one key-value head: the queries of all heads that share it, at all new positions, are the
 lines of one tile. Earlier keys are read where they lie in the ring, those that are seen and no others; new ones are
 added to it. That no program reads what another writes follows from the ring's size: slots that new positions take hold
-what even the first of them does not see.
+what even the first of them does not see. One kernel serves all numbers of new positions that its tile has room for,
+since a prompt's sound comes in any length.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 _MOST_LINES = 64
 
 
-@triton.jit(do_not_specialize=["window", "slots"])
+@triton.jit(do_not_specialize=["steps", "window", "slots"])
 def _ring_attention(
     qkv, q_weight, k_weight, cos, sin, ring, rows, positions, out, plane, row_stride, position_stride, rope_stride,
-    window, slots, eps, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
-    KEYS: tl.constexpr, SLOTS: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    steps, window, slots, eps, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
+    SLOTS: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -36,9 +37,9 @@ def _ring_attention(
     q_gain, q_partner_gain = gains(q_weight, DIM, NORM)
     k_gain, k_partner_gain = gains(k_weight, DIM, NORM)
     step, head = line // share, kv_head * share + line % share
-    real, there = (line < share * STEPS)[:, None], (key < STEPS)[:, None]
+    real, there = (line < share * steps)[:, None], (key < steps)[:, None]
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
-    source = qkv + row * STEPS * width
+    source = qkv + row * steps * width
     own = source + (step * width + head * DIM)[:, None]
     fresh = source + (key * width + (HEADS + kv_head) * DIM)[:, None]
     angle, key_angle = row * rope_stride + step * DIM, row * rope_stride + key * DIM
@@ -65,7 +66,7 @@ def _ring_attention(
     far = tl.where(seen[None] & (first + step[:, None] - held[None] < window), far, float("-inf"))
     near = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
     age = step[:, None] - key[None]
-    near = tl.where((key < STEPS)[None] & (age >= 0) & (age < window), near, float("-inf"))
+    near = tl.where((key < steps)[None] & (age >= 0) & (age < window), near, float("-inf"))
     most = tl.maximum(tl.max(far, 1), tl.max(near, 1))
     most = tl.where(most == float("-inf"), 0.0, most)  # of a line that is no query's
     far, near = tl.exp(far - most[:, None]), tl.exp(near - most[:, None])
@@ -76,7 +77,7 @@ def _ring_attention(
     to = ring + (((first + key) % slots) * (KV_HEADS * DIM))[:, None] + column[None]
     tl.store(to, keys, mask=there)
     tl.store(to + plane, values, mask=there)
-    tl.store(out + ((row * STEPS + step) * HEADS + head)[:, None] * DIM + column[None], mixed.to(dtype), mask=real)
+    tl.store(out + ((row * steps + step) * HEADS + head)[:, None] * DIM + column[None], mixed.to(dtype), mask=real)
 
 
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
@@ -92,8 +93,8 @@ def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) ->
     _ring_attention[(batch, heads.kv_heads)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin, ring, place.rows,
         place.positions, out, ring.stride(0), ring.stride(1), place.positions.stride(0),
-        0 if len(cos) == 1 else steps * dim, place.window, place.slots, heads.eps, dim**-0.5,
-        HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines,
+        0 if len(cos) == 1 else steps * dim, steps, place.window, place.slots, heads.eps, dim**-0.5,
+        HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, LINES=lines,
         KEYS=max(16, triton.next_power_of_2(steps)), SLOTS=max(16, triton.next_power_of_2(place.slots)), NORM=norm,
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32", num_warps=4, **launch_options(qkv),
     )  # fmt: skip
