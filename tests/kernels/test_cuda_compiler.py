@@ -56,7 +56,6 @@ def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.fixture
 def no_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    monkeypatch.setattr(attention, "find_compiler", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -18,6 +18,7 @@ import torch
 
 from kernels.unit_cases import error_of, exact, unit_call
 from sonant.kernels import ops, reference
+from sonant.kernels.cuda import compiler
 from sonant.kernels.cuda import unit as cuda_unit
 from sonant.kernels.cuda.compiler import SOURCES, build, find_compiler
 from sonant.kernels.cuda.kernel import CudaKernel
@@ -172,8 +173,8 @@ def test_many_values_of_the_right_kind_on_hopper_are_taken(
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs compute capability 9.0" in (cuda_unit.obstacle(A100) or "")
-    monkeypatch.setattr(cuda_unit, "find", lambda program, arch: None)
-    monkeypatch.setattr(cuda_unit, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find", lambda program, arch: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     assert "there is no nvcc" in (cuda_unit.obstacle(H200) or "")
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -100,6 +100,15 @@ def refused(program: Program, arch: int) -> str | None:
     """Why this nvcc did not compile it when somebody last tried; None: nobody did, or it is worth another try."""
     compiler = find_compiler()
     return None if compiler is None else _noted(_note_path(program, arch), compiler)
+
+
+def unavailable(programs: Iterable[Program], arch: int) -> str | None:
+    """Why some of them are not to be had; None: all are compiled, or can be."""
+    missing = [program for program in programs if find(program, arch) is None]
+    if missing and find_compiler() is None:
+        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
+    reasons = (refused(program, arch) for program in missing)
+    return next((" ".join(reason.split()) for reason in reasons if reason), None)
 
 
 def _note_path(program: Program, arch: int) -> Path:
