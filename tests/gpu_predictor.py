@@ -28,11 +28,7 @@ from sonant.bench.engine import breakdown
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.engine import Engine
 from sonant.kernels import ops, reference
-from sonant.kernels.cuda import few_rows
-from sonant.kernels.cuda import frame_pass as whole_pass
-from sonant.kernels.triton import frame_pass as triton_pass
-from sonant.kernels.triton import gemv_tile, small_m_gemm, small_m_tile
-from sonant.kernels.tuning import Tile
+from sonant.kernels.triton import small_m_tile
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU is only to try the script, on a tiny model
@@ -42,22 +38,7 @@ Patch = Any
 
 def ways() -> dict[str, list[Patch]]:
     patch = mock.patch.object
-
-    def some_rows(stages: int) -> Patch:
-        def tile_for(x: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
-            tile = few_rows.rule(*x.shape, columns, gated, norm, stages)
-            return tile or small_m_tile.tile_for(x, columns, gated, norm)
-
-        return patch(small_m_gemm, "tile_for", tile_for)
-
-    return {
-        "as it is": [],
-        "some rows: by rule": [patch(small_m_tile, "find", lambda *given: None)],
-        "some rows: CUDA, 2 ahead": [some_rows(2)],
-        "some rows: CUDA, 4 ahead": [some_rows(4)],
-        "1 row: tiles by rule": [patch(gemv_tile, "find", lambda *given: None)],
-        "1 row: a pass is one kernel": [patch(triton_pass, "is_measured", lambda *given: True)],
-    }
+    return {"as it is": [], "some rows: by rule": [patch(small_m_tile, "find", lambda *given: None)]}
 
 
 ONE_ROW_ONLY, MORE_ROWS_ONLY = "1 row", "some rows"
@@ -111,27 +92,6 @@ def check(engine: Engine, rows: list[int]) -> None:
             print(f"{count} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
 
 
-def clocked(engine: Engine) -> None:
-    """Cycles of the stages of a pass in one kernel, and of the barriers between them."""
-    predictor = engine.model.modules.talker.code_predictor
-    model, head = predictor.model, predictor.lm_head[0].weight
-    stack, shape = model.as_frame_stack(), model.shape
-    x = torch.randn(1, 1, shape.hidden, device=DEVICE, dtype=head.dtype)
-    cache = torch.zeros(shape.layers, 2, 1, 16, shape.kv_heads, shape.head_dim, device=DEVICE, dtype=head.dtype)
-    if stack is None or not whole_pass.fits(stack, x, cache, head):
-        print("a pass is no single kernel here")
-        return
-    clock = torch.zeros(128, 4 * shape.layers, 2, dtype=torch.int64, device=DEVICE)
-    for _ in range(3):
-        whole_pass.frame_pass(stack, x, *model.rotations_at(range(9, 10), x.dtype), cache, 9, head, clock)
-    before, after = clock.double().cpu().unbind(-1)
-    for n, name in enumerate(("attention, o", "gate, up", "down", "qkv")):
-        of = torch.arange(n + 1, 4 * shape.layers, 4)
-        stage, wait = before[:, of] - after[:, of - 1], after[:, of] - before[:, of]
-        print(f"pass, cycles: {name:12} median {stage.median():.0f} slowest {stage.amax(0).median():.0f}, "
-              f"barrier least {wait.amin(0).median():.0f} median {wait.median():.0f}", flush=True)  # fmt: skip
-
-
 def measure(engine: Engine, rows: list[int], frames: int) -> None:
     for count in rows:
         with StepRig(engine, count, frames) as rig:
@@ -168,7 +128,6 @@ def main() -> None:
     step("loaded", lambda: None)
     with torch.inference_mode():
         step("checked", lambda: check(engine, rows))
-        step("clocked", lambda: clocked(engine))
     step("measured", lambda: measure(engine, rows, args.frames))
 
 

@@ -31,6 +31,7 @@ PRODUCTS, CONVOLUTIONS = list(product_cases(SHAPES.stacks)), list(conv_cases(SHA
 BOTH = StackWorkload("both", 3072, 8192, 24, 8, 128, vocab=8208, context=300, per_frame=False, dual=True, codebooks=8)
 DUAL = list(dual_cases((*SHAPES.stacks, BOTH)))
 FLOW = voxcpm2.workloads(["2b"])
+QUANTIZED = list(product_cases(SHAPES.stacks, "fp8"))
 FLOW_PRODUCTS, FLOW_CONVOLUTIONS = list(product_cases(FLOW.stacks)), list(conv_cases(FLOW.codec))
 LOCAL = list(local_cases((*SHAPES.stacks, *FLOW.stacks)))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
@@ -118,15 +119,12 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
+    for case in (*PRODUCTS, *QUANTIZED, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
         tiles = case.candidates()
-        assert len(tiles) > 3 and len(set(tiles)) == len(tiles) >= len({case.compiled_as(tile) for tile in tiles})
+        assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
             if isinstance(case, ProductCase):
-                if tile.cuda:
-                    assert tile.n % tile.warps == 0 and case.depth % (32 * tile.splits) == 0
-                else:
-                    assert case.depth % (tile.k * tile.splits) == 0
+                assert case.depth % (tile.k * tile.splits) == 0 and (tile.m > 0) == case.many
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
             elif isinstance(case, LocalOutCase):
@@ -134,6 +132,14 @@ def test_every_candidate_fits_its_shape() -> None:
             else:
                 assert tile.splits <= case.depth // tile.k and tile.m <= case.rows
                 assert dual_tile.shared_bytes(tile, case.gated, item_bytes=2) <= 227 << 10
+
+
+def test_quantised_products_have_keys_of_their_own_and_few_rows_and_many_kernels_of_theirs() -> None:
+    keys = [case.key for case in QUANTIZED]
+    assert len(set(keys)) == len(keys) and not set(keys) & {case.key for case in PRODUCTS}
+    assert all(key.startswith("scaled ") == case.many for key, case in zip(keys, QUANTIZED, strict=True))
+    assert {case.rows for case in QUANTIZED if case.many} == {128, 256, 512}
+    assert "linear" not in {case.op for case in QUANTIZED}  # heads
 
 
 def test_what_draws_no_codes_and_is_depthwise_is_tuned_for_what_it_runs() -> None:
@@ -181,7 +187,7 @@ def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:
 def test_the_rule_for_two_sided_layers_needs_no_more_than_a_processor_has(
     rows: int, depth: int, columns: int, gated: bool
 ) -> None:
-    for item_bytes in (2, 4):
+    for item_bytes in (1, 2, 4):
         tile = dual_tile.rule(rows, depth, columns, gated, item_bytes)
         assert dual_tile.shared_bytes(tile, gated, item_bytes) <= 227 << 10
         assert 1 <= tile.splits <= -(-depth // tile.k)
@@ -190,10 +196,17 @@ def test_the_rule_for_two_sided_layers_needs_no_more_than_a_processor_has(
 SMALL = [DualCase("dual_norm_gated", "gate, up", 5, 64, 48), DualCase("dual_linear_add", "down", 5, 48, 64)]
 
 
+EIGHT_BITS = [
+    ProductCase("linear", "few rows", 3, 64, 48, quantize="fp8"),
+    ProductCase("norm_linear", "many rows", 70, 64, 48, quantize="fp8"),
+    DualCase("dual_linear_add", "two sides", 5, 48, 64, quantize="fp8"),
+]
 ONE_FRAME = [case for case in CONVOLUTIONS if case.frames == 1]
 
 
-@pytest.mark.parametrize("case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL], ids=lambda case: case.where)
+@pytest.mark.parametrize(
+    "case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL, *EIGHT_BITS], ids=lambda case: case.where
+)
 def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase | DualCase) -> None:
     """On a CPU the library's path is all that runs."""
     call = case.with_other_weights(case.make(CPU))

@@ -1,8 +1,8 @@
-// One kernel's source for a CPU: SOURCE, KERNEL and ARGS say which; TOGETHER, that all of its blocks run at once.
+// One kernel's source for a CPU: SOURCE, KERNEL and ARGS say which.
 #include <algorithm>
 
 #include SOURCE
 
 extern "C" void run(const void* args, const int* grid, int threads, int shared_bytes, unsigned seed) {
-    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, shared_bytes, seed, TOGETHER);
+    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, shared_bytes, seed);
 }

@@ -9,10 +9,10 @@
 #include <ucontext.h>
 
 #include <functional>
-#include <map>
-#include <memory>
 #include <random>
 #include <vector>
+
+#include "formats_on_cpu.h"
 
 #define __device__
 #define __global__
@@ -31,7 +31,7 @@ struct float4 {
     float x, y, z, w;
 };
 typedef uint32_t shared_t;
-constexpr int MOST_SHARED = 232448, STACK = 1 << 15;
+alignas(1024) static uint8_t shared_memory[232448];
 
 struct Copy {
     shared_t to;
@@ -41,45 +41,24 @@ struct Copy {
 
 struct Fibre {
     ucontext_t context;
-    std::unique_ptr<char[]> stack;
+    std::vector<char> stack;
     bool done;
     int warp_waits, block_waits;  // how many barriers it has reached
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
     uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
-    const uint32_t* awaited;  // a count that must reach `all` before it goes on
-    uint32_t all;
-};
-
-struct Bulk {
-    shared_t to;
-    const void* from;
-    uint32_t bytes;
-};
-struct Mark {
-    std::vector<Bulk> coming;
-    uint32_t expected = 0, turns = 0;  // bytes; how often all of them have come
-};
-// One block's own.
-struct Block {
-    Index index;
-    std::vector<uint8_t> shared;
-    std::map<shared_t, Mark> marks;
 };
 
 struct Machine {
     std::vector<Fibre> fibres;
     ucontext_t scheduler;
-    std::vector<Block> blocks;  // that run at once
-    int current = 0, shared_bytes = 0, threads = 0;
+    int current = 0, shared_bytes = 0;
     std::mt19937 draws;
     std::function<void()> body;
 };
 static Machine machine;
 
 static inline Fibre& me() { return machine.fibres[machine.current]; }
-static inline Block& my_block() { return machine.blocks[machine.current / machine.threads]; }
-#define shared_memory (my_block().shared.data())
 static inline void rest() { swapcontext(&me().context, &machine.scheduler); }
 static void begin() {
     machine.body();
@@ -89,12 +68,11 @@ static void begin() {
 
 static bool ready(int index) {
     const Fibre& mine = machine.fibres[index];
-    if (mine.done || (mine.awaited && *mine.awaited < mine.all)) return false;
+    if (mine.done) return false;
     for (int n = index / 32 * 32; n < index / 32 * 32 + 32; n++)
         if (!machine.fibres[n].done && machine.fibres[n].warp_waits < mine.warp_waits) return false;
-    const int first = index / machine.threads * machine.threads;
-    for (int n = first; n < first + machine.threads; n++)
-        if (!machine.fibres[n].done && machine.fibres[n].block_waits < mine.block_waits) return false;
+    for (const Fibre& other : machine.fibres)
+        if (!other.done && other.block_waits < mine.block_waits) return false;
     return true;
 }
 
@@ -198,22 +176,6 @@ static inline void matrices(uint32_t (&to)[4], shared_t from, bool turned) {
 static inline void load_matrices(uint32_t (&to)[4], shared_t from) { matrices(to, from, false); }
 static inline void load_matrices_turned(uint32_t (&to)[4], shared_t from) { matrices(to, from, true); }
 
-static inline float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-// One of a word's two factors: half precision where the cache has eight bits, else bfloat16.
-static inline float half_of(uint32_t word, int which) {
-#if KV_BYTES == 1
-    const uint16_t bits = which ? word >> 16 : word;
-    _Float16 half;
-    memcpy(&half, &bits, 2);
-    return half;
-#else
-    return from_bits(which ? word & 0xffff0000u : word << 16);
-#endif
-}
 static inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const int turn = shown(words, 6), lane = machine.current & 31;
@@ -235,93 +197,8 @@ static inline void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_
 }
 
 static inline float power_of_two(float x) { return exp2f(x); }
-static inline uint32_t rounded_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if (x != x) return 0x7fff;
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
-static inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-    return pack(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
-}
-static inline uint32_t pack_factors(float low, float high) {
-#if KV_BYTES == 1
-    const _Float16 both[2] = {static_cast<_Float16>(low), static_cast<_Float16>(high)};
-    uint32_t word;
-    memcpy(&word, both, 4);
-    return word;
-#else
-    return pack(low, high);
-#endif
-}
-static inline float from_e4m3(uint8_t bits) {
-    const int exponent = bits >> 3 & 15, rest = bits & 7;
-    if ((bits & 127) == 127) return NAN;
-    const float size = exponent ? ldexpf(8 + rest, exponent - 10) : ldexpf(rest, -9);
-    return bits & 128 ? -size : size;
-}
-static inline uint8_t to_e4m3(float x) {  // the nearest of all, the even one of two
-    if (x != x) return 127;
-    int best = 0;
-    for (int bits = 1; bits < 127; bits++) {
-        const float nearer = fabsf(from_e4m3(best) - fabsf(x)) - fabsf(from_e4m3(bits) - fabsf(x));
-        if (nearer > 0 || (nearer == 0 && bits % 2 == 0)) best = bits;
-    }
-    return best | (x < 0 ? 128 : 0);
-}
-static inline void widen(uint32_t (&to)[2], uint32_t four) {
-    for (int n = 0; n < 2; n++) to[n] = pack_factors(from_e4m3(four >> 16 * n), from_e4m3(four >> (16 * n + 8)));
-}
-static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t order) {
-    const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
-    uint32_t made = 0;
-    for (int n = 0; n < 4; n++) made |= static_cast<uint32_t>(both >> 8 * (order >> 4 * n & 7) & 255) << 8 * n;
-    return made;
-}
 template <class T>
 T read_fresh(const T* from) { return *from; }
-struct alignas(16) Words {
-    uint32_t word[4];
-};
-static inline Words words_at(const void* from) {
-    if (reinterpret_cast<uintptr_t>(from) % 16) abort();
-    return *static_cast<const Words*>(from);
-}
-static inline Words read_weights(const void* from) { return words_at(from); }
-static inline Words read_fresh_words(const void* from) { return words_at(from); }
-static inline Words shared_words(const void* from) { return words_at(from); }
-static inline void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
-static void deliver(Mark& mark) {
-    for (const Bulk& bulk : mark.coming) memcpy(shared_memory + bulk.to, bulk.from, bulk.bytes);
-    for (const Bulk& bulk : mark.coming) mark.expected -= bulk.bytes;
-    const bool any = !mark.coming.empty();
-    mark.coming.clear();
-    if (any && mark.expected == 0) mark.turns++;
-}
-static inline void mark_begin(shared_t mark) { check(mark, 8), my_block().marks[mark] = Mark(); }
-static inline void marks_ready() {}
-static inline void mark_expects(shared_t mark, uint32_t bytes) {
-    if (my_block().marks.at(mark).expected) abort();  // the last turn is not over
-    my_block().marks[mark].expected = bytes;
-}
-static inline void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t mark) {
-    check(to, bytes);
-    if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
-    my_block().marks.at(mark).coming.push_back({to, from, bytes});
-    if (machine.draws() % 4 == 0) deliver(my_block().marks[mark]);
-}
-static inline void mark_wait(shared_t mark, uint32_t parity) {
-    deliver(my_block().marks.at(mark));
-    if (my_block().marks[mark].turns % 2 != 1 - parity) abort();  // it would wait for ever, or find an old turn's
-}
-static inline int64_t processor_cycles() { return 0; }
-static inline void grid_arrive(uint32_t* count) { ++*count; }
-static inline void grid_wait(const uint32_t* count, uint32_t all) {
-    me().awaited = count, me().all = all;
-    rest();
-    me().awaited = nullptr;
-}
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
@@ -333,30 +210,22 @@ static bool run_warp(int warp) {
         if (!ready(index)) continue;
         moved = true;
         machine.current = index;
-        threadIdx = {index % machine.threads, 0, 0};
-        blockIdx = my_block().index;
+        threadIdx = {index, 0, 0};
         swapcontext(&machine.scheduler, &me().context);
     }
     return moved;
 }
 
-// These blocks at once.
-static void run_blocks(const std::vector<Index>& indices) {
-    machine.blocks.assign(indices.size(), Block());
-    for (size_t n = 0; n < indices.size(); n++) {
-        machine.blocks[n].index = indices[n];
-        machine.blocks[n].shared.assign(MOST_SHARED, 0xff);
-    }
-    machine.fibres.resize(indices.size() * machine.threads);
+static void run_block() {
+    memset(shared_memory, 0xff, sizeof shared_memory);
     for (Fibre& fibre : machine.fibres) {
         getcontext(&fibre.context);
-        if (!fibre.stack) fibre.stack.reset(new char[STACK]);  // not filled: a grid has tens of thousands of them
-        fibre.context.uc_stack.ss_sp = fibre.stack.get();
-        fibre.context.uc_stack.ss_size = STACK;
+        fibre.stack.resize(1 << 16);
+        fibre.context.uc_stack.ss_sp = fibre.stack.data();
+        fibre.context.uc_stack.ss_size = fibre.stack.size();
         fibre.context.uc_link = nullptr;
         fibre.done = false;
         fibre.warp_waits = fibre.block_waits = 0;
-        fibre.awaited = nullptr;
         fibre.groups.clear();
         fibre.open.clear();
         makecontext(&fibre.context, begin, 0);
@@ -368,26 +237,23 @@ static void run_blocks(const std::vector<Index>& indices) {
         for (int n = 0; n < warps && !any; n++)
             while (run_warp((start + n) % warps)) any = true;
     }
-    for (size_t n = 0; n < machine.fibres.size(); n++) {
-        const Fibre &fibre = machine.fibres[n], &first = machine.fibres[n / machine.threads * machine.threads];
-        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // somebody waits for ever
-    }
+    for (const Fibre& fibre : machine.fibres)
+        if (!fibre.done || fibre.block_waits != machine.fibres[0].block_waits) abort();  // somebody waits for ever
 }
 
-static void run_grid(
-    std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed, bool together
-) {
+static void run_grid(std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed) {
     machine.body = body;
     machine.shared_bytes = shared_bytes;
-    machine.threads = threads;
     machine.draws.seed(seed);
+    machine.fibres.resize(threads);
     gridDim = {grid[0], grid[1], grid[2]};
     std::vector<Index> blocks;
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
     std::shuffle(blocks.begin(), blocks.end(), machine.draws);
-    if (together) run_blocks(blocks);
-    else
-        for (const Index& block : blocks) run_blocks({block});
+    for (const Index& block : blocks) {
+        blockIdx = block;
+        run_block();
+    }
 }

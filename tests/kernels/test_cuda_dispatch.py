@@ -32,8 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with a compiler and nothing compiled, and no choice made before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(attention.VARIABLE, raising=False)
-    for module in (attention, compiler):
-        monkeypatch.setattr(module, "find_compiler", lambda: NVCC)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: NVCC)
     ops.choose.cache_clear()
     ops._tell.cache_clear()
     yield
@@ -61,8 +60,7 @@ def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureF
 
 
 def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (attention, compiler):
-        monkeypatch.setattr(module, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     implementation, reason = chosen(H200)
     assert implementation == "triton" and "there is no nvcc" in reason
     monkeypatch.setattr(compiler, "SHIPPED", tmp_path)

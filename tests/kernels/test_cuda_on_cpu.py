@@ -39,9 +39,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
 ]
 HERE = Path(__file__).parent
-STRUCTURES = {
-    "decode.cu": "DecodeArgs", "prefill.cu": "PrefillArgs", "few_rows.cu": "FewArgs", "frame_pass.cu": "PassArgs",
-}  # fmt: skip
 
 
 class OnCpu:
@@ -52,13 +49,12 @@ class OnCpu:
         self.built = cache(self._build)
 
     def _build(self, kernel: CudaKernel) -> Any:
-        structure = STRUCTURES[kernel.program.source]
+        structure = "DecodeArgs" if kernel.program.source == "decode.cu" else "PrefillArgs"
         made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
         defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
         subprocess.run(
             ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
              f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
-             f"-DTOGETHER={int(kernel.program.source == 'frame_pass.cu')}",
              f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
             check=True,
         )  # fmt: skip

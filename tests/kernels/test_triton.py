@@ -109,9 +109,6 @@ def test_swiglu(width: int, dtype: torch.dtype) -> None:
         Tile(0, 32, 64, stages=2, splits=3),
         Tile(0, 16, 64, stages=2, splits=1, fold=4),
         Tile(0, 32, 32, stages=2, splits=2, fold=2),
-        Tile(0, 32, 32, stages=2, apart=True),
-        Tile(0, 8, 64, fold=4, held=True),
-        Tile(0, 16, 32, splits=3, held=True),
         LIBRARY,
     ],
     ids=str,
@@ -133,28 +130,9 @@ def test_a_product_is_the_same_in_every_tile(tile: Tile, rows: int) -> None:
             close(kernel(op)(*given, tile=tile), expected, torch.float32, roundings=3)
 
 
-@pytest.mark.parametrize("tile", [Tile(0, 4, 64, warps=1), Tile(0, 16, 256, warps=2), LIBRARY], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_row_is_the_same_in_every_tile(tile: Tile, dtype: torch.dtype) -> None:
-    depth, columns = 192, 37
-    x, gain, before = (random(1, 1, n, dtype=dtype, seed=n) for n in (depth, depth, columns))
-    weight = random(2 * columns, depth, dtype=dtype, seed=2) / depth**0.5
-    half = weight[:columns].contiguous()
-    for op, values in {
-        "linear": (x, half),
-        "linear_add": (x, half, before),
-        "norm_linear": (x, gain[0, 0], 1e-6, half),
-        "norm_gated": (x, gain[0, 0], 1e-6, weight),
-    }.items():
-        expected = getattr(reference, op)(*values)
-        given = [v.clone() if v is before else v for v in values]  # it may be written over
-        close(kernel(op)(*given, tile=tile), expected, dtype, roundings=3)
-
-
-@pytest.mark.parametrize("tile", [Tile(0, 16, 64), Tile(0, 16, 64, held=True)], ids=str)
-def test_a_tile_that_does_not_divide_the_depth_is_refused(tile: Tile) -> None:
+def test_a_tile_that_does_not_divide_the_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="does not divide"):
-        kernel("linear")(random(8, 1, 96), random(16, 96), tile=tile)
+        kernel("linear")(random(8, 1, 96), random(16, 96), tile=Tile(0, 16, 64))
 
 
 def filled_cache(

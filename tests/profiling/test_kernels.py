@@ -26,8 +26,6 @@ NAMES = {
         "aten::addmm",
         "_gemv",
         "_small_m_gemm",
-        "few_rows",
-        "frame_pass",
         "_skinny",
         "_few",
     ],

@@ -29,7 +29,6 @@ from sonant.kernels.reference import (
     FlowGiven,
     FrameCounters,
     FrameMemory,
-    FrameStack,
     FrameTables,
     Heads,
     LogitMask,
@@ -39,11 +38,14 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
     Snake,
     Split,
+    Unit,
+    Weight,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -62,7 +64,6 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "flow_move": "flow",
         "flow_open": "flow",
         "flow_turn": "flow",
-        "frame_pass": "frame_pass",
         "frame_step": "frame_step",
         "linear": "gemv",
         "linear_add": "gemv",
@@ -77,6 +78,8 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
+        "residual_unit": "unit",
+        "ring_attention": "ring",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -156,31 +159,31 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return pick("swiglu", gate_up)(gate_up)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return pick("linear", x)(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
     return pick("linear_add", x)(x, weight, residual, then)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     return pick("norm_linear", x)(x, gain, eps, weight, then)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
     return pick("norm_gated", x)(x, gain, eps, weight, then)
 
 
-def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
     return pick("dual_norm", x)(x, split, gains, eps)
 
 
-def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]) -> Tensor:
     return pick("dual_norm_gated", x)(x, split, gains, eps, weights)
 
 
-def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
     return pick("dual_linear_add", inner)(inner, split, weights, residual)
 
 
@@ -202,6 +205,22 @@ def causal_conv(
 ) -> tuple[Tensor, Tensor]:
     convolve = pick("causal_conv", x)
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
+
+
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    return pick("residual_unit", x)(x, unit, past, following)
+
+
+def whole_units(like: Tensor, batch: int, steps: int, channels: int) -> bool:
+    """Whether `residual_unit` is one kernel for values [batch, steps, channels] of this type and device.
+
+    If not, whoever makes the values had better activate them too, and convolutions follow one by one.
+    """
+    if torch.is_grad_enabled() or gpu_of(like.device) is None or importlib.util.find_spec("triton") is None:
+        return False
+    from sonant.kernels.cuda import unit
+
+    return unit.takes(like, batch, steps, channels)
 
 
 def depthwise(
@@ -226,20 +245,8 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
     return pick("short_attention", qkv)(qkv, heads, cache, first)
 
 
-def frame_pass(
-    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None
-) -> Tensor | None:
-    return pick("frame_pass", x)(stack, x, cos, sin, cache, at, head)
-
-
-def frame_pass_is_one_kernel(stack: FrameStack, x: Tensor, cache: Tensor, head: Tensor | None) -> bool:
-    """Whether `frame_pass` of these does more than its layers would, one after another."""
-    device_type = x.device.type if gpu_of(x.device) is None else "cuda"
-    if choose("frame_pass", device_type, torch.is_grad_enabled()).implementation == "reference":
-        return False
-    from sonant.kernels.triton.frame_pass import is_one_kernel
-
-    return is_one_kernel(stack, x, cache, head)
+def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
+    return pick("ring_attention", qkv)(qkv, heads, ring, place)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
@@ -271,7 +278,7 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None
 ) -> Tensor:
     return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
 

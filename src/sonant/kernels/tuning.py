@@ -41,9 +41,6 @@ class Tile:
     group: int = 8  # tiles of rows that come before the next columns
     fold: int = 1  # slices of the depth that warps of one program share out
     wide: bool = False  # one and a half times n columns
-    held: bool = False  # all weights of a program are in its registers before it waits (held_gemm.py)
-    apart: bool = False  # the norm before a product is a kernel of its own
-    cuda: bool = False  # by a kernel in CUDA C++, not in Triton
     library: bool = False
 
     @property

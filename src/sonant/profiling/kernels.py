@@ -60,12 +60,13 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     (Work.NORM, r"rms_?norm|layer_?norm|group_?norm|batch_norm|vectorized_layer|add_norm|instance_norm"),
     (Work.MOE, r"moe|expert|topkgating|token_permut|align_block"),
     (Work.SAMPLING, r"sampl|multinomial|argmax|top_?k|top_?p|softmax|gumbel|exponential|radixsort|sort_|bitonic|penalt|"
-                    r"cumsum|philox|distribution_|^_uniforms$|^_normals$|^_delay_step$|^_frame_step$|gathertopk|sbtopk|mbtopk|aten::sort"),
+                    r"cumsum|philox|distribution_|^_uniforms$|^_normals$|^_(delay|frame)_step$|gathertopk|sbtopk|mbtopk|"
+                    r"aten::sort"),
     (Work.CODEC, r"implicit_gemm|xmma_(fprop|dgrad|wgrad)"),  # convolutions as products
     # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
                 r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
-                r"mkldnn_linear|wvsplitk|^few_rows$|^frame_pass$|ampere_|hopper_|sm\d\d_xmma"),
+                r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma"),
     (Work.CODEC, r"conv|^_depthwise$|dgrad|wgrad|fprop|im2col|col2im|snake|vocoder|nchwtonhwc|nhwctonchw|cudnn|"
                  r"winograd|istft|\bfft|dft_|vector_fft|upsample|interpolat"),
     (Work.QUANT, r"quant|fp8|int8|nvfp4|mxfp"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -20,11 +19,6 @@ from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.flow_cases import FlowCases
 from sonant.kernels.reference import (
     DelayPattern,
-    FrameCounters,
-    FrameLayer,
-    FrameMemory,
-    FrameStack,
-    FrameTables,
     Heads,
     LogitMask,
     Place,
@@ -33,6 +27,7 @@ from sonant.kernels.reference import (
     SamplingParams,
     Sides,
     Statuses,
+    Weight,
     split_kinds,
 )
 from sonant.models.workload import StackWorkload, Workloads
@@ -45,14 +40,14 @@ _RAS_ROWS = 7  # that are looked back at
 class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
-        flow = FlowCases(self.device, self.dtype)
+        flow = FlowCases(self.device, self.dtype, self.quantize)
         for stack in workloads.stacks:
             for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
                 yield from self._products(stack, count * stack.tokens)
                 if stack.tokens > 1:
                     yield from flow.attention(stack, count, self._heads(stack, 1, stack.context))
                 elif stack.per_frame:
-                    yield from self._frame_attention(stack, count)
+                    yield self._frame_attention(stack, count)
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
             if prefill and stack.dual:
@@ -60,8 +55,6 @@ class Cases(CaseMaker):
             for count in rows:
                 if stack.draws:
                     yield from self._ras_sample(stack, count) if stack.codebooks > 1 else [self._sample(stack, count)]
-                if stack.per_frame and stack.draws:
-                    yield self._frame_step(stack, count, workloads.uniforms)
                 if stack.patch:
                     yield from flow.between(stack, *stack.patch, count)
                     yield flow.end(stack, *stack.patch, count)
@@ -78,7 +71,8 @@ class Cases(CaseMaker):
         yield self._product("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
         yield self._product("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
         if s.draws:
-            yield self._product("norm_linear" if s.per_frame else "linear", f"{s.name} head", rows, s.hidden, s.vocab)
+            plain = Cases(self.device, self.dtype)  # heads are not quantised
+            yield plain._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
         x, gain = self.normal(rows, 1, s.hidden), self.normal(s.hidden)
         moved = self.item * (2 * rows * s.hidden + s.hidden)
         yield Case("rms_norm", f"{s.name} norm", rows, lambda: Call((x, gain, _EPS), {}), 0, moved)
@@ -88,7 +82,7 @@ class Cases(CaseMaker):
         x, gain, residual = self.normal(rows, 1, depth), self.normal(depth), self.normal(rows, 1, columns)
 
         def make() -> Call:
-            weight = self.normal(planes * columns, depth) * depth**-0.5
+            weight = self.weight(planes * columns, depth)
             args: dict[str, tuple[Any, ...]] = {
                 "linear": (x, weight),
                 "linear_add": (x, weight, residual.clone()),
@@ -97,7 +91,7 @@ class Cases(CaseMaker):
             }
             return Call(args[op], {})
 
-        weights = self.item * planes * columns * depth
+        weights = self.weight_bytes(planes * columns, depth)
         moved = weights + self.item * rows * (depth + columns * (2 if op == "linear_add" else 1))
         return Case(op, where, rows, make, weights, moved, flops=2 * rows * depth * planes * columns)
 
@@ -107,13 +101,13 @@ class Cases(CaseMaker):
         split = split_kinds(audio.int()[None])
         by_index = ByIndex.of(split)
         x, inner = self.normal(1, rows, s.hidden), self.normal(1, rows, s.inner)
-        gains = self._sides(s.hidden)
+        gains = Sides(self.normal(s.hidden), self.normal(s.hidden))
 
         def norm_gated() -> Call:
-            return Call((x, split, gains, _EPS, self._sides(2 * s.inner, s.hidden)), {})
+            return Call((x, split, gains, _EPS, self._weights(2 * s.inner, s.hidden)), {})
 
         def linear_add() -> Call:
-            return Call((inner, split, self._sides(s.hidden, s.inner), x.clone()), {})
+            return Call((inner, split, self._weights(s.hidden, s.inner), x.clone()), {})
 
         moved = self.item * (2 * rows * s.hidden + 2 * s.hidden)
         norm = partial(Call, (x, split, gains, _EPS), {})
@@ -123,13 +117,12 @@ class Cases(CaseMaker):
             ("dual_linear_add", "down", linear_add, by_index.dual_linear_add, 1, 2 * s.hidden + s.inner),
         ):
             one_side = planes * s.inner * s.hidden
-            weights = 2 * self.item * one_side
+            weights = 2 * self.weight_bytes(planes * s.inner, s.hidden)
             moved = weights + self.item * rows * values
             yield Case(op, f"{s.name} {where}", rows, make, weights, moved, flops=2 * rows * one_side, usual=usual)
 
-    def _sides(self, *shape: int) -> Sides:
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
-        return Sides(*(scale * self.normal(*shape) for _ in range(2)))
+    def _weights(self, columns: int, depth: int) -> Sides[Weight]:
+        return Sides(self.weight(columns, depth), self.weight(columns, depth))
 
     def _attention(self, s: StackWorkload, rows: int, *, prefill: bool) -> Iterator[Case]:
         """Decode: each row has its own context. Prefill: one row, whose positions see those before them."""
@@ -166,7 +159,7 @@ class Cases(CaseMaker):
             moved += read + queries // 2
             yield Case("paged_step", f"{s.name} {span} positions", rows, step, read, moved, flops)
 
-    def _frame_attention(self, s: StackWorkload, rows: int) -> Iterator[Case]:
+    def _frame_attention(self, s: StackWorkload, rows: int) -> Case:
         """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
         at = s.context // 2
         qkv, heads = self.normal(rows, 1, s.qkv), self._heads(s, 1, 1)
@@ -175,40 +168,7 @@ class Cases(CaseMaker):
         moved = seen + self.item * rows * (2 * s.qkv + s.heads * s.head_dim)
         flops = 4 * rows * (at + 1) * s.heads * s.head_dim
         make = partial(Call, (qkv, heads, cache, at), {})
-        yield Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
-        if s.draws:
-            yield self._frame_pass(s, rows, heads, at)
-
-    def _frame_pass(self, s: StackWorkload, rows: int, heads: Heads, at: int) -> Case:
-        """Two layers of it: all of them read as many bytes for each."""
-        layers, width, gain = 2, s.heads * s.head_dim, self.normal(s.hidden)
-        x, head_gain = self.normal(rows, 1, s.hidden), self.normal(s.head_dim)
-        cache = self.normal(layers, 2, rows, s.context, s.kv_heads, s.head_dim)
-        shapes = (s.qkv, s.hidden), (s.hidden, width), (2 * s.inner, s.hidden), (s.hidden, s.inner), (s.vocab, s.hidden)
-
-        def layer() -> FrameLayer:
-            qkv, out, up, down = (self.normal(*shape) * shape[1] ** -0.5 for shape in shapes[:4])
-            return FrameLayer(gain, qkv, head_gain, head_gain, out, gain, up, down)
-
-        def make() -> Call:
-            stack = FrameStack(tuple(layer() for _ in range(layers)), gain, s.heads, s.kv_heads, _EPS)
-            return Call((stack, x, heads.cos, heads.sin, cache, at, self.normal(*shapes[4])), {})
-
-        values = layers * sum(a * b for a, b in shapes[:4]) + prod(shapes[4])
-        moved = self.item * (values + rows * (s.hidden + s.vocab))
-        return Case("frame_pass", f"{s.name} {layers} layers", rows, make, self.item * values, moved, 2 * rows * values)
-
-    def _frame_step(self, s: StackWorkload, rows: int, groups: int) -> Case:
-        """Of a talker that is as wide as the stack: its tables are what it reads."""
-        table, trailing = self.normal(groups * s.vocab, s.hidden), self.normal(rows + 1, 8, s.hidden)
-        index, numbers = torch.arange(rows, device=self.device), torch.ones(rows, dtype=torch.int32, device=self.device)
-        codes = torch.randint(s.vocab, (rows, groups), device=self.device)
-        kept = torch.zeros(rows + 1, 32, groups, dtype=torch.int32, device=self.device)
-        memory = FrameMemory(kept, trailing[:, 0].contiguous(), kept[:, 0, :3].contiguous(), trailing)
-        tables = FrameTables(table, s.vocab * torch.arange(groups, device=self.device), table[0])
-        given = codes[:, 0], codes[:, 1:], numbers, FrameCounters(numbers, numbers, numbers), index, memory, tables, 1
-        moved = rows * (self.item * s.hidden * (groups + 2) + 20 * groups)
-        return Case("frame_step", f"{s.name} next input", rows, partial(Call, given, {}), 0, moved)
+        return Case("short_attention", f"{s.name} position {at}", rows, make, 0, moved, flops)
 
     def _heads(self, s: StackWorkload, batch: int, length: int) -> Heads:
         gain = self.normal(s.head_dim) if s.head_norms else None

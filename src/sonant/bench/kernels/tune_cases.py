@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
+from sonant.config import Quantization
 from sonant.kernels import reference, tuning
-from sonant.kernels.cuda import few_rows
-from sonant.kernels.reference import Snake
-from sonant.kernels.triton import conv, conv_tile, gemv, gemv_tile, held_tile, small_m_tile
+from sonant.kernels.reference import QuantizedWeight, Snake, Weight
+from sonant.kernels.triton import conv, conv_tile, gemv, scaled_tile, small_m_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
-_ITEM_BYTES = 2
-PRODUCT_ROWS = (64, 1, 32, 16)  # 16 serves all that are fewer but one
+_ITEM_BYTES = 2  # of values, and of weights that are not quantised
+PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
+QUANTIZED_ROWS = (256, 64, 16, 32, 128, 512)  # eight bits on both sides have tiles too; those that matter most first
 CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
 
 
@@ -59,6 +60,16 @@ class ProductCase:
     depth: int
     columns: int
     told: bool = False  # which weight is next, as in a local stack
+    quantize: Quantization | None = None
+
+    @property
+    def weight_item(self) -> int:
+        return weight_item(self.quantize)
+
+    @property
+    def many(self) -> bool:
+        """Rows for which both sides have eight bits."""
+        return self.quantize is not None and self.rows > small_m_tile.ROWS
 
     @property
     def gated(self) -> bool:
@@ -66,12 +77,15 @@ class ProductCase:
 
     @property
     def key(self) -> str:
-        shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, self.op.startswith("norm"), _ITEM_BYTES)
-        return tuning.key("gemv" if self.rows == 1 else "small_m", shape, self.rows)
+        if self.many:
+            return tuning.key("scaled", scaled_tile.shape_key(self.depth, self.columns, self.gated), self.rows)
+        norm = self.op.startswith("norm")
+        shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, norm, self.weight_item)
+        return tuning.key("small_m", shape, self.rows)
 
     @property
     def streamed_bytes(self) -> int:
-        return _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
+        return self.weight_item * (2 if self.gated else 1) * self.columns * self.depth
 
     @property
     def bytes(self) -> int:
@@ -83,29 +97,23 @@ class ProductCase:
         return 2 * self.rows * self.depth * self.columns * (2 if self.gated else 1)
 
     def candidates(self) -> list[Tile]:
-        if self.rows == 1:
-            return list(dict.fromkeys(gemv_tile.candidates(self.depth, self.columns, self.gated)))
-        shape = self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES
-        found = list(dict.fromkeys(small_m_tile.candidates(*shape)))
-        found += held_tile.candidates(*shape)
-        if self.op.startswith("norm") and self.rows > 32:  # a norm inside costs every turn of a loop over the depth
-            looped = [t for t in found if self.depth > t.k * t.splits and t.k <= 128 and not t.held]
-            found += [replace(t, apart=True) for t in looped]
-        cuda = few_rows.candidates(self.rows, self.depth, self.columns, self.gated, self.op.startswith("norm"))
-        return [*found, *cuda]
+        found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, self.weight_item)
+        if self.many:
+            found = scaled_tile.candidates(self.rows, self.depth, self.columns, self.gated)
+        return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        if self.rows == 1:
-            return self.op, self.depth, tile
-        tiles = self.depth if tile.cuda else self.depth // (tile.k * tile.splits)
-        return self.op, self.rows, self.told, replace(tile, m=0), tiles if tile.held or tile.cuda else tiles > 1
+        if self.many:
+            return self.gated, self.op == "linear_add", tile
+        loop = self.depth // (tile.k * tile.splits) > 1
+        return self.op, self.rows, self.told, self.quantize, replace(tile, m=0), loop
 
     def least(self) -> ProductCase:
         return self
 
     def make(self, device: torch.device) -> Call:
         x, gain = normal(device, self.rows, 1, self.depth), normal(device, self.depth)
-        weight = normal(device, (2 if self.gated else 1) * self.columns, self.depth) * self.depth**-0.5
+        weight = random_weight(device, (2 if self.gated else 1) * self.columns, self.depth, self.quantize)
         if self.op.startswith("norm"):
             return Call((x, gain, _EPS, weight), {})
         before = (normal(device, self.rows, 1, self.columns),) if self.op == "linear_add" else ()
@@ -125,6 +133,10 @@ class ProductCase:
         return getattr(gemv, self.op)(*call.args, **call.kwargs, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
+        """With many rows the input is rounded too, which the library's product does alike; it writes over residuals."""
+        if self.many:
+            args = tuple(a.clone() if isinstance(a, Tensor) else a for a in call.args)
+            return self.run(Call(args, call.kwargs), tuning.LIBRARY)
         return getattr(reference, self.op)(*call.args)
 
 
@@ -213,17 +225,17 @@ class ConvCase:
         return self.run(call, tuning.LIBRARY)
 
 
-def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
-    for rows in PRODUCT_ROWS:
+def product_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None = None) -> Iterator[ProductCase]:
+    """Heads are not quantised."""
+    for rows in PRODUCT_ROWS if quantize is None else QUANTIZED_ROWS:
         for s in stacks:
             told = s.tokens > 1
-            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, told)
-            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden)
-            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told)
-            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told)
-            if s.draws:
-                op = "norm_linear" if s.per_frame else "linear"  # elsewhere others read what the norm has made, too
-                yield ProductCase(op, f"{s.name} head", rows, s.hidden, s.vocab)
+            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, told, quantize)
+            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden, quantize=quantize)
+            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told, quantize)
+            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told, quantize)
+            if s.draws and quantize is None:
+                yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
@@ -249,7 +261,22 @@ def chained(calls: list[Call], at: int) -> list[Call]:
 
 def _copied(call: Call, at: int) -> Call:
     """With the same values elsewhere in memory."""
-    return Call((*call.args[:at], call.args[at].clone(), *call.args[at + 1 :]), call.kwargs)
+    return Call((*call.args[:at], copied(call.args[at]), *call.args[at + 1 :]), call.kwargs)
+
+
+def copied(weight: Weight) -> Weight:
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values.clone(), weight.scale.clone())
+    return weight.clone()
+
+
+def weight_item(quantize: Quantization | None) -> int:
+    return _ITEM_BYTES if quantize is None else 1
+
+
+def random_weight(device: torch.device, columns: int, depth: int, quantize: Quantization | None) -> Weight:
+    drawn = normal(device, columns, depth) * depth**-0.5
+    return drawn if quantize is None else reference.quantize(drawn)
 
 
 def normal(device: torch.device, *shape: int) -> Tensor:

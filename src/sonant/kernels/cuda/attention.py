@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.compiler import Program, unavailable
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
@@ -81,11 +81,7 @@ def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
     if gpu.capability < _HOPPER:
         return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    missing = [program for program in programs() if find(program, gpu.arch) is None]
-    if missing and find_compiler() is None:
-        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
-    reasons = (refused(program, gpu.arch) for program in missing)
-    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+    return unavailable(programs(), gpu.arch)
 
 
 def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from sonant.kernels.reference.conv import (
     Bounds,
     Snake,
+    Unit,
     causal_conv,
     convolve,
     depthwise,
     exact_conv,
     inside,
+    residual_unit,
     snake_beta,
 )
 from sonant.kernels.reference.delay import DelayPattern, RowCounters, Statuses, delay_step
@@ -26,9 +28,9 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
-from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass
 from sonant.kernels.reference.frame_step import FrameCounters, FrameMemory, FrameTables, frame_step
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
     LogitMask,
     Lookup,
@@ -43,6 +45,7 @@ from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     Place,
+    RingPlace,
     add_norm,
     dense_attention,
     linear,
@@ -55,6 +58,7 @@ from sonant.kernels.reference.transformer import (
     paged_step,
     paged_write,
     qk_rope,
+    ring_attention,
     rms_norm,
     rotate,
     short_attention,
@@ -67,9 +71,7 @@ __all__ = [
     "FlowEnds",
     "FlowGiven",
     "FrameCounters",
-    "FrameLayer",
     "FrameMemory",
-    "FrameStack",
     "FrameTables",
     "Heads",
     "LogitMask",
@@ -78,13 +80,17 @@ __all__ = [
     "PatchMemory",
     "PatchStatuses",
     "Place",
+    "QuantizedWeight",
     "Ras",
+    "RingPlace",
     "RowCounters",
     "SamplingParams",
     "Sides",
     "Snake",
     "Split",
     "Statuses",
+    "Unit",
+    "Weight",
     "add_norm",
     "causal_conv",
     "convolve",
@@ -98,7 +104,6 @@ __all__ = [
     "flow_move",
     "flow_open",
     "flow_turn",
-    "frame_pass",
     "frame_step",
     "guided_step",
     "inside",
@@ -112,11 +117,16 @@ __all__ = [
     "paged_attention",
     "paged_step",
     "paged_write",
+    "parts_of",
     "patch_step",
     "pcm16",
     "penalize",
     "qk_rope",
+    "quantize",
+    "quantize_rows",
     "ras_sample",
+    "residual_unit",
+    "ring_attention",
     "rms_norm",
     "rotate",
     "sample",

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.reference import Weight, parts_of
+
 _WARP = tl.constexpr(32)
 _ASM = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;")
 _UNIT_BYTES = 16  # places and sizes are multiples of it
@@ -44,9 +46,10 @@ def piece_of(weight: Tensor, programs: int, warps: int) -> int:
     return piece if piece * weight.itemsize < _TOO_LARGE_BYTES else 0
 
 
-def next_options(then: Tensor | None, programs: int, warps: int, pdl: bool, instead: Tensor) -> dict[str, Any]:
+def next_options(then: Weight | None, programs: int, warps: int, pdl: bool, instead: Tensor) -> dict[str, Any]:
     """Launch arguments of a kernel that fetches `then`, if it can; it is given `instead` where there is nothing."""
-    piece = piece_of(then, programs, warps) if then is not None and pdl else 0
-    if then is None or piece == 0:
+    values = None if then is None else parts_of(then)[0]
+    piece = piece_of(values, programs, warps) if values is not None and pdl else 0
+    if values is None or piece == 0:
         return {"then": instead, "then_elements": 0, "then_piece": 0, "THEN": 0}
-    return {"then": then, "then_elements": then.numel(), "then_piece": piece, "THEN": warps}
+    return {"then": values, "then_elements": values.numel(), "then_piece": piece, "THEN": warps}

@@ -14,13 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.reference import Heads
+from sonant.kernels.reference import Heads, Weight, parts_of
 from sonant.kernels.triton import gemv
 from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -42,11 +43,11 @@ def _made_ready(
 
 @triton.jit(do_not_specialize=["rows", "then_elements", "then_piece"])
 def _local_attention_add(
-    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals, then,
+    qkv, q_weight, k_weight, cos, sin, weight, column_scale, residual, out, partials, arrivals, then,
     rows, columns, rope_stride, eps, scale, then_elements, then_piece,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
-    NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    THEN: tl.constexpr,
+    NORM: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr, THEN: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
@@ -61,6 +62,7 @@ def _local_attention_add(
     tiles = ()  # one for each head; Triton knows no unpacking into a tuple
     for head in tl.static_range(own_heads):
         tiles = tiles + (tl.load(start + head * DIM),)  # noqa: RUF005
+    own_scale, _ = column_scales(column_scale, column, columns, False, SCALED)
     there = tl.minimum(line, rows - 1)
     sequence = there // STEPS
     angle = sequence * rope_stride + there % STEPS * DIM
@@ -76,7 +78,7 @@ def _local_attention_add(
         scores = tl.where(visible, scores, float("-inf"))
         share = tl.exp(scores - tl.max(scores, 1)[:, None])
         mixed = tl.dot(share.to(values.dtype), values, input_precision=PRECISION) / tl.sum(share, 1)[:, None]
-        total = tl.dot(mixed.to(values.dtype), tl.trans(tiles[head]), total, input_precision=PRECISION)
+        total = tl.dot(mixed.to(values.dtype), tl.trans(tiles[head].to(values.dtype)), total, input_precision=PRECISION)
     last = True
     if SPLITS > 1:
         cells: tl.constexpr = LINES * BLOCK_N
@@ -87,6 +89,8 @@ def _local_attention_add(
         if last:
             total = sum_partials(slot, cell, SPLITS, cells)
     if last:
+        if SCALED:
+            total *= own_scale[None]
         dtype = out.dtype.element_ty
         at = line[:, None] * columns + column[None]
         mask = (line < rows)[:, None] & (column < columns)[None]
@@ -95,13 +99,13 @@ def _local_attention_add(
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None, *, tile: Tile | None = None
 ) -> Tensor:
     batch, steps, width = qkv.shape
-    rows, columns = batch * steps, len(weight)
+    rows, columns, (read, column_scale) = batch * steps, weight.shape[0], parts_of(weight)
     dim = width // (heads.heads + 2 * heads.kv_heads)
-    tile = tile or tile_for(qkv, heads, columns)
-    if tile.library or not weight.is_contiguous() or qkv.dtype != weight.dtype:
+    tile = tile or tile_for(qkv, heads, read)
+    if tile.library or not weight.is_contiguous() or (column_scale is None and qkv.dtype != read.dtype):
         return gemv.linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
     if not fits(tile, heads):
         raise ValueError(f"{tile} does not divide {heads.heads} heads of {heads.kv_heads} groups")
@@ -110,11 +114,13 @@ def local_attention_add(
     norm, launch = heads.q_weight is not None, launch_options(qkv)
     lines, strips = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, tile.n)
     _local_attention_add[(strips, tile.splits)](
-        qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin, weight, residual, out,
-        workspace(qkv, strips, tile.splits, lines * tile.n), counters(weight, strips, tile.splits),
+        qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
+        read, qkv if column_scale is None else column_scale, residual, out,
+        workspace(qkv, strips, tile.splits, lines * tile.n), counters(read, strips, tile.splits),
         rows=rows, columns=columns, rope_stride=0 if len(cos) == 1 else steps * dim, eps=heads.eps, scale=dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines, NORM=norm,
-        PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32", BLOCK_N=tile.n, SPLITS=tile.splits,
-        num_warps=tile.warps, **launch, **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
+        SCALED=column_scale is not None, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
+        BLOCK_N=tile.n, SPLITS=tile.splits, num_warps=tile.warps, **launch,
+        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], read),
     )  # fmt: skip
     return out

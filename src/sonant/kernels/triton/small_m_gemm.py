@@ -5,6 +5,9 @@ before it waits for its input; the others follow through shared memory. Programs
 up as split_k.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
 of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
 own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
+
+Weights of eight bits travel and wait as such, and are widened to the input's dtype on their way into the product. A
+column's scale is a factor of its sum, and comes last.
 """
 
 from __future__ import annotations
@@ -13,31 +16,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.cuda import few_rows
-from sonant.kernels.triton import held_gemm
+from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.triton.fetch import fetch_share, next_options
-from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.small_m_tile import ROWS, block_depth, rule, tile_for
+from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
 
 @triton.jit
-def _gain(gain, k, NORM: tl.constexpr):
-    return tl.load(gain + k) if NORM else k
-
-
-@triton.jit
-def _values(x, factor, row, k, depth, NORM: tl.constexpr):
+def _values(x, gain, row, k, depth, NORM: tl.constexpr):
     """[K, M] of the input, scaled by the norm's gain, and the squares' sum of each row."""
     value = tl.load(x + row[None] * depth + k[:, None])
     square = tl.zeros([row.shape[0]], tl.float32)
     if NORM:
         wide = value.to(tl.float32)
         square = tl.sum(wide * wide, axis=0)
-        value = (wide * factor.to(tl.float32)[:, None]).to(value.dtype)
+        value = (wide * tl.load(gain + k).to(tl.float32)[:, None]).to(value.dtype)
     return value, square
+
+
+@triton.jit
+def column_scales(scale, column, columns, GATED: tl.constexpr, SCALED: tl.constexpr):
+    """Of quantised columns and, if gated, of those beside them. They come with the weights, before there is input: at
+    the end somebody would wait for them."""
+    own = tl.full(column.shape, 1.0, tl.float32)
+    up = own
+    if SCALED:
+        there = tl.minimum(column, columns - 1)
+        own = tl.load(scale + there)
+        if GATED:
+            up = tl.load(scale + columns + there)
+    return own, up
 
 
 @triton.jit
@@ -46,7 +56,7 @@ def _plus_product(total, own, value, FOLD: tl.constexpr, PRECISION: tl.constexpr
         deep: tl.constexpr = own.shape[1] // FOLD
         own = tl.permute(tl.reshape(own, (own.shape[0], FOLD, deep)), (1, 0, 2))
         value = tl.reshape(value, (FOLD, deep, value.shape[1]))
-    return tl.dot(own, value, total, input_precision=PRECISION)
+    return tl.dot(own.to(value.dtype), value, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -59,20 +69,23 @@ def _swiglu(gate, up):
 
 @triton.jit
 def _finish(
-    total, other, square, before, out, row, column, rows, columns, depth, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    total, other, square, own_scale, up_scale, residual, out, row, column, rows, columns, depth, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     dtype = out.dtype.element_ty
     if NORM:
-        scale = tl.rsqrt(square / depth + eps)[None]
-        total *= scale
-        other *= scale
+        factor = tl.rsqrt(square / depth + eps)[None]
+        total *= factor
+        other *= factor
+    if SCALED:
+        total *= own_scale[:, None]
+        other *= up_scale[:, None]
     if GATED:
         total = _swiglu(total.to(dtype), other.to(dtype))
     at = row[None] * columns + column[:, None]
     mask = (row < rows)[None] & (column < columns)[:, None]
     if ADD:
-        total = before.to(tl.float32) + total.to(dtype).to(tl.float32)
+        total = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + total.to(dtype).to(tl.float32)
     tl.store(out + at, total.to(dtype), mask=mask)
 
 
@@ -104,10 +117,10 @@ def _reduce(
 
 @triton.jit(do_not_specialize=["rows", "k_tiles", "then_elements", "then_piece"])
 def _small_m_gemm(
-    x, weight, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
+    x, weight, scale, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
     then_elements, then_piece,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -124,19 +137,15 @@ def _small_m_gemm(
     up = own
     if GATED:
         up = tl.load(up_start + k[None])
-    factor = _gain(gain, k, NORM)
+    own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
-    value, square = _values(x, factor, there, k, depth, NORM)
-    before = value
-    if ADD:  # here, since at the end it would be waited for
-        mask = (row < rows)[None] & (column < columns)[:, None]
-        before = tl.load(residual + row[None] * columns + column[:, None], mask=mask, other=0.0)
+    value, square = _values(x, gain, there, k, depth, NORM)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
     other = total
     if LOOP:
         for k_tile in range(1, k_tiles):
             at = k + k_tile * BLOCK_K
-            next_value, next_square = _values(x, _gain(gain, at, NORM), there, at, depth, NORM)
+            next_value, next_square = _values(x, gain, there, at, depth, NORM)
             square += next_square
             total = _plus_product(total, tl.load(start + at[None]), next_value, FOLD, PRECISION)
             if GATED:
@@ -154,7 +163,10 @@ def _small_m_gemm(
             total, other, square, partials, squares, arrivals, strip, split, NORM, GATED, BLOCK_M, BLOCK_N, SPLITS
         )
     if last:
-        _finish(total, other, square, before, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
+        _finish(
+            total, other, square, own_scale, up_scale, residual, out, row, column, rows, columns, depth, eps,
+            NORM, GATED, ADD, SCALED,
+        )  # fmt: skip
 
 
 def fits(rows: int, depth: int) -> bool:
@@ -162,8 +174,8 @@ def fits(rows: int, depth: int) -> bool:
 
 
 def product(
-    x: Tensor, weight: Tensor, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    then: Tensor | None = None, tile: Tile | None = None,
+    x: Tensor, weight: Weight, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
+    then: Weight | None = None, tile: Tile | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
@@ -171,18 +183,10 @@ def product(
     """
     rows, depth = x.shape
     columns = out.shape[1]
-    tile = tile or tile_for(x, columns, gated, norm=gain is not None)
+    values, scale = parts_of(weight)
+    tile = tile or tile_for(x, values, columns, gated, norm=gain is not None)
     if tile.library:
         return False
-    if tile.cuda:
-        if few_rows.product(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
-            return True
-        tile = rule(rows, depth, columns, gated, x.dtype.itemsize)
-    if tile.apart and gain is not None:
-        x, gain = rms_norm(x, gain, eps), None
-    if tile.held:
-        held_gemm.product(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual)
-        return True
     block_m = max(16, triton.next_power_of_2(rows))
     strips = triton.cdiv(columns, tile.n)
     k_tiles = depth // (tile.k * tile.splits)
@@ -192,13 +196,13 @@ def product(
     launch = launch_options(x)
     partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
     _small_m_gemm[(strips, tile.splits)](
-        x, weight, weight if gain is None else gain, out if residual is None else residual, out,
-        partials, partials[max(0, partials.numel() - squares) :], counters(weight, strips, tile.splits),
+        x, values, x if scale is None else scale, x if gain is None else gain, out if residual is None else residual,
+        out, partials, partials[max(0, partials.numel() - squares) :], counters(values, strips, tile.splits),
         rows=rows, columns=columns, depth=depth, k_tiles=k_tiles, eps=eps,
-        NORM=gain is not None, GATED=gated, ADD=residual is not None,
+        NORM=gain is not None, GATED=gated, ADD=residual is not None, SCALED=scale is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch,
-        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
+        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], values),
     )  # fmt: skip
     return True

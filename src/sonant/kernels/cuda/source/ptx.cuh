@@ -68,13 +68,6 @@ __device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
-// Two products of bfloat16, each rounded.
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-    uint32_t both;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
-    return both;
-}
-
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -119,72 +112,6 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
 __device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
 
-__device__ __forceinline__ uint16_t read_fresh(const uint16_t* from) { return __ldcg(from); }
-
-struct __align__(16) Words {
-    uint32_t word[4];
-};
-
-// Weights are read once, and where it is written: the compiler must not put it after a wait.
-__device__ __forceinline__ Words read_weights(const void* from) {
-    Words words;
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-                 : "l"(from)
-                 : "memory");
-    return words;
-}
-__device__ __forceinline__ Words read_fresh_words(const void* from) {
-    const uint4 got = __ldcg(static_cast<const uint4*>(from));
-    return {{got.x, got.y, got.z, got.w}};
-}
-__device__ __forceinline__ Words shared_words(const void* from) { return *static_cast<const Words*>(from); }
-__device__ __forceinline__ void put_words(void* to, const Words& words) { *static_cast<Words*>(to) = words; }
-
-// Bulk copies to shared memory, and a mark there of eight bytes that tells when the bytes it expects have come: a wait
-// names the parity of the turn, of which the first is 0.
-__device__ __forceinline__ void mark_begin(shared_t mark) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mark) : "memory");
-}
-__device__ __forceinline__ void marks_ready() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void mark_expects(shared_t mark, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mark), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t mark) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(mark)
-                 : "memory");
-}
-__device__ __forceinline__ void mark_wait(shared_t mark, uint32_t parity) {
-    uint32_t there;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(there)
-                     : "r"(mark), "r"(parity)
-                     : "memory");
-    } while (!there);
-}
-
-__device__ __forceinline__ int64_t processor_cycles() {
-    int64_t now;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-    return now;
-}
-
-// A barrier of the grid, for one thread of each block, all of which must be on the GPU at once.
-__device__ __forceinline__ void grid_arrive(uint32_t* count) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
-}
-__device__ __forceinline__ void grid_wait(const uint32_t* count, uint32_t all) {
-    uint32_t now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-    } while (now < all);
-}
-
 // Programmatic dependent launch, as kernels/triton/pdl.py has it.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -195,11 +122,6 @@ __device__ __forceinline__ void move16(void* to, const void* from) {
 }
 
 #endif
-
-// The e-th of eight bfloat16.
-__device__ __forceinline__ float half_word(const Words& words, int e) {
-    return from_bits(e & 1 ? words.word[e / 2] & 0xffff0000u : words.word[e / 2] << 16);
-}
 
 __device__ __forceinline__ float bf16(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
 __device__ __forceinline__ uint16_t to_bf16(float x) { return static_cast<uint16_t>(pack(x, 0.0f)); }
