@@ -1,20 +1,25 @@
-"""On a GPU, Qwen3-TTS 1.7B with random weights: ms of each part of a frame at some rows, with and without each change.
+"""On a GPU, Qwen3-TTS 1.7B with random weights: ms of talker and predictor at some rows, with and without each change.
 
-    python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 1,16,64] [--frames 30]
+    python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 64,1,16] [--frames 30] [--out tiles.json]
 
-Not a test that pytest collects. The checkpoint is written if there is none. First the predictor's logits in each way
-are held against those of plain torch in float32; what is wrong is said with WRONG. Then every way's parts are timed in
-CUDA graphs, with the floor of their bytes.
+Not a test that pytest collects. The checkpoint is written if there is none. Kernels in CUDA C++ are compiled meanwhile,
+and each is held against float32; so are the predictor's logits. What is wrong is said with WRONG. For every number of
+rows tiles are searched for in the model's own parts: all products by CUDA C++ first, then one after the other in each
+tile, with the others as they were found best. At last both parts are timed in each way. Times are of CUDA graphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
+import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,31 +29,55 @@ from torch import Tensor
 
 import sonant
 from sonant import EngineConfig
-from sonant.bench.engine import breakdown
 from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.engine import Engine
-from sonant.kernels import ops, reference
-from sonant.kernels.triton import small_m_tile
+from sonant.kernels import ops, reference, tuning
+from sonant.kernels.cuda import driver, few_rows
+from sonant.kernels.cuda.compiler import build
+from sonant.kernels.gpu import gpu_of
+from sonant.kernels.triton import gemv, small_m_gemm
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from tile_search import Parts, Search, Tiles, by_tiles, products
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU is only to try the script, on a tiny model
-BYTES_PER_S = 4.4e12
-Patch = Any
-
-
-def ways() -> dict[str, list[Patch]]:
-    patch = mock.patch.object
-    return {"as it is": [], "some rows: by rule": [patch(small_m_tile, "find", lambda *given: None)]}
-
-
-ONE_ROW_ONLY, MORE_ROWS_ONLY = "1 row", "some rows"
+DEVICE = torch.device("cuda")
+_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 @contextmanager
-def patched(patches: list[Patch]) -> Iterator[None]:
+def late() -> Iterator[None]:
+    """Triton's products let the next kernel start after they have asked for their input."""
+    options = {"PDL": 2, "launch_pdl": True}
     with ExitStack() as left:
-        for patch in patches:
-            left.enter_context(patch)
+        for module in (gemv, small_m_gemm):
+            left.enter_context(mock.patch.object(module, "launch_options", lambda on: dict(options)))
+        yield
+
+
+@contextmanager
+def carveout(percent: int) -> Iterator[None]:
+    """Of all Triton kernels that were loaded: is it their different shares of shared memory that keep them apart?"""
+
+    def ask(value: int) -> None:
+        for kernel in gc.get_objects():
+            if type(kernel).__name__ == "CompiledKernel" and kernel.function:
+                driver._driver().cuFuncSetAttribute(driver.ctypes.c_void_p(kernel.function), _CARVEOUT, value)
+
+    ask(percent)
+    try:
+        yield
+    finally:
+        ask(-1)
+
+
+@contextmanager
+def without_attention() -> Iterator[None]:
+    """What it costs: its output is whatever lies there."""
+
+    def nothing(qkv: Tensor, heads: Any, cache: Tensor, first: int) -> Tensor:
+        return qkv.new_empty(*qkv.shape[:2], heads.heads, cache.shape[-1])
+
+    pick = ops.pick
+    with mock.patch.object(ops, "pick", lambda op, on: nothing if op == "short_attention" else pick(op, on)):
         yield
 
 
@@ -74,61 +103,122 @@ def logits_of(predictor: Any, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(probe.logits)
 
 
-def check(engine: Engine, rows: list[int]) -> None:
+def check_logits(engine: Engine, rows: int, ways: dict[str, Tiles]) -> None:
     predictor = engine.model.modules.talker.code_predictor
     exact = deepcopy(predictor).float()
     exact.prepare()
-    plain = [mock.patch.object(ops, "pick", lambda op, on: getattr(reference, op))]
-    for count in rows:
-        with patched(plain):
-            expected = logits_of(exact, count, torch.float32)
-        for name, patches in ways().items():
-            if name.startswith(ONE_ROW_ONLY if count > 1 else MORE_ROWS_ONLY):
-                continue
-            with patched(patches):
-                got = logits_of(predictor, count, predictor.model.norm.weight.dtype)
-            error = float((got - expected).norm() / expected.norm())
-            wrong = "" if error < 0.04 else " WRONG"
-            print(f"{count} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
+    with mock.patch.object(ops, "pick", lambda op, on: getattr(reference, op)):
+        expected = logits_of(exact, rows, torch.float32)
+    for name, tiles in ways.items():
+        with by_tiles(tiles):
+            got, again = (logits_of(predictor, rows, torch.bfloat16) for _ in range(2))
+        error = float((got - expected).norm() / expected.norm())
+        wrong = "" if error < 0.04 and torch.equal(got, again) else " WRONG"
+        print(f"{rows} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
 
 
-def measure(engine: Engine, rows: list[int], frames: int) -> None:
-    for count in rows:
-        with StepRig(engine, count, frames) as rig:
-            for name, patches in ways().items():
-                if name.startswith(ONE_ROW_ONLY if count > 1 else MORE_ROWS_ONLY):
-                    continue
-                with patched(patches), torch.inference_mode():
-                    found = breakdown._frame_parts(rig)
-                told = ", ".join(f"{part} {ms:.3f} ({1e3 * moved / BYTES_PER_S:.2f})" for part, ms, moved in found)
-                print(f"{count:3} rows, {name:24} {sum(ms for _, ms, _ in found):.3f} ms: {told}", flush=True)
+def check_products(rows: int) -> None:
+    """Every tile against float32, ten times the same bits; one row less than there is room for."""
+    worst, seen = 0.0, 0
+    for product in products(rows):
+        draw = torch.Generator(DEVICE).manual_seed(3)
+        planes = 2 if product.gated else 1
+        shape = (rows - 1, product.depth), (planes * product.columns, product.depth), (rows - 1, product.columns)
+        x, weight, before = (torch.randn(*s, device=DEVICE, generator=draw).bfloat16() for s in shape)
+        weight *= product.depth**-0.5
+        gain = torch.randn(product.depth, device=DEVICE, generator=draw).bfloat16()
+        given: tuple[Any, ...] = (x, weight, before)
+        op = "linear_add"
+        if product.norm:
+            op, given = "norm_gated" if product.gated else "norm_linear", (x, gain, 1e-6, weight)
+        wide = [v.float() if isinstance(v, Tensor) else v for v in given]
+        expected = getattr(reference, op)(*wide)
+        for tile in product.tiles():
+            made = [getattr(gemv, op)(*given, tile=tile) for _ in range(10)]
+            error = float((made[0].float() - expected).norm() / expected.norm())
+            worst, seen = max(worst, error), seen + 1
+            if not error < 6e-3 or not all(torch.equal(made[0], other) for other in made):
+                print(f"WRONG: {product} {tile}: {error:.4f}", flush=True)
+    print(f"{rows - 1} rows: {seen} kernels at most {worst:.4f} from float32", flush=True)
+
+
+def measure(parts: Parts, rows: int, ways: dict[str, list[Callable[[], Any]]]) -> None:
+    for name, patches in ways.items():
+        with ExitStack() as left:
+            for patch in patches:
+                left.enter_context(patch())
+            line = ", ".join(f"{part} {parts.ms(part):.3f}" for part in ("talker", "predictor"))
+        print(f"{rows:3} rows, {name:24}: {line} ms", flush=True)
+
+
+def build_all(rows: list[int]) -> None:
+    gpu = gpu_of(DEVICE)
+    assert gpu is not None
+    programs = {
+        repr(kernel.program): kernel.program
+        for count in rows if count > 1 for p in products(count) for tile in p.tiles()
+        for kernel in [few_rows.kernel_for(tile, count, norm=p.norm, gated=p.gated)]
+    }  # fmt: skip
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(14) as pool:
+        list(pool.map(lambda program: build(program, gpu.arch), programs.values()))
+    print(f"{len(programs)} kernels compiled in {time.perf_counter() - began_s:.1f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rows", default="1,16,64")
+    parser.add_argument("--rows", default="64,1,16")
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--size", default="1.7b")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which it gives up")
     args = parser.parse_args()
     faulthandler.dump_traceback_later(args.limit, exit=True)  # blocks that wait for each other may do so for ever
     began_s = time.perf_counter()
 
-    def step(name: str, run: Callable[[], None]) -> None:
-        run()
+    def note(name: str) -> None:
         print(f"-- {name}: {time.perf_counter() - began_s:.1f} s since the start", flush=True)
 
-    if not (args.folder / "config.json").exists():
-        step("written", lambda: write_checkpoint(args.folder, kind="custom_voice", size=args.size, device=DEVICE))
     rows = [int(n) for n in args.rows.split(",")]
-    config = EngineConfig(max_rows=max(rows), max_batch=max(rows), warm_rows=1, kv_tokens=32_768)
-    engine = sonant.load(args.folder, device=DEVICE, config=config)
-    engine.close()
-    step("loaded", lambda: None)
+    with ThreadPoolExecutor(1) as aside:
+        built = aside.submit(build_all, rows)
+        if not (args.folder / "config.json").exists():
+            write_checkpoint(args.folder, kind="custom_voice", size=args.size, device=str(DEVICE))
+            note("written")
+        config = EngineConfig(max_rows=max(rows), max_batch=max(rows), warm_rows=1, kv_tokens=32_768)
+        engine = sonant.load(args.folder, device=str(DEVICE), config=config)
+        engine.close()
+        note("loaded")
+        built.result()
+    best: dict[str, Any] = {}
     with torch.inference_mode():
-        step("checked", lambda: check(engine, rows))
-    step("measured", lambda: measure(engine, rows, args.frames))
+        for count in rows:
+            if count > 1:
+                check_products(count)
+            with StepRig(engine, count, args.frames) as rig:
+                parts, ways = Parts(rig), dict[str, list[Callable[[], Any]]]({"as it is": []})
+                tiles: Tiles = {}
+                if count > 1:
+                    for part in ("predictor", "talker"):
+                        tiles |= Search(parts, part, count).run()
+                    best |= {p.key: tuning.encode(tiles[p.shape]) for p in products(count) if p.shape in tiles}
+                    ways["searched"] = [lambda tiles=tiles: by_tiles(tiles)]
+                found = ways[list(ways)[-1]]
+                if count > 1 and tiles:
+                    early = {shape: replace(tile, stages=1) if tile.cuda else tile for shape, tile in tiles.items()}
+                    ways["searched, all early"] = [lambda early=early: by_tiles(early)]
+                ways["Triton's next start late"] = [*found, late]
+                ways["carve-out 100"] = [*found, lambda: carveout(100)]
+                ways["both"] = [*found, late, lambda: carveout(100)]
+                ways["no attention"] = [*found, without_attention]
+                measure(parts, count, ways)
+            if count > 1:
+                check_logits(engine, count, {"as it is": {}, "searched": tiles})
+            note(f"{count} rows")
+    if args.out:
+        args.out.write_text(json.dumps(best, indent=1))
+    print(json.dumps(best))
 
 
 if __name__ == "__main__":

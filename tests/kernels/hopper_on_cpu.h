@@ -1,7 +1,7 @@
 // Several warpgroups of a Hopper GPU on one CPU thread, for the source of our CUDA kernels (hopper.cuh). Every thread
 // of a block is a fibre, which runs until it must wait; who runs next is drawn. Copies and products that are under way
 // happen at any time until they are waited for, and shared memory is NaN at first: so what lacks a barrier or a wait
-// comes out wrong, and what waits for ever is told.
+// comes out wrong, and what waits for ever is told. Blocks of a cluster run at once.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -37,14 +37,15 @@ struct float4 {
 };
 typedef uint32_t shared_t;
 typedef std::vector<std::function<void()>> Group;
-alignas(1024) static uint8_t shared_memory[232448];
+static constexpr int MOST_SHARED = 232448;
+static uint8_t* shared_memory;  // of the block that runs
 
 struct Fibre {
     ucontext_t context;
     std::vector<char> stack;
     bool done = false;
     std::function<bool()> can_go;
-    int shows = 0;
+    int shows = 0, cluster_turn = 0;
     uint32_t shown[2][4];
     std::vector<Group> copies, products;  // the last group is open
 };
@@ -56,13 +57,20 @@ struct Turn {
 };
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
-static int current, shared_bytes;
+static int current, shared_bytes, threads_of_block;
+static std::vector<std::vector<uint8_t>> memories;  // of the blocks of a cluster
 static std::mt19937 draws;
 static std::function<void()> body;
 static std::map<shared_t, Phases> barriers;
-static std::map<int, Turn> turns;
+static std::map<std::pair<int, int>, Turn> turns;  // by block and number
+static constexpr int WHOLE_CLUSTER = -1;
 
 static inline Fibre& me() { return fibres[current]; }
+static inline int my_block() { return current / threads_of_block; }
+static inline uint8_t* memory_of(int block) {
+    uint8_t* start = memories[block].data();
+    return start + (1024 - reinterpret_cast<uintptr_t>(start) % 1024) % 1024;
+}
 static inline void fail(const char* what) {
     fprintf(stderr, "thread %d: %s\n", current, what);
     abort();
@@ -110,19 +118,38 @@ T __shfl_xor_sync(uint32_t, T value, int step) {
     return value;
 }
 
-static inline void turn_give(int number, int count) {
-    Turn& turn = turns[number];
+static inline void arrive(std::pair<int, int> which, int count) {
+    Turn& turn = turns[which];
     if (++turn.arrived == count) turn = {0, turn.ended + 1};
 }
+static inline void turn_give(int number, int count) { arrive({my_block(), number}, count); }
 static inline void turn_wait(int number, int count) {
-    const int before = turns[number].ended;
-    turn_give(number, count);
-    until([=] { return turns[number].ended != before; });
+    const std::pair<int, int> which = {my_block(), number};
+    const int before = turns[which].ended;
+    arrive(which, count);
+    until([=] { return turns[which].ended != before; });
 }
-static inline void __syncthreads() { turn_wait(0, static_cast<int>(fibres.size())); }
+static inline void __syncthreads() { turn_wait(0, threads_of_block); }
+
+static inline void cluster_arrive() {
+    const std::pair<int, int> all = {WHOLE_CLUSTER, 0};
+    me().cluster_turn = turns[all].ended;
+    arrive(all, static_cast<int>(fibres.size()));
+}
+static inline void cluster_wait() {
+    until([before = me().cluster_turn] { return turns[{WHOLE_CLUSTER, 0}].ended != before; });
+}
+static inline float2 read_block(shared_t at, int rank) {
+    check(at, 8);
+    if (at % 8 || rank < 0 || rank >= static_cast<int>(memories.size())) fail("no such place in the cluster");
+    float2 value;
+    memcpy(&value, memory_of(rank) + at, 8);
+    return value;
+}
 
 static inline void barrier_start(shared_t at, int count) {
     check(at, 8);
+    if (memories.size() > 1) fail("these barriers are not told apart by blocks of a cluster");
     if (at % 8) fail("a barrier at no multiple of 8");
     barriers[at] = {count, 0, 0};
 }
@@ -235,18 +262,25 @@ void more_registers() {}
 template <int COUNT>
 void fewer_registers() {}
 static inline float sine(float x) { return sinf(x); }
+static inline float power_of_two(float x) { return exp2f(x); }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline uint32_t read4(const uint32_t* from) { return *from; }
 static inline uint32_t rounded_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
+static inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    const uint32_t top = 0xffff0000u;
+    return pack(from_bits(a << 16) * from_bits(b << 16), from_bits(a & top) * from_bits(b & top));
+}
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 
-static void run_block() {
-    memset(shared_memory, 0xff, sizeof shared_memory);
+static void run_blocks(unsigned first) {
+    for (auto& memory : memories) std::fill(memory.begin(), memory.end(), 0xff);
     barriers.clear();
     turns.clear();
     std::vector<int> order;
@@ -268,10 +302,12 @@ static void run_block() {
         std::rotate(order.begin(), order.begin() + draws() % order.size(), order.end());
         for (int n : order) {
             Fibre& fibre = fibres[n];
+            current = n;
+            shared_memory = memory_of(my_block());
             if (fibre.done || (fibre.can_go && !fibre.can_go())) continue;
             moved = true;
-            current = n;
-            threadIdx = {static_cast<unsigned>(n), 0, 0};
+            threadIdx = {static_cast<unsigned>(n % threads_of_block), 0, 0};
+            blockIdx = {first + my_block(), 0, 0};
             swapcontext(&scheduler, &fibre.context);
         }
     }
@@ -281,14 +317,16 @@ static void run_block() {
         if (turn.second.arrived) fail("a turn that nobody took");
 }
 
-static void run_grid(std::function<void()> kernel, const int* grid, int threads, int bytes, unsigned seed) {
+static void run_grid(std::function<void()> kernel, const int* grid, int threads, int cluster, int bytes, unsigned seed) {
     body = kernel;
     shared_bytes = bytes;
+    threads_of_block = threads;
     draws.seed(seed);
     gridDim = {static_cast<unsigned>(grid[0]), 1, 1};
-    for (unsigned x = 0; x < gridDim.x; x++) {
-        fibres = std::vector<Fibre>(threads);
-        blockIdx = {x, 0, 0};
-        run_block();
+    memories.assign(cluster, std::vector<uint8_t>(MOST_SHARED + 1024));
+    if (gridDim.x % cluster) fail("no whole clusters");
+    for (unsigned x = 0; x < gridDim.x; x += cluster) {
+        fibres = std::vector<Fibre>(cluster * threads);
+        run_blocks(x);
     }
 }

@@ -40,7 +40,7 @@ def _gemv(
     SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
+    launch_dependents(PDL == 1)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = column < columns
     dtype = out.dtype.element_ty
@@ -64,6 +64,7 @@ def _gemv(
         value = tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)
         values = values + (value,)  # noqa: RUF005
         square += value * value
+    launch_dependents(PDL == 2)
     factor = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
     total, other = tl.zeros([BLOCK_N, BLOCK_K], tl.float32), tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for tile in tl.static_range(TILES):

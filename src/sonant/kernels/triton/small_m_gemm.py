@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
+from sonant.kernels.triton.small_m_tile import ROWS, block_depth, rule, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -123,7 +124,7 @@ def _small_m_gemm(
     PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
+    launch_dependents(PDL == 1)
     strip, split = tl.program_id(0), tl.program_id(1)
     fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     row = tl.arange(0, BLOCK_M)
@@ -140,6 +141,7 @@ def _small_m_gemm(
     own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
+    launch_dependents(PDL == 2)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
     other = total
     if LOOP:
@@ -187,6 +189,10 @@ def product(
     tile = tile or tile_for(x, values, columns, gated, norm=gain is not None)
     if tile.library:
         return False
+    if tile.cuda:
+        if few_rows.product(x, values, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
+            return True
+        tile = rule(rows, depth, columns, gated, values.dtype.itemsize)
     block_m = max(16, triton.next_power_of_2(rows))
     strips = triton.cdiv(columns, tile.n)
     k_tiles = depth // (tile.k * tile.splits)

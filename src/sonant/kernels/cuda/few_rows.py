@@ -1,0 +1,99 @@
+"""Products with 2 to 64 rows in CUDA C++: the wrapper of `source/few_rows.cu`.
+
+It serves where it was measured to be faster (`Tile.cuda`): a tile has columns and depth of a block, and blocks of a
+cluster that share the depth; with one stage the next kernel may start at once, with two after this one has asked for
+its input. What it has no kernel for it leaves to the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sonant.kernels.cuda.compiler import Program
+from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.cuda.usable import is_usable
+from sonant.kernels.tuning import Tile
+
+MOST_ROWS = 64
+_THREADS = 256
+_LINES = (64, 128)  # of weights, by which one warpgroup multiplies or two
+_RANKS = (1, 2, 4, 8)  # blocks that every Hopper GPU puts into one cluster
+_MOST_PIECES = 16  # of 16 bytes, that a thread holds of the input
+_SHARED_BYTES = 227 << 10
+_PROCESSORS = 132  # of an H100 or H200
+_ARGS = struct.Struct("<5Q3ifi4x")  # FewArgs
+
+
+def _padded(rows: int) -> int:
+    return max(16, 1 << (rows - 1).bit_length())
+
+
+def _shared_bytes(block_rows: int, lines: int, deep: int, norm: bool) -> int:
+    """As few_rows.cu has it: weights, rows, and with a norm its gain and the squares of shares of rows."""
+    shares = _THREADS // 32 // (block_rows // 8)
+    return 2 * deep * (lines + block_rows) + norm * (2 * deep + 4 * shares * block_rows)
+
+
+@cache
+def _kernel(block_rows: int, lines: int, deep: int, ranks: int, norm: bool, gated: bool) -> CudaKernel:
+    defines = {
+        "ROWS": block_rows, "LINES": lines, "DEPTH": deep, "RANKS": ranks, "NORM": int(norm), "GATED": int(gated),
+    }  # fmt: skip
+    program = Program("few_rows.cu", defines, features="a")
+    shared = _shared_bytes(block_rows, lines, deep, norm)
+    return CudaKernel(program, "few_rows", _ARGS, shared, _THREADS, cluster=ranks if ranks > 1 else 0)
+
+
+def kernel_for(tile: Tile, rows: int, *, norm: bool, gated: bool) -> CudaKernel:
+    return _kernel(_padded(rows), tile.n * (2 if gated else 1), tile.k, tile.splits, norm, gated)
+
+
+def fits(tile: Tile, rows: int, depth: int, columns: int, *, norm: bool, gated: bool) -> bool:
+    block_rows, lines = _padded(rows), tile.n * (2 if gated else 1)
+    shares = _THREADS // 32 // (block_rows // 8) if block_rows <= MOST_ROWS else 0
+    if not shares or lines not in _LINES or columns % tile.n or tile.splits not in _RANKS:
+        return False
+    if tile.k * tile.splits != depth or tile.k % (32 * shares) or block_rows * tile.k > _MOST_PIECES * 8 * _THREADS:
+        return False
+    sums = 4 * lines * (block_rows + 8)  # where the weights were
+    return sums <= 2 * lines * tile.k and _shared_bytes(block_rows, lines, tile.k, norm) <= _SHARED_BYTES
+
+
+def candidates(rows: int, depth: int, columns: int, *, norm: bool, gated: bool) -> Iterator[Tile]:
+    """From half a block for each processor to four."""
+    for lines in _LINES:
+        for ranks in _RANKS:
+            n = lines // (2 if gated else 1)
+            tile = Tile(0, n, depth // ranks, _THREADS // 32, 1, ranks, cuda=True)
+            enough = 0.45 * _PROCESSORS <= columns // n * ranks <= 4 * _PROCESSORS
+            if enough and fits(tile, rows, depth, columns, norm=norm, gated=gated):
+                yield from (tile, replace(tile, stages=2))
+
+
+def product(
+    x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gain: Tensor | None, eps: float, gated: bool,
+    residual: Tensor | None,
+) -> bool:  # fmt: skip
+    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
+    False: it cannot be done here, and nothing was."""
+    (rows, depth), columns, norm = x.shape, out.shape[1], gain is not None
+    given = [t for t in (x, weight, gain, residual, out) if t is not None]
+    if any(t.dtype != torch.bfloat16 or t.data_ptr() % 16 for t in given):
+        return False
+    if not fits(tile, rows, depth, columns, norm=norm, gated=gated):
+        return False
+    kernel = kernel_for(tile, rows, norm=norm, gated=gated)
+    if not is_usable(kernel, x.device):
+        return False
+    kernel.launch(
+        x.device, (columns // tile.n * tile.splits, 1, 1),
+        x.data_ptr(), weight.data_ptr(), 0 if gain is None else gain.data_ptr(),
+        0 if residual is None else residual.data_ptr(), out.data_ptr(), rows, columns, depth, eps, tile.stages == 1,
+    )  # fmt: skip
+    return True

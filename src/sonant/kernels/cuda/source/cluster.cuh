@@ -1,0 +1,82 @@
+// What kernels whose blocks work in clusters of RANKS ask of a Hopper GPU beside hopper.cuh. A test puts the same functions
+// on a CPU (tests/kernels/hopper_on_cpu.h). A single block is a cluster, too.
+#pragma once
+#include "hopper.cuh"
+
+#ifndef SONANT_ON_CPU
+
+// All threads of a cluster, with all that they wrote before to their shared memory.
+__device__ __forceinline__ void cluster_arrive() {
+    if (RANKS == 1) __syncthreads();
+    else asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    if (RANKS > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// From the shared memory of one of the cluster's blocks, this address is the same in all.
+__device__ __forceinline__ float2 read_block(shared_t at, int rank) {
+    float2 value;
+    if (RANKS > 1) {
+        asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %2, %3;\n"
+                     "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n}"
+                     : "=f"(value.x), "=f"(value.y)
+                     : "r"(at), "r"(rank)
+                     : "memory");
+    } else {
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(at) : "memory");
+    }
+    return value;
+}
+
+// Two values at a time, each result rounded to bfloat16.
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    uint32_t made;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
+    return made;
+}
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t read4(const uint32_t* from) { return __ldcg(from); }
+
+// Products as in warpgroup_products.cuh, for 16, 32 and 64 columns of b.
+__device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "%8, %9, p, 1, 1, 0, 0;\n}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+        : "l"(a), "l"(b), "r"(more));
+}
+
+__device__ __forceinline__ void multiply(float (&c)[16], uint64_t a, uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "%16, %17, p, 1, 1, 0, 0;\n}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+        : "l"(a), "l"(b), "r"(more));
+}
+
+__device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, p, 1, 1, 0, 0;\n}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
+          "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "l"(a), "l"(b), "r"(more));
+}
+
+#endif

@@ -1,0 +1,247 @@
+// A product with some rows, with the norm before it and SwiGLU or the residual sum after it: blocks of a cluster share
+// its depth.
+//
+// What counts is what comes one after another once the kernel before has ended. So all weights of a block are on their way
+// to shared memory before it waits, and a block takes no more of that than leaves room for one of the next kernel beside
+// it. After the wait it reads its part of the rows, all at once, and multiplies them in one go. Then the blocks of the
+// cluster, each of which has sums over its share of the depth, end some columns each: they read one another's sums, in
+// the order of ranks, whoever asks.
+//
+// ROWS (16, 32 or 64), LINES of weights (64 or 128) and DEPTH of a block, RANKS, NORM and GATED are given when it is compiled.
+// Gated, the first half of the lines are gates, and the columns that belong to them follow.
+#include "cluster.cuh"
+
+constexpr int GROUP = 128, THREADS = 2 * GROUP, WARPS = THREADS / 32;
+constexpr int CHUNKS = DEPTH / 8;  // of 16 bytes
+constexpr int COLUMNS = GATED ? LINES / 2 : LINES, OWN_COLUMNS = COLUMNS / RANKS;
+constexpr int LINE_CHUNK = LINES * 16, ROW_CHUNK = ROWS * 16;  // bytes of all lines' chunks, which are neighbours
+constexpr int ROWS_AT = CHUNKS * LINE_CHUNK, GAIN_AT = ROWS_AT + CHUNKS * ROW_CHUNK;
+constexpr int SQUARES_AT = GAIN_AT + (NORM ? 2 * DEPTH : 0);
+// eight rows belong to a warp, or to some that share the depth
+constexpr int ROW_BLOCKS = ROWS / 8, SHARES = WARPS / ROW_BLOCKS, PIECES = CHUNKS / 4 / SHARES;
+constexpr int ROW_STEP = ROWS + 8;  // of sums, which lie where the weights were: lanes that write them meet no bank twice
+constexpr int PAIRS = OWN_COLUMNS / 2, ITEMS = PAIRS * ROWS / 2, OWN_ITEMS = (ITEMS + THREADS - 1) / THREADS;
+static_assert(LINES == GROUP / 2 || LINES == GROUP, "one or two warpgroups multiply");
+static_assert(SHARES * PIECES * 32 == DEPTH && PAIRS * RANKS * 2 == COLUMNS, "whole shares");
+static_assert(LINES * ROW_STEP * 4 <= ROWS_AT, "room for sums");
+
+struct FewArgs {
+    const uint16_t *x, *weight, *gain, *residual;  // without a norm or a sum: null
+    uint16_t* out;
+    int rows, columns, depth;  // of all blocks; gated, the weight has twice as many columns
+    float eps;
+    int early, pad;  // whether the next kernel may start at once, or after this one has asked for its rows: then they do
+                     // not queue behind the weights of the next
+};
+static_assert(sizeof(FewArgs) == 64, "as few_rows.py packs it");
+
+// Of two columns and two rows.
+struct Item {
+    int column, row;
+    __device__ __forceinline__ explicit Item(int n)
+        : column(n % PAIRS * 2), row(n / PAIRS * 2) {}
+};
+
+// All of a block's weights, and of the norm's gain what belongs to its depth, which comes first. Neighbouring threads take
+// neighbouring lines, whose chunks are neighbours in shared memory.
+__device__ __forceinline__ void fetch_weights(const FewArgs& a, int first, int begin) {
+    if (NORM) {
+        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS)
+            copy16(shared_base() + GAIN_AT + chunk * 16, a.gain + begin + chunk * 8);
+        copies_commit();
+    }
+#pragma unroll
+    for (int turn = 0; turn < LINES * CHUNKS / THREADS; turn++) {
+        const int n = turn * THREADS + static_cast<int>(threadIdx.x);
+        const int chunk = n / 32 % (CHUNKS / 4) * 4 + n / 8 % 4, line = n / (8 * CHUNKS) * 8 + n % 8;
+        const int column = first + line % COLUMNS + line / COLUMNS * a.columns;
+        copy16(shared_base() + chunk * LINE_CHUNK + line * 16,
+               a.weight + static_cast<int64_t>(column) * a.depth + begin + chunk * 8);
+    }
+    copies_commit();
+}
+
+// A thread's part of one row.
+struct Row {
+    uint4 piece[PIECES];
+    int row, first, lane;
+
+    __device__ __forceinline__ Row() {
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        lane = static_cast<int>(threadIdx.x) % 32;
+        row = warp % ROW_BLOCKS * 8 + lane % 8;
+        first = warp / ROW_BLOCKS * 4 + lane / 8;  // chunk; the next is 4 * SHARES further on
+    }
+    __device__ __forceinline__ int chunk(int n) const { return first + n * 4 * SHARES; }
+
+    __device__ __forceinline__ void read(const FewArgs& a, int begin) {
+        const uint16_t* from = a.x + static_cast<int64_t>(row) * a.depth + begin;
+#pragma unroll
+        for (int n = 0; n < PIECES; n++)
+            piece[n] = row < a.rows ? read16(from + chunk(n) * 8) : uint4{0, 0, 0, 0};
+    }
+
+    // Scaled by the gain; the scale of the whole row comes at the end. The sum of its squares goes where all find it.
+    __device__ __forceinline__ void norm() {
+        float square = 0.0f;
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) {
+            const uint4 gain = *reinterpret_cast<const uint4*>(shared_memory + GAIN_AT + chunk(n) * 16);
+            scale(piece[n].x, gain.x, square);
+            scale(piece[n].y, gain.y, square);
+            scale(piece[n].z, gain.z, square);
+            scale(piece[n].w, gain.w, square);
+        }
+        square += __shfl_xor_sync(0xffffffffu, square, 8);
+        square += __shfl_xor_sync(0xffffffffu, square, 16);
+        const int share = first / 4;
+        if (lane < 8) reinterpret_cast<float*>(shared_memory + SQUARES_AT)[share * ROWS + row] = square;
+    }
+    static __device__ __forceinline__ void scale(uint32_t& two, uint32_t gain, float& square) {
+        square += low_of(two) * low_of(two);
+        square += high_of(two) * high_of(two);
+        two = multiply_pairs(two, gain);
+    }
+
+    __device__ __forceinline__ void leave() const {
+#pragma unroll
+        for (int n = 0; n < PIECES; n++)
+            store16(shared_base() + ROWS_AT + chunk(n) * ROW_CHUNK + row * 16, piece[n]);
+    }
+};
+
+// A warpgroup's 64 lines by all rows, over the block's depth; then the sums go where the weights were.
+__device__ __forceinline__ void multiply_all(bool busy) {
+    float sums[ROWS / 2];
+    const int group = static_cast<int>(threadIdx.x) / GROUP, lane = static_cast<int>(threadIdx.x) % 32;
+    if (busy) {
+        const uint64_t left = matrix(shared_base() + group * 64 * 16, LINE_CHUNK);
+        const uint64_t right = matrix(shared_base() + ROWS_AT, ROW_CHUNK);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k += 2) multiply(sums, left + k * LINES, right + k * ROWS, k > 0);
+        products_commit();
+        products_wait<0>();
+        settled(sums);
+    }
+    __syncthreads();  // nobody reads what the sums are written over
+    if (!busy) return;
+    const int line = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < ROWS / 2; n += 2) {
+        const int at = (line + n % 4 * 4) * ROW_STEP + n / 4 * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(shared_memory + 4 * at) = float2{sums[n], sums[n + 1]};
+    }
+}
+
+// Over the cluster: of one line and two rows.
+__device__ __forceinline__ float2 sum_of_blocks(int line, int row) {
+    float2 part[RANKS], sum = {0.0f, 0.0f};
+#pragma unroll
+    for (int rank = 0; rank < RANKS; rank++) part[rank] = read_block(shared_base() + 4 * (line * ROW_STEP + row), rank);
+#pragma unroll
+    for (int rank = 0; rank < RANKS; rank++) sum.x += part[rank].x, sum.y += part[rank].y;
+    return sum;
+}
+
+__device__ __forceinline__ float2 norm_factors(const FewArgs& a, int row) {
+    float2 part[RANKS * SHARES], sum = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < RANKS * SHARES; n++)
+        part[n] = read_block(shared_base() + SQUARES_AT + 4 * (n % SHARES * ROWS + row), n / SHARES);
+#pragma unroll
+    for (int n = 0; n < RANKS * SHARES; n++) sum.x += part[n].x, sum.y += part[n].y;
+    return {rsqrtf(sum.x / a.depth + a.eps), rsqrtf(sum.y / a.depth + a.eps)};
+}
+
+struct Sums {
+    float2 total[2], other[2];
+
+    __device__ __forceinline__ void read(const FewArgs& a, const Item& item) {
+        const int line = static_cast<int>(blockIdx.x) % RANKS * OWN_COLUMNS + item.column;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            total[n] = sum_of_blocks(line + n, item.row);
+            other[n] = GATED ? sum_of_blocks(COLUMNS + line + n, item.row) : total[n];
+        }
+        if (!NORM) return;
+        const float2 factor = norm_factors(a, item.row);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            total[n] = {total[n].x * factor.x, total[n].y * factor.y};
+            other[n] = {other[n].x * factor.x, other[n].y * factor.y};
+        }
+    }
+
+    static __device__ __forceinline__ uint32_t opened(uint32_t gates, uint32_t up) {
+        return pack(rounded(silu(low_of(gates))) * low_of(up), rounded(silu(high_of(gates))) * high_of(up));
+    }
+    static __device__ __forceinline__ float silu(float gate) {
+        return gate / (1.0f + power_of_two(gate * -1.4426950408889634f));
+    }
+    static __device__ __forceinline__ float rounded(float x) { return low_of(pack(x, 0.0f)); }
+
+    // Rounded where the reference rounds.
+    __device__ __forceinline__ void ended(uint32_t (&made)[2]) const {
+        made[0] = pack(total[0].x, total[1].x);
+        made[1] = pack(total[0].y, total[1].y);
+        if (!GATED) return;
+        made[0] = opened(made[0], pack(other[0].x, other[1].x));
+        made[1] = opened(made[1], pack(other[0].y, other[1].y));
+    }
+};
+
+__device__ __forceinline__ uint32_t* place(const FewArgs& a, uint16_t* base, const Item& item, int n, int first) {
+    return reinterpret_cast<uint32_t*>(base + static_cast<int64_t>(item.row + n) * a.columns + first + item.column);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_constant__ FewArgs a) {
+    if (a.early) launch_dependents();
+    const int rank = static_cast<int>(blockIdx.x) % RANKS, first = static_cast<int>(blockIdx.x) / RANKS * COLUMNS;
+    fetch_weights(a, first, rank * DEPTH);
+    wait_prior();
+
+    Row row;
+    row.read(a, rank * DEPTH);
+    uint32_t before[OWN_ITEMS][2];
+#pragma unroll
+    for (int n = 0; n < 2 * OWN_ITEMS; n++) {
+        const Item item(n / 2 * THREADS + static_cast<int>(threadIdx.x));
+        const bool there = a.residual && item.row + n % 2 < a.rows;
+        uint16_t* residual = const_cast<uint16_t*>(a.residual);
+        before[n / 2][n % 2] = there ? read4(place(a, residual, item, n % 2, first + rank * OWN_COLUMNS)) : 0;
+    }
+    if (!a.early) launch_dependents();
+    if (NORM) {
+        copies_wait<1>();
+        __syncthreads();  // the gain that others fetched
+        row.norm();
+    }
+    row.leave();
+    copies_wait<0>();
+    show_to_products();
+    __syncthreads();  // weights and rows that others fetched
+    multiply_all(LINES == GROUP || threadIdx.x < GROUP);
+    cluster_arrive();  // with the sums
+    cluster_wait();
+    Sums sums[OWN_ITEMS];
+#pragma unroll
+    for (int n = 0; n < OWN_ITEMS; n++) {
+        const int index = n * THREADS + static_cast<int>(threadIdx.x);
+        if (index < ITEMS) sums[n].read(a, Item(index));
+    }
+    cluster_arrive();  // done with the others' sums
+#pragma unroll
+    for (int n = 0; n < OWN_ITEMS; n++) {
+        const Item item(n * THREADS + static_cast<int>(threadIdx.x));
+        uint32_t made[2];
+        sums[n].ended(made);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (item.row + r >= a.rows) continue;
+            const uint32_t sum = pack(low_of(before[n][r]) + low_of(made[r]), high_of(before[n][r]) + high_of(made[r]));
+            *place(a, a.out, item, r, first + rank * OWN_COLUMNS) = a.residual ? sum : made[r];
+        }
+    }
+    cluster_wait();  // others read what is here
+}
