@@ -235,3 +235,22 @@ def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "offline", "--model", "nowhere", "--device", "cpu", "--plot", "x.png"]) == 2
     assert "pip install 'sonant[bench]'" in capsys.readouterr().err
+
+
+def test_the_bandwidth_of_a_card_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine has most of a small card: what is copied is smaller then, and where nothing is left it is said."""
+    asked, left = [], [1 << 26]
+
+    def ones(size: int, **options: Any) -> torch.Tensor:
+        asked.append(size)
+        if size > left[0]:
+            raise torch.OutOfMemoryError
+        return torch.zeros(size, **options)
+
+    monkeypatch.setattr(device_clock, "_BATCH_MS", 1.0)
+    monkeypatch.setattr(torch, "ones", ones)
+    assert device_clock.copy_bandwidth(torch.device("cpu")) > 0
+    assert asked == [1 << 27, 1 << 26]
+    left[0] = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        device_clock.copy_bandwidth(torch.device("cpu"))

@@ -170,7 +170,8 @@ class Soak:
             if now_s - told_s >= 60:
                 told_s += 60
                 shown = memory.now()
-                print(f"{(now_s - began_s) / 60:5.1f} min  {shown}  {dict(self.outcomes)}", flush=True)
+                gaps = f"{len(self.gaps_s)} with a gap"
+                print(f"{(now_s - began_s) / 60:5.1f} min  {shown}  {dict(self.outcomes)}, {gaps}", flush=True)
             wake_s = min(now_s + SAMPLE_S, end_s)
             while (left_s := wake_s - time.monotonic()) > 0:  # how late one is woken is how late a listener may be
                 pause_s = min(0.1, left_s)
