@@ -19,6 +19,7 @@ from sonant.engine.graphs import buckets_up_to
 from sonant.kernels import ops
 from sonant.layers.attention import FullContext
 from sonant.models.base import decode_frame
+from sonant.models.registry import load_model
 from sonant.models.status import Status
 from sonant.models.voxcpm2 import frame
 from sonant.models.voxcpm2.flow import flow, schedule
@@ -131,10 +132,8 @@ def test_any_batch_on_the_cpu(tiny_voxcpm2: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_captured_batch_of_the_2b_shapes_in_bf16(full_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same weights in fp32. Where a number lies near one of the quantiser's edges, bf16 falls to the other
     side, so the language models' states differ by more than their rounding."""
-    exact = EngineConfig(max_rows=1, kv_tokens=512)
-    with sonant.load(full_voxcpm2, device="cuda", dtype="float32", config=exact) as opened:
-        truth = opened.model
-        assert isinstance(truth, VoxCPM2)
+    truth = load_model(full_voxcpm2, EngineConfig(), torch.device("cuda"), torch.float32, torch.float32)
+    assert isinstance(truth, VoxCPM2)
     engine = sonant.load(full_voxcpm2, device="cuda", config=EngineConfig(max_rows=64, warm_rows=1, kv_tokens=65_536))
     assert isinstance(engine.model, VoxCPM2)
     sizes = buckets_up_to(64)
