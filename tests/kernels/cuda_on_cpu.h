@@ -1,6 +1,7 @@
-// A GPU's block on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
-// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives: at once, when it is
-// waited for, or between; shared memory is NaN at first. So what lacks a barrier or a wait comes out wrong.
+// A GPU's blocks on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
+// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives, or a store into
+// another block's memory: at once, when it is waited for, or between; shared memory is NaN at first. So what lacks a
+// barrier or a wait comes out wrong. Blocks run one after another, or, if they are of clusters, all at once.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -26,7 +27,8 @@ struct int2 {
     int x, y;
 };
 typedef uint32_t shared_t;
-alignas(1024) static uint8_t shared_memory[232448];
+static constexpr int MOST_SHARED = 232448;
+static uint8_t* shared_memory;  // of the block that runs
 
 struct Copy {
     shared_t to;
@@ -34,41 +36,85 @@ struct Copy {
     bool there;
 };
 
+// Those who wait for each other: so many have come to the next barrier, and so many barriers are behind all.
+struct Barrier {
+    int members = 0, come = 0, behind = 0;
+
+    void arrive() { come++, settle(); }
+    void leave() { members--, settle(); }
+    void settle() {
+        if (members > 0 && come == members) come = 0, behind++;
+    }
+};
+
 struct Fibre {
     ucontext_t context;
-    std::vector<char> stack;
+    char* stack = nullptr;
     bool done;
-    int warp_waits, block_waits;  // how many barriers it has reached
+    int warp_waits, block_waits, cluster_waits;  // how many barriers it has reached
+    std::function<bool()> until;                 // what else it waits for
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
     uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
 };
 
+// What a block is told by others' stores: an mbarrier of one arrival.
+struct Landing {
+    int64_t missing = 0;  // bytes; less than none while they are not yet expected
+    bool armed = false;
+    uint32_t turns = 0;
+
+    void settle() {
+        if (armed && missing == 0) armed = false, turns++;
+    }
+};
+
+struct Block {
+    Index index;
+    uint8_t* memory;
+    Barrier barrier;
+    Landing landing;
+    shared_t landing_at = ~0u;
+};
+
+struct Push {
+    int block;
+    shared_t to;
+    uint32_t words[2];
+    int count;
+};
+
 struct Machine {
     std::vector<Fibre> fibres;
+    std::vector<Block> blocks;  // that run now
+    std::vector<Barrier> warps, clusters;
+    std::vector<Push> pushes;  // on their way
     ucontext_t scheduler;
-    int current = 0, shared_bytes = 0;
+    int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
     std::mt19937 draws;
     std::function<void()> body;
 };
 static Machine machine;
 
 static inline Fibre& me() { return machine.fibres[machine.current]; }
+static inline int my_block() { return machine.current / machine.threads; }
+static inline Barrier& my_warp() { return machine.warps[machine.current / 32]; }
+static inline Barrier& my_cluster() { return machine.clusters[my_block() / machine.cluster]; }
 static inline void rest() { swapcontext(&me().context, &machine.scheduler); }
 static void begin() {
     machine.body();
     me().done = true;
+    my_warp().leave(), machine.blocks[my_block()].barrier.leave();
     rest();
 }
 
 static bool ready(int index) {
     const Fibre& mine = machine.fibres[index];
-    if (mine.done) return false;
-    for (int n = index / 32 * 32; n < index / 32 * 32 + 32; n++)
-        if (!machine.fibres[n].done && machine.fibres[n].warp_waits < mine.warp_waits) return false;
-    for (const Fibre& other : machine.fibres)
-        if (!other.done && other.block_waits < mine.block_waits) return false;
-    return true;
+    const int block = index / machine.threads;
+    if (mine.done || mine.warp_waits > machine.warps[index / 32].behind) return false;
+    if (mine.block_waits > machine.blocks[block].barrier.behind) return false;
+    if (machine.cluster && mine.cluster_waits > machine.clusters[block / machine.cluster].behind) return false;
+    return !mine.until || mine.until();
 }
 
 static void check(shared_t at, int bytes) {
@@ -91,8 +137,11 @@ static void some_arrive() {
     }
 }
 
-static inline void __syncwarp() { me().warp_waits++, rest(), some_arrive(); }
-static inline void __syncthreads() { me().block_waits++, rest(), some_arrive(); }
+static inline void __syncwarp() { me().warp_waits++, my_warp().arrive(), rest(), some_arrive(); }
+static inline void __syncthreads() {
+    me().block_waits++, machine.blocks[my_block()].barrier.arrive(), rest(), some_arrive();
+}
+static inline void cluster_meet() { me().cluster_waits++, my_cluster().arrive(), rest(), some_arrive(); }
 static inline void __threadfence() {}
 
 // Each lane shows some words; all can read everybody's.
@@ -251,10 +300,66 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t order) 
 }
 template <class T>
 T read_fresh(const T* from) { return *from; }
+static inline void read_fresh16(void* to, const void* from) { memcpy(to, from, 16); }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
 
+// Another block's memory is told by its rank in the cluster.
+static inline int anew(int value) { return value; }
+static inline shared_t in_block(shared_t at, int rank) {
+    if (rank < 0 || rank >= machine.cluster) abort();
+    return at | (rank + 1) << 24;
+}
+static inline void landing_open(shared_t at) { machine.blocks[my_block()].landing_at = at; }
+static inline void landing_expect(shared_t, uint32_t bytes) {
+    Landing& landing = machine.blocks[my_block()].landing;
+    if (landing.armed) abort();
+    landing.armed = true;
+    landing.missing += bytes;
+    landing.settle();
+}
+static inline void landing_wait(shared_t, uint32_t odd) {
+    const int block = my_block();
+    me().until = [=] { return (machine.blocks[block].landing.turns & 1) != odd; };
+    rest();
+}
+static void land(const Push& push) {
+    Block& block = machine.blocks[push.block];
+    check(push.to, 4 * push.count);
+    memcpy(block.memory + push.to, push.words, 4 * push.count);
+    block.landing.missing -= 4 * push.count;
+    block.landing.settle();
+}
+static inline void push_words(shared_t to, shared_t landing, std::vector<float> values) {
+    const int block = my_block() / machine.cluster * machine.cluster + static_cast<int>(to >> 24) - 1;
+    if (to >> 24 == 0 || to >> 24 != landing >> 24) abort();
+    if ((landing & 0xffffff) != machine.blocks[block].landing_at) abort();  // not open yet, or another place
+    Push push = {block, to & 0xffffff, {}, static_cast<int>(values.size())};
+    if (push.to % (4 * push.count)) abort();
+    memcpy(push.words, values.data(), 4 * values.size());
+    if (machine.draws() & 1) land(push);
+    else machine.pushes.push_back(push);
+}
+static inline void push(shared_t to, shared_t landing, float value) { push_words(to, landing, {value}); }
+static inline void push(shared_t to, shared_t landing, float a, float b) { push_words(to, landing, {a, b}); }
+static inline uint64_t ticks() { return 0; }
+static inline void count_in(uint32_t* counter) { ++*counter; }
+static inline void count_wait(const uint32_t* counter, uint32_t goal) {
+    me().until = [=] { return static_cast<int32_t>(*counter - goal) >= 0; };
+    rest();
+}
+static inline uint32_t product2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
+}
+static inline uint32_t sum2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) + half_of(b, 0), half_of(a, 1) + half_of(b, 1));
+}
+static inline uint32_t difference2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) - half_of(b, 0), half_of(a, 1) - half_of(b, 1));
+}
+static inline float inverse(float x) { return 1.0f / x; }
+static inline void copy_weights16(shared_t to, const void* from) { copy16(to, from, true); }
 // All lanes up to their next barrier; whether any could move.
 static bool run_warp(int warp) {
     bool moved = false;
@@ -262,50 +367,84 @@ static bool run_warp(int warp) {
         if (!ready(index)) continue;
         moved = true;
         machine.current = index;
-        threadIdx = {index, 0, 0};
+        me().until = nullptr;
+        threadIdx = {index % machine.threads, 0, 0};
+        blockIdx = machine.blocks[my_block()].index;
+        shared_memory = machine.blocks[my_block()].memory;
         swapcontext(&machine.scheduler, &me().context);
     }
     return moved;
 }
 
-static void run_block() {
-    memset(shared_memory, 0xff, sizeof shared_memory);
-    for (Fibre& fibre : machine.fibres) {
-        getcontext(&fibre.context);
-        fibre.stack.resize(1 << 16);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = fibre.stack.size();
-        fibre.context.uc_link = nullptr;
-        fibre.done = false;
-        fibre.warp_waits = fibre.block_waits = 0;
-        fibre.groups.clear();
-        fibre.open.clear();
-        makecontext(&fibre.context, begin, 0);
+static void prepare(Fibre& fibre) {
+    constexpr int STACK = 1 << 16;
+    getcontext(&fibre.context);
+    if (!fibre.stack) fibre.stack = static_cast<char*>(malloc(STACK));
+    fibre.context.uc_stack.ss_sp = fibre.stack;
+    fibre.context.uc_stack.ss_size = STACK;
+    fibre.context.uc_link = nullptr;
+    fibre.done = false;
+    fibre.warp_waits = fibre.block_waits = fibre.cluster_waits = 0;
+    fibre.until = nullptr;
+    fibre.groups.clear();
+    fibre.open.clear();
+    makecontext(&fibre.context, begin, 0);
+}
+
+// Pushes come in another order than they were sent in.
+static bool some_land(bool all) {
+    auto& pushes = machine.pushes;
+    std::shuffle(pushes.begin(), pushes.end(), machine.draws);
+    const size_t left = all ? 0 : pushes.size() / 2;
+    const bool any = pushes.size() > left;
+    for (; pushes.size() > left; pushes.pop_back()) land(pushes.back());
+    return any;
+}
+
+// Blocks that are all there at once.
+static void run_blocks(const std::vector<Index>& indices) {
+    const int blocks = static_cast<int>(indices.size()), warps = blocks * machine.threads / 32;
+    for (Block& block : machine.blocks) free(block.memory);
+    machine.blocks.assign(blocks, Block());
+    machine.fibres.resize(blocks * machine.threads);
+    machine.warps.assign(warps, Barrier{32});
+    machine.clusters.assign(machine.cluster ? blocks / machine.cluster : 0, Barrier{machine.cluster * machine.threads});
+    for (int n = 0; n < blocks; n++) {
+        Block& block = machine.blocks[n];
+        block.index = indices[n];
+        block.barrier.members = machine.threads;
+        block.memory = static_cast<uint8_t*>(aligned_alloc(1024, (MOST_SHARED + 1023) / 1024 * 1024));
+        memset(block.memory, 0xff, MOST_SHARED);
     }
-    const int warps = static_cast<int>(machine.fibres.size()) / 32;
+    for (Fibre& fibre : machine.fibres) prepare(fibre);
     for (bool any = true; any;) {  // a warp runs as far as it gets while the others stand still, then another
         any = false;
         const int start = machine.draws() % warps;
         for (int n = 0; n < warps && !any; n++)
             while (run_warp((start + n) % warps)) any = true;
+        if (machine.draws() % 4 == 0 || !any) any |= some_land(!any);
     }
-    for (const Fibre& fibre : machine.fibres)
-        if (!fibre.done || fibre.block_waits != machine.fibres[0].block_waits) abort();  // somebody waits for ever
+    for (size_t n = 0; n < machine.fibres.size(); n++) {
+        const Fibre& fibre = machine.fibres[n];  // somebody waits for ever, or has left without the others
+        if (!fibre.done || fibre.block_waits != machine.fibres[n / machine.threads * machine.threads].block_waits) abort();
+    }
 }
 
-static void run_grid(std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed) {
+// cluster: blocks of one; 0: they have none, and run one after another
+static void run_grid(
+    std::function<void()> body, const int* grid, int threads, int cluster, int shared_bytes, unsigned seed
+) {
     machine.body = body;
     machine.shared_bytes = shared_bytes;
+    machine.threads = threads;
+    machine.cluster = cluster;
     machine.draws.seed(seed);
-    machine.fibres.resize(threads);
     gridDim = {grid[0], grid[1], grid[2]};
     std::vector<Index> blocks;
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
+    if (cluster) return run_blocks(blocks);
     std::shuffle(blocks.begin(), blocks.end(), machine.draws);
-    for (const Index& block : blocks) {
-        blockIdx = block;
-        run_block();
-    }
+    for (const Index& block : blocks) run_blocks({block});
 }

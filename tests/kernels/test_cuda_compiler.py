@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.kernels.cuda import attention, compiler, kernel
+from sonant.kernels.cuda import attention, compiler, kernel, stack
 from sonant.kernels.cuda.compiler import BuildError, Program, build
 
 PROGRAM = Program("decode.cu", {"HEAD_DIM": 128})
@@ -103,7 +103,8 @@ def test_a_wheels_cubins_are_built_into_a_folder(
     monkeypatch.setattr(sys, "argv", ["compiler", "90", str(tmp_path / "prebuilt")])
     assert compiler.main() == 0
     made = {path.name for path in (tmp_path / "prebuilt").iterdir()}
-    assert made == {program.file_name(90) for program in attention.programs()} and len(made) == 8
+    assert made == {program.file_name(90) for module in (attention, stack) for program in module.programs()}
+    assert len(made) == 10
 
 
 @pytest.mark.parametrize(

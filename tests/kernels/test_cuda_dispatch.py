@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_r
 from sonant.kernels.triton import paged
 
 H200, A100 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0))
+MODULES = {op: importlib.import_module(f"sonant.kernels.cuda.{file}") for op, file in ops.IN_CUDA.items()}
 NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 
 
@@ -31,8 +33,9 @@ NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with a compiler and nothing compiled, and no choice made before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(attention.VARIABLE, raising=False)
-    for module in (attention, compiler):
+    for module in MODULES.values():
+        monkeypatch.delenv(module.VARIABLE, raising=False)
+    for module in (*MODULES.values(), compiler):
         monkeypatch.setattr(module, "find_compiler", lambda: NVCC)
     ops.choose.cache_clear()
     ops._tell.cache_clear()
@@ -47,7 +50,7 @@ def chosen(gpu: Gpu | None, op: str = "paged_step") -> tuple[str, str]:
 
 @pytest.mark.parametrize("op", sorted(ops.IN_CUDA))
 def test_hopper_with_a_compiler_runs_our_own(op: str) -> None:
-    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(attention, op)
+    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(MODULES[op], op)
     assert ops.choose(op, "cuda", training=True, gpu=H200).implementation == "reference"
     assert ops.choose("rms_norm", "cuda", gpu=H200).implementation == "triton"
 
@@ -57,19 +60,22 @@ def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureF
         for op in sorted(ops.IN_CUDA):
             implementation, reason = chosen(A100, op)
             assert implementation == "triton" and "compute capability 9.0, and NVIDIA A100 has 8.0" in reason
-    assert len(caplog.records) == 1 and "8.0" in caplog.text
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and all("8.0" in line for line in told)
+    assert told[0].startswith("a stack over few rows runs") and told[1].startswith("attention runs")
 
 
 def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (attention, compiler):
+    for module in (*MODULES.values(), compiler):
         monkeypatch.setattr(module, "find_compiler", lambda: None)
-    implementation, reason = chosen(H200)
-    assert implementation == "triton" and "there is no nvcc" in reason
-    monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
-    for program in attention.programs():
-        (tmp_path / program.file_name(90)).write_bytes(b"code")
-    ops.choose.cache_clear()
-    assert chosen(H200)[0] == "cuda"
+    for op, module in MODULES.items():
+        implementation, reason = chosen(H200, op)
+        assert implementation == "triton" and "there is no nvcc" in reason
+        monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
+        for program in module.programs():
+            (tmp_path / program.file_name(90)).write_bytes(b"code")
+        ops.choose.cache_clear()
+        assert chosen(H200, op)[0] == "cuda"
 
 
 def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,17 +87,19 @@ def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.Mon
     assert implementation == "triton" and "line 7: what is this?" in reason
 
 
-def test_the_environment_can_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("op", ["paged_step", "local_stack"])
+def test_the_environment_can_ask_for_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = MODULES[op].VARIABLE
     for asked, implementation in (("triton", "triton"), ("torch", "reference"), ("CUDA", "cuda"), ("auto", "cuda")):
-        monkeypatch.setenv(attention.VARIABLE, asked)
+        monkeypatch.setenv(variable, asked)
         ops.choose.cache_clear()
-        assert chosen(H200)[0] == implementation
-    monkeypatch.setenv(attention.VARIABLE, "cuda")
-    with pytest.raises(ConfigError, match=r"asks for attention in CUDA C\+\+, but it needs compute capability"):
-        chosen(A100)
-    monkeypatch.setenv(attention.VARIABLE, "flash")
+        assert chosen(H200, op)[0] == implementation
+    monkeypatch.setenv(variable, "cuda")
+    with pytest.raises(ConfigError, match=r"asks for .+ in CUDA C\+\+, but it needs compute capability"):
+        chosen(A100, op)
+    monkeypatch.setenv(variable, "flash")
     with pytest.raises(ConfigError, match="one of auto, cuda, triton, torch, not 'flash'"):
-        chosen(Gpu("NVIDIA H100", (9, 0)))
+        chosen(Gpu("NVIDIA H100", (9, 0)), op)
 
 
 @pytest.mark.parametrize(("gpu", "implementation"), [(H200, "cuda"), (A100, "triton")])

@@ -76,10 +76,6 @@ class LocalContext:
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.local_attention(qkv, heads)
 
-    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor) -> Tensor:
-        """The same, through the output projection `weight` onto the residual [B, T, columns]; `then` is read next."""
-        return ops.local_attention_add(qkv, heads, weight, residual, then)
-
 
 class RingContext:
     """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.

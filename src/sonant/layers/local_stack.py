@@ -1,7 +1,7 @@
 """A decoder stack over a few tokens that all see each other, and nothing else: no cache, no mask.
 
-With few rows its weights are what a step waits for: norms and sums are inside the products, and each op is told which
-weight the next one reads. With many the library's products are what it waits for. Those do nothing else (a profile of
+With few rows its weights are what a step waits for, and kernels that wait for each other: all layers are one op. With
+many the library's products are what it waits for. Those do nothing else (a profile of
 products with a sum inside has a copy for every other one), so a sum and the norm after it are one op between them.
 """
 
@@ -13,6 +13,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from sonant.kernels import ops
+from sonant.kernels.reference import LocalWeights
 from sonant.layers.attention import LocalContext
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
@@ -20,17 +21,17 @@ _FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.
 
 
 class LocalLayer(DecoderLayer):
-    def between(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext, following: LocalLayer | None
-    ) -> Tensor:
-        """`forward`, of which x may be written over, where it is known which layer is next."""
-        mixer, mlp, norm = self.self_attn, self.mlp, self.input_layernorm
-        then = None if following is None else following.self_attn.qkv_proj.weight
-        gate_up, down = mlp.gate_up_proj.weight, mlp.down_proj.weight
-        qkv = ops.norm_linear(x, norm.weight, norm.eps, mixer.qkv_proj.weight, mixer.o_proj.weight)
-        x = context.mix_onto(qkv, mixer.heads(cos, sin), mixer.o_proj.weight, x, gate_up)
-        norm = self.post_attention_layernorm
-        return ops.linear_add(ops.norm_gated(x, norm.weight, norm.eps, gate_up, down), down, x, then)
+    def weights(self, cos: Tensor, sin: Tensor) -> LocalWeights:
+        mixer, mlp = self.self_attn, self.mlp
+        return LocalWeights(
+            self.input_layernorm.weight, mixer.qkv_proj.weight, mixer.heads(cos, sin), mixer.o_proj.weight,
+            self.post_attention_layernorm.weight, mlp.gate_up_proj.weight, mlp.down_proj.weight,
+        )  # fmt: skip
+
+    @property
+    def hooked(self) -> bool:
+        """Somebody wants to know when it is called, as those do who bring its weights just before."""
+        return bool(self._forward_pre_hooks or self._forward_hooks)
 
 
 class LocalStack(DecoderStack):
@@ -46,12 +47,13 @@ class LocalStack(DecoderStack):
         """The same before the final norm. The tokens may be written over. `again`: other tokens are next."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
         context, x = LocalContext(), tokens
+        if any(layer.hooked for layer in self._layers()):
+            for layer in self._layers():
+                x = layer(x, cos, sin, context)
+            return x
         if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS:
             return self._through_many(x, cos, sin, context)
-        for layer, following in pairwise([*self._layers(), next(self._layers()) if again else None]):
-            assert layer is not None
-            x = layer.between(x, cos, sin, context, following)
-        return x
+        return ops.local_stack(x, [layer.weights(cos, sin) for layer in self._layers()], again)
 
     def _through_many(self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
         normed = next(self._layers()).input_layernorm(x)

@@ -37,6 +37,7 @@ _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
 _LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
 _LOG2_E = math.log2(math.e)
+WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 

@@ -164,9 +164,10 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda.attention import programs
+    from sonant.kernels.cuda import attention, stack
 
-    yield from programs()
+    yield from attention.programs()
+    yield from stack.programs()
 
 
 def main() -> int:

@@ -40,6 +40,7 @@ from sonant.kernels.reference.sampling import (
 from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
+    LocalWeights,
     Place,
     add_norm,
     dense_attention,
@@ -47,6 +48,7 @@ from sonant.kernels.reference.transformer import (
     linear_add,
     local_attention,
     local_attention_add,
+    local_stack,
     norm_gated,
     norm_linear,
     paged_attention,
@@ -65,6 +67,7 @@ __all__ = [
     "FlowEnds",
     "FlowGiven",
     "Heads",
+    "LocalWeights",
     "LogitMask",
     "Lookup",
     "PatchCounters",
@@ -97,6 +100,7 @@ __all__ = [
     "linear_add",
     "local_attention",
     "local_attention_add",
+    "local_stack",
     "norm_gated",
     "norm_linear",
     "normals",

@@ -6,6 +6,7 @@ values, over a frame's own, and over dense ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -32,6 +33,18 @@ class Heads(NamedTuple):
     heads: int
     kv_heads: int
     eps: float
+
+
+class LocalWeights(NamedTuple):
+    """A layer over a few positions that all see each other: what opens its two branches, and what ends them."""
+
+    first_gain: Tensor
+    qkv: Tensor
+    heads: Heads
+    out: Tensor
+    second_gain: Tensor
+    gate_up: Tensor
+    down: Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -182,6 +195,15 @@ def local_attention_add(
 ) -> Tensor:
     """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
     return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
+
+
+def local_stack(x: Tensor, layers: Sequence[LocalWeights], again: bool = False) -> Tensor:
+    """All layers, of x [B, T, hidden], which may be written over. `again`: the same layers, of other rows, are next."""
+    for layer in layers:
+        eps = layer.heads.eps
+        x = local_attention_add(norm_linear(x, layer.first_gain, eps, layer.qkv), layer.heads, layer.out, x)
+        x = linear_add(norm_gated(x, layer.second_gain, eps, layer.gate_up), layer.down, x)
+    return x
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

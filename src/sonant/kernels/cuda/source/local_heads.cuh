@@ -1,0 +1,171 @@
+// Attention of a few positions that all see each other, by warps: each has one head of one sequence at a time, and its
+// queries and keys never leave its registers. A lane has those columns of a head that a rotation mixes.
+#pragma once
+#include "stack.cuh"
+
+constexpr int MINE = HEADS / RANKS;  // heads of a block, which share their keys
+static_assert(HEADS % RANKS == 0 && (HEADS / KV_HEADS) % MINE == 0, "a block's heads share their keys");
+
+// A lane's columns of one position's head: pieces 32 columns apart.
+struct HeadRow {
+    Piece piece[4];
+
+    __device__ __forceinline__ void read(const uint16_t* head, int lane) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) piece[n] = read_fresh16(head + n * 32 + lane % 4 * 8);
+    }
+
+};
+
+// A position's query and key, turned together: they need the same angles. All is rounded where the reference rounds it.
+__device__ __forceinline__ void turn(HeadRow& query, HeadRow& key, int step, int lane) {
+    const uint8_t* cos = shared_memory + ROPE_AT + step * ROPE_STEP + lane % 4 * 16;
+    const uint8_t* sin = cos + MOST_STEPS * ROPE_STEP;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const Piece c[2] = {read_piece(cos + n * 64), read_piece(cos + n * 64 + 128)};
+        const Piece s[2] = {read_piece(sin + n * 64), read_piece(sin + n * 64 + 128)};
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            HeadRow& row = w / 4 ? key : query;
+            uint32_t &x = row.piece[n].word[w % 4], &y = row.piece[n + 2].word[w % 4];
+            const uint32_t first = difference2(product2(x, c[0].word[w % 4]), product2(y, s[0].word[w % 4]));
+            y = sum2(product2(y, c[1].word[w % 4]), product2(x, s[1].word[w % 4]));
+            x = first;
+        }
+    }
+}
+
+__device__ __forceinline__ void read_rotations(const StackArgs& a) {
+    for (int n = threadIdx.x; n < 2 * a.steps * (DIM / 8); n += THREADS) {
+        const int which = n / (a.steps * (DIM / 8)), at = n % (a.steps * (DIM / 8));
+        uint8_t* to = shared_memory + ROPE_AT + (which * MOST_STEPS + at / (DIM / 8)) * ROPE_STEP + at % (DIM / 8) * 16;
+        const Piece piece = read_fresh16((which ? a.sin : a.cos) + at * 8);
+        move16(to, &piece);
+    }
+}
+
+// All rows' values of the block's key-value head. Behind the last row there are zeros, which weigh nothing there.
+struct Values {
+    static constexpr int PIECES = (ROWS + 16) * (DIM / 8), EACH = (PIECES + THREADS - 1) / THREADS;
+    Piece piece[EACH];
+
+    __device__ __forceinline__ void read(const StackArgs& a, int kv_head, const Place& at) {
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            const int index = n * THREADS + at.warp * 32 + at.lane, row = index / (DIM / 8), from = index % (DIM / 8) * 8;
+            piece[n] = {{0, 0, 0, 0}};
+            if (row < a.rows) piece[n] = read_fresh16(a.qkv + row * QKV + (HEADS + KV_HEADS + kv_head) * DIM + from);
+        }
+    }
+
+    __device__ __forceinline__ void store(const Place& at) const {
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            const int index = n * THREADS + at.warp * 32 + at.lane;
+            uint8_t* to = shared_memory + VALUES_AT + index / (DIM / 8) * VALUE_STEP + index % (DIM / 8) * 16;
+            if (index < PIECES) move16(to, &piece[n]);
+        }
+    }
+};
+
+struct Scores {
+    float value[2][4];  // of keys 0…7 and 8…15
+
+    // → what both of a lane's rows of weights are still to be multiplied by
+    __device__ __forceinline__ void weigh(float (&shares)[2], int steps, float scale, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float most = from_bits(0xff800000u);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float& score = value[n / 2][half * 2 + n % 2];
+                score = n / 2 * 8 + lane % 4 * 2 + n % 2 < steps ? score * scale : from_bits(0xff800000u);
+                most = fmaxf(most, score);
+            }
+            most = fmaxf(most, __shfl_xor_sync(ALL, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(ALL, most, 2));
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float& score = value[n / 2][half * 2 + n % 2];
+                score = power_of_two(score - most);
+                sum += score;
+            }
+            sum += __shfl_xor_sync(ALL, sum, 1);
+            shares[half] = inverse(sum + __shfl_xor_sync(ALL, sum, 2));
+        }
+    }
+};
+
+// What one head of one sequence gathers, into the input of the product that follows.
+__device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queries)[2], const HeadRow (&keys)[2],
+                                       int sequence, int mine, int lane) {
+    Scores scores = {};
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const int piece = n / 2, word = n % 2 * 2;
+        const uint32_t left[4] = {queries[0].piece[piece].word[word], queries[1].piece[piece].word[word],
+                                  queries[0].piece[piece].word[word + 1], queries[1].piece[piece].word[word + 1]};
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            multiply(scores.value[k], left, keys[k].piece[piece].word[word], keys[k].piece[piece].word[word + 1]);
+    }
+    float shares[2];
+    scores.weigh(shares, a.steps, a.scale, lane);
+    const uint32_t weights[4] = {pack(scores.value[0][0], scores.value[0][1]), pack(scores.value[0][2], scores.value[0][3]),
+                                 pack(scores.value[1][0], scores.value[1][1]), pack(scores.value[1][2], scores.value[1][3])};
+    const int first = sequence * a.steps;
+    const shared_t values = shared_base() + VALUES_AT + (first + lane % 16) * VALUE_STEP + lane / 16 * 16;
+    uint8_t* out = shared_memory + INPUT_AT + 2 * (mine * DIM + lane % 4 * 2);
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+        uint32_t right[4];
+        load_matrices_turned(right, values + n * 32);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float made[4];
+            multiply_first(made, weights, right[2 * k], right[2 * k + 1]);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int step = lane / 4 + half * 8;
+                if (step < a.steps)
+                    *reinterpret_cast<uint32_t*>(out + (first + step) * GATHERED_STEP + n * 32 + k * 16) =
+                        pack(made[2 * half] * shares[half], made[2 * half + 1] * shares[half]);
+            }
+        }
+    }
+}
+
+// All heads of this block, over all sequences: from the fused projection to the next product's input.
+__device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
+    const int rank = at.rank, warp = at.warp, lane = at.lane;
+    const int units = a.rows / a.steps * MINE, kv_head = rank * MINE / (HEADS / KV_HEADS);
+    HeadRow queries[2], keys[2];
+    auto read = [&](int unit) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int step = min(lane / 4 + half * 8, a.steps - 1);
+            const uint16_t* row = a.qkv + (unit / MINE * a.steps + step) * QKV;
+            queries[half].read(row + (rank * MINE + unit % MINE) * DIM, lane);
+            keys[half].read(row + (HEADS + kv_head) * DIM, lane);
+        }
+    };
+    const bool busy = warp < WARPS && warp < units;
+    Values values;
+    values.read(a, kv_head, at);
+    if (busy) read(warp);
+    values.store(at);
+    __syncthreads();  // everybody's values are there
+    if (busy)
+        for (int unit = warp; unit < units; unit += WARPS) {
+            if (unit != warp) read(unit);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                turn(queries[half], keys[half], min(lane / 4 + half * 8, a.steps - 1), lane);
+                __syncwarp();  // only so that no more angles are read at once than there are registers for
+            }
+            gather(a, queries, keys, unit / MINE, unit % MINE, lane);
+        }
+    __syncthreads();  // the input is whole
+}

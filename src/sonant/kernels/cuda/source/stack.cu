@@ -1,0 +1,360 @@
+// All layers of a stack over few rows in one launch: a grid that stays, with a barrier of all blocks after each of a
+// layer's four steps. Weights come in their own time (weights.cuh), so that what is left of a step is the way of its few
+// rows: out of the second-level cache, through the products, to the blocks of the cluster, and back.
+//
+// Who reads what others wrote: x is written by the second and the fourth step and read by the first and the third, qkv
+// is written by the first and read by the second, inner by the third and the fourth. So between a write and a read there
+// is one barrier, and between a read and the next write there is another.
+#include "local_heads.cuh"
+#include "weights.cuh"
+
+constexpr int PIECES = Projection::DEPTH / 8;  // of a row, in a block's share of the hidden width
+constexpr int LANES = PIECES < 32 ? PIECES : 32, AT_ONCE = 32 / LANES, TURNS = PIECES / LANES;
+static_assert(32 % LANES == 0 && PIECES % LANES == 0, "lanes share a row evenly");
+static_assert(Output::COLUMNS / 2 * ROWS <= WORKERS && Output::COLUMNS == Down::COLUMNS, "a thread keeps its own of x");
+
+// A lane's gains of a norm. They are weights, so they may be read before the rows are there.
+struct Gains {
+    Piece piece[TURNS];
+
+    __device__ __forceinline__ void read(const uint16_t* gain, const Place& at) {
+#pragma unroll
+        for (int n = 0; n < TURNS; n++)
+            piece[n] = read_fresh16(gain + at.rank * Projection::DEPTH + (n * LANES + at.lane % LANES) * 8);
+    }
+};
+
+// This block's quarter of x, times the gains, into shared memory. The norm's own factor needs whole rows: their squares'
+// sums go to all blocks of the cluster, and the factor is applied to what the products make.
+__device__ __forceinline__ void open_branch(const StackArgs& a, const Gains& gains, const Place& at) {
+    constexpr int PASSES = (ROWS + WARPS * AT_ONCE - 1) / (WARPS * AT_ONCE);
+    Piece rows[PASSES][TURNS];
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int row = min((pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES, a.rows - 1);
+        const uint16_t* from = a.x + row * HIDDEN + at.rank * Projection::DEPTH + at.lane % LANES * 8;
+#pragma unroll
+        for (int n = 0; n < TURNS; n++) rows[pass][n] = read_fresh16(from + n * LANES * 8);
+    }
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int row = (pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES;
+        float squares = 0.0f;
+#pragma unroll
+        for (int n = 0; n < TURNS; n++) {
+            Piece scaled;
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const uint32_t x = rows[pass][n].word[w], gain = gains.piece[n].word[w];
+                squares += low(x) * low(x) + high(x) * high(x);
+                scaled.word[w] = product2(x, gain);
+            }
+            const int piece = n * LANES + at.lane % LANES;
+            if (row < ROWS) move16(shared_memory + INPUT_AT + row * NORMED_STEP + piece * 16, &scaled);
+        }
+#pragma unroll
+        for (int step = LANES / 2; step; step >>= 1) squares += __shfl_xor_sync(ALL, squares, step);
+        const int to = at.lane % LANES;
+        if (to < RANKS && row < ROWS)
+            push(in_block(shared_base() + SQUARES_AT + 4 * (at.rank * ROWS + row), to),
+                 in_block(shared_base() + LANDING_AT, to), squares);
+    }
+}
+
+// What a row's norm is multiplied by, once all squares have landed.
+__device__ __forceinline__ float norm_factor(float eps, int row) {
+    const float* squares = reinterpret_cast<const float*>(shared_memory + SQUARES_AT) + row;
+    float sum = 0.0f;
+#pragma unroll
+    for (int rank = 0; rank < RANKS; rank++) sum += squares[rank * ROWS];
+    return rsqrtf(sum * (1.0f / HIDDEN) + eps);
+}
+
+// A warp's pieces of its input, for one chunk of the depth.
+template <class P, int STEP>
+__device__ __forceinline__ void read_input(Piece (&right)[2][ROW_TILES], int chunk, const Place& at) {
+    const uint8_t* from = shared_memory + INPUT_AT + at.lane / 4 * STEP;
+    from += 2 * ((P::group(at.warp) * P::EVERY + chunk) * CHUNK + at.lane % 4 * 8);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++) right[half][tile] = read_piece(from + tile * 8 * STEP + half * 64);
+}
+
+// The same out of global memory, for a product whose warps have no input in common.
+template <class P>
+__device__ __forceinline__ void read_input(
+    Piece (&right)[2][ROW_TILES], const uint16_t* input, int rows, int chunk, const Place& at
+) {
+    input += at.rank * P::DEPTH + (P::group(at.warp) * P::EVERY + chunk) * CHUNK + at.lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+            right[half][tile] = read_fresh16(input + min(tile * 8 + at.lane / 4, rows - 1) * P::WIDTH + half * 32);
+}
+
+template <class P>
+struct Sums {
+    float value[P::EACH][ROW_TILES][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int n = 0; n < P::EACH * ROW_TILES * 4; n++) value[n / (ROW_TILES * 4)][n / 4 % ROW_TILES][n % 4] = 0.0f;
+    }
+
+    // A chunk of the depth, of all this warp's tiles.
+    __device__ __forceinline__ void add(
+        Stream& weights, const Piece (&right)[2][ROW_TILES], const Place& at
+    ) {
+#pragma unroll
+        for (int each = 0; each < P::EACH; each++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                Piece rows[2];
+                weights.take(rows, half, at);
+#pragma unroll
+                for (int word = 0; word < 4; word += 2) {
+                    const uint32_t left[4] = {rows[0].word[word], rows[1].word[word], rows[0].word[word + 1],
+                                              rows[1].word[word + 1]};
+#pragma unroll
+                    for (int tile = 0; tile < ROW_TILES; tile++) {
+                        const Piece& other = right[half][tile];
+                        multiply(value[each][tile], left, other.word[word], other.word[word + 1]);
+                    }
+                }
+            }
+        }
+    }
+
+    // To the blocks that end these columns: [rank, group, column, row] there.
+    __device__ __forceinline__ void leave(const Place& at) {
+        constexpr int OWN = P::PAIRED ? P::COLUMNS / 2 : P::COLUMNS;
+        const int part = at.rank * P::GROUPS + P::group(at.warp);
+#pragma unroll
+        for (int each = 0; each < P::EACH; each++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int tile = P::PAIRED ? P::set(at.warp) : P::set(at.warp) + each * P::SETS;
+                const int column = tile * 16 + half * 8 + at.lane / 4, to = column / OWN;
+                const int own = column % OWN + (P::PAIRED ? each * OWN : 0);
+                const shared_t landing = in_block(shared_base() + LANDING_AT, to);
+                const int place = (part * P::COLUMNS + own) * ROW_STEP + at.lane % 4 * 2;
+                const shared_t there = in_block(shared_base() + PARTS_AT + 4 * place, to);
+#pragma unroll
+                for (int row = 0; row < ROW_TILES; row++)
+                    push(there + 32 * row, landing, value[each][row][2 * half], value[each][row][2 * half + 1]);
+            }
+    }
+};
+
+template <class P>
+__device__ __forceinline__ float total(int column, int row) {
+    const float* parts = reinterpret_cast<const float*>(shared_memory + PARTS_AT) + column * ROW_STEP + row;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int part = 0; part < RANKS * P::GROUPS; part++) sum += parts[part * P::COLUMNS * ROW_STEP];
+    return sum;
+}
+
+__device__ __forceinline__ float opened(float gate, float up) {
+    gate = rounded(gate);
+    return rounded(gate * inverse(1.0f + power_of_two(gate * -1.4426950408889634f))) * rounded(up);
+}
+
+// The last warp's part, and everybody's place in the order of things.
+struct Meeting {
+    uint32_t goal;
+    uint32_t turn;  // of the landing
+
+    __device__ __forceinline__ void begin(const uint32_t* counter) {
+        turn = 0;
+        // Nobody gets past the first barrier before this block has read the counter and come there itself.
+        goal = read_fresh(counter) / BLOCKS * BLOCKS;
+    }
+
+    __device__ __forceinline__ void expect(uint32_t bytes) const {
+        if (threadIdx.x == WORKERS) landing_expect(shared_base() + LANDING_AT, bytes);
+    }
+
+    __device__ __forceinline__ void landed() { landing_wait(shared_base() + LANDING_AT, turn & 1); }
+
+    // All blocks: what any of them has written before, all may read after it.
+    __device__ __forceinline__ void meet(uint32_t* counter) {
+        turn++;
+        goal += BLOCKS;
+        __syncthreads();
+        if (threadIdx.x == WORKERS) {
+            count_in(counter);
+            count_wait(counter, goal);
+        }
+        __syncthreads();
+    }
+};
+
+struct Pass {
+    const StackArgs& a;
+    Stream weights;
+    Meeting meeting;
+    Gains gains;
+
+    __device__ __forceinline__ explicit Pass(const StackArgs& args) : a(args), weights(args) {}
+
+    __device__ __forceinline__ void mark(int point) const {
+        if (MARKED && threadIdx.x == 0)
+            a.marks[(blockIdx.x * 4 * MOST_LAYERS + meeting.turn) * POINTS + point] = ticks();
+    }
+
+    // A thread's two columns and its row, where a block ends a product. Of one column, rows lie next to each other.
+    struct Own {
+        int column, row;
+        bool there;
+        uint32_t *x, *held;  // two neighbours of x, which only this thread writes; and what they are
+    };
+    __device__ __forceinline__ Own own(const Place& at) const {
+        const int thread = at.warp * 32 + at.lane, column = thread / ROWS * 2, row = thread % ROWS;
+        uint16_t* x = a.x + row * HIDDEN + at.cluster * Output::SPAN + at.rank * Output::COLUMNS + column;
+        uint32_t* held = reinterpret_cast<uint32_t*>(shared_memory + HELD_AT) + thread;
+        return {column, row, column < Output::COLUMNS && row < a.rows, reinterpret_cast<uint32_t*>(x), held};
+    }
+
+    // From shared memory, whose rows are STEP apart.
+    template <class P, int STEP>
+    __device__ __forceinline__ void multiply_shared(const Place& at) {
+        if (P::busy(at.warp)) {
+            Sums<P> sums;
+            sums.clear();
+#pragma unroll 1
+            for (int chunk = 0; chunk < P::EVERY; chunk++) {
+                Piece right[2][ROW_TILES];
+                read_input<P, STEP>(right, chunk, at);
+                sums.add(weights, right, at);
+            }
+            sums.leave(at);
+        }
+        mark(2);
+        meeting.landed();
+        mark(3);
+    }
+
+    __device__ __forceinline__ void project() {
+        const Place at = here();
+        mark(0);
+        meeting.expect(Projection::BYTES + 4 * RANKS * ROWS);
+        if (at.warp < WARPS) open_branch(a, gains, at);
+        __syncthreads();  // the input is whole
+        mark(1);
+        if (at.warp == WARPS) return;
+        multiply_shared<Projection, NORMED_STEP>(at);
+        for (int n = at.warp * 32 + at.lane; n < Projection::COLUMNS / 2 * ROWS; n += WORKERS) {
+            const int column = n / ROWS * 2, row = n % ROWS;
+            if (row >= a.rows) continue;
+            const float factor = norm_factor(a.eps, row);
+            const int to = row * QKV + at.cluster * Projection::SPAN + at.rank * Projection::COLUMNS + column;
+            *reinterpret_cast<uint32_t*>(a.qkv + to) =
+                pack(total<Projection>(column, row) * factor, total<Projection>(column + 1, row) * factor);
+        }
+    }
+
+    template <class P>
+    __device__ __forceinline__ void add_to_x(const Place& at) {
+        const Own mine = own(at);
+        if (!mine.there) return;
+        const uint32_t x = *mine.held;
+        *mine.x = *mine.held = pack(low(x) + rounded(total<P>(mine.column, mine.row)),
+                                    high(x) + rounded(total<P>(mine.column + 1, mine.row)));
+    }
+
+    __device__ __forceinline__ void mix() {
+        const Place at = here();
+        mark(0);
+        meeting.expect(Output::BYTES);
+        attend(a, at);
+        mark(1);
+        if (at.warp == WARPS) return;
+        multiply_shared<Output, GATHERED_STEP>(at);
+        add_to_x<Output>(at);
+    }
+
+    __device__ __forceinline__ void open_gates() {
+        const Place at = here();
+        mark(0);
+        meeting.expect(Gates::BYTES + 4 * RANKS * ROWS);
+        if (at.warp < WARPS) open_branch(a, gains, at);
+        __syncthreads();  // the input is whole
+        mark(1);
+        if (at.warp == WARPS) return;
+        multiply_shared<Gates, NORMED_STEP>(at);
+        constexpr int OWN = Gates::COLUMNS / 2;
+        for (int n = at.warp * 32 + at.lane; n < OWN / 2 * ROWS; n += WORKERS) {
+            const int column = n / ROWS * 2, row = n % ROWS;
+            if (row >= a.rows) continue;
+            const float factor = norm_factor(a.eps, row);
+            float made[2];
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                made[k] = opened(total<Gates>(column + k, row) * factor, total<Gates>(OWN + column + k, row) * factor);
+            const int to = row * INNER + at.cluster * Gates::SPAN + at.rank * OWN + column;
+            *reinterpret_cast<uint32_t*>(a.inner + to) = pack(made[0], made[1]);
+        }
+    }
+
+    __device__ __forceinline__ void close_branch() {
+        const Place at = here();
+        mark(0);
+        meeting.expect(Down::BYTES);
+        if (at.warp == WARPS) return;
+        if (Down::busy(at.warp)) {
+            Piece right[Down::EVERY][2][ROW_TILES];
+#pragma unroll
+            for (int chunk = 0; chunk < Down::EVERY; chunk++)
+                read_input<Down>(right[chunk], a.inner, a.rows, chunk, at);
+            if (MARKED && right[Down::EVERY - 1][1][ROW_TILES - 1].word[0] != 1) mark(1);  // it is there
+            Sums<Down> sums;
+            sums.clear();
+#pragma unroll
+            for (int chunk = 0; chunk < Down::EVERY; chunk++) sums.add(weights, right[chunk], at);
+            sums.leave(at);
+        }
+        mark(2);
+        meeting.landed();
+        mark(3);
+        add_to_x<Down>(at);
+    }
+
+    __device__ __forceinline__ void meet() {
+        mark(4);
+        meeting.meet(a.counter);
+    }
+
+    __device__ __forceinline__ void run() {
+        const Place at = here();
+        if (threadIdx.x == 0) landing_open(shared_base() + LANDING_AT);
+        if (at.warp < WARPS) weights.begin(at);
+        launch_dependents();
+        cluster_meet();  // all its landings are open
+        wait_prior();
+        meeting.begin(a.counter);
+        read_rotations(a);  // they are read behind a barrier
+        const Own mine = own(at);
+        if (mine.there) *mine.held = read_fresh(mine.x);
+        gains.read(a.layer[0].gains[0], at);
+        for (int layer = 0; layer < a.layers; layer++) {
+            project();
+            meet();
+            mix();
+            gains.read(a.layer[layer].gains[1], here());
+            meet();
+            open_gates();
+            meet();
+            close_branch();
+            if (layer + 1 == a.layers) break;
+            gains.read(a.layer[layer + 1].gains[0], here());
+            meet();
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) local_stack(const __grid_constant__ StackArgs a) {
+    Pass(a).run();
+}

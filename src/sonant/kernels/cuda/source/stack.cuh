@@ -1,0 +1,106 @@
+// The shape of a stack, how its work is shared out, and where things lie in a block's shared memory.
+//
+// A grid of CLUSTERS times four blocks passes through all layers. Of a product, a cluster has a share of the columns and
+// each of its blocks a quarter of the depth, so that a block reads a quarter of the input. Columns come by tiles of
+// sixteen, which are the left side of a tensor core's product; the right side is the rows, by tiles of eight. A warp has
+// some tiles and some of its block's depth. What it sums it pushes to the block of the cluster that ends those columns.
+#pragma once
+#include "grid.cuh"
+
+constexpr int RANKS = 4, WARPS = 8, WORKERS = 32 * WARPS;
+constexpr int THREADS = WORKERS + 32;  // the last warp only meets other blocks: it has no copies that a fence could await
+constexpr int BLOCKS = CLUSTERS * RANKS;
+constexpr int ROWS = 8 * ROW_TILES;                          // that are computed; some may not be there
+constexpr int ROW_STEP = ROW_TILES % 2 ? ROWS : ROWS + 8;    // from one column's sums to the next: pushes meet no bank twice
+constexpr int DIM = 128, QKV = (HEADS + 2 * KV_HEADS) * DIM, GATHERED = HEADS * DIM;
+constexpr int CHUNK = 64, CHUNK_BYTES = 16 * CHUNK * 2;      // of weights: a tile by so much of the depth
+constexpr int MOST_LAYERS = 28, MOST_STEPS = 16;
+constexpr uint32_t ALL = 0xffffffffu;
+#ifndef MARKED  // for who measures: each block notes when it was where
+#define MARKED 0
+#endif
+constexpr int POINTS = 6;
+static_assert((BLOCKS & (BLOCKS - 1)) == 0, "a counter that wraps must have counted whole barriers");
+
+constexpr int groups_of(int sets, int chunks) {
+    int groups = 1;
+    while (2 * groups * sets <= WARPS && chunks % (2 * groups) == 0) groups *= 2;
+    return groups;
+}
+
+// A product with TILES tiles of columns in a cluster, EACH of them in a warp. PAIRED: the second half of a warp's tiles is
+// as far behind in the weights as there are gates.
+template <int TILES_, int EACH_, int WIDTH_, bool PAIRED_ = false>
+struct Product {
+    static constexpr int TILES = TILES_, EACH = EACH_, WIDTH = WIDTH_;
+    static constexpr bool PAIRED = PAIRED_;
+    static constexpr int SETS = TILES / EACH;
+    static constexpr int DEPTH = WIDTH / RANKS;  // of a block
+    static constexpr int GROUPS = groups_of(SETS, DEPTH / CHUNK);
+    static constexpr int EVERY = DEPTH / CHUNK / GROUPS;  // chunks of the depth that a warp has
+    static constexpr int CHUNKS = EVERY * EACH;
+    static constexpr int SPAN = PAIRED ? TILES * 8 : TILES * 16;  // of the weights' rows, to the next cluster's
+    static constexpr int STEP = PAIRED ? INNER : SETS * 16;       // to a warp's next tile
+    static constexpr int COLUMNS = TILES * 4;                     // that one block ends
+    static constexpr int FLOATS = RANKS * GROUPS * COLUMNS * ROW_STEP;
+    static constexpr uint32_t BYTES = RANKS * GROUPS * COLUMNS * ROWS * 4;  // that are pushed to it
+    static_assert(TILES % EACH == 0 && SETS * GROUPS <= WARPS && DEPTH % CHUNK == 0, "no share for every warp");
+    static_assert(!PAIRED || EACH == 2, "a gate and what it opens");
+
+    static __device__ __forceinline__ bool busy(int warp) { return warp < SETS * GROUPS; }
+    static __device__ __forceinline__ int set(int warp) { return warp % SETS; }
+    static __device__ __forceinline__ int group(int warp) { return warp / SETS; }
+};
+
+static_assert(QKV % (16 * CLUSTERS) == 0 && HIDDEN % (16 * CLUSTERS) == 0 && INNER % (16 * CLUSTERS) == 0, "whole tiles");
+using Projection = Product<QKV / 16 / CLUSTERS, 1, HIDDEN>;
+using Output = Product<HIDDEN / 16 / CLUSTERS, 1, GATHERED>;
+using Gates = Product<INNER / 8 / CLUSTERS, 2, HIDDEN, true>;
+using Down = Product<HIDDEN / 16 / CLUSTERS, HIDDEN / 16 / CLUSTERS, INNER>;
+
+// Where a thread is. Whoever needs it asks anew: see `anew`.
+struct Place {
+    int cluster, rank, warp, lane;
+};
+__device__ __forceinline__ Place here() {
+    const int block = anew(blockIdx.x), thread = anew(threadIdx.x);
+    return {block / RANKS, block % RANKS, thread / 32, thread % 32};
+}
+
+struct Layer {
+    const uint16_t* weights[4];  // of the projection, the output, the gates and down again
+    const uint16_t* gains[2];    // of the norms before the first and the third
+};
+
+struct StackArgs {
+    uint16_t* x;      // [rows, HIDDEN], written over
+    uint16_t* qkv;    // [rows, QKV], and
+    uint16_t* inner;  // [rows, INNER]: for this kernel alone
+    const uint16_t *cos, *sin;  // [steps, DIM]
+    uint32_t* counter;          // a multiple of BLOCKS when nobody runs
+    int rows, steps, layers;
+    float eps, scale;  // of scores, by powers of two
+    int pad;
+    uint64_t* marks;  // [BLOCKS, 4 * MOST_LAYERS, POINTS], if the program is MARKED
+    Layer layer[MOST_LAYERS];
+};
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+// Rows of an input lie so that the eight lanes which read at once meet no bank twice.
+constexpr int NORMED_STEP = 2 * Projection::DEPTH + 64, GATHERED_STEP = 2 * Output::DEPTH + 64;
+constexpr int VALUE_STEP = 2 * DIM + 16, ROPE_STEP = 2 * DIM + 64;
+constexpr int INPUT_AT = 0;
+constexpr int VALUES_AT = INPUT_AT + ROWS * larger(NORMED_STEP, GATHERED_STEP);
+constexpr int ROPE_AT = VALUES_AT + (ROWS + 16) * VALUE_STEP;  // cos, then sin
+constexpr int PARTS_AT = ROPE_AT + 2 * MOST_STEPS * ROPE_STEP;
+constexpr int PARTS = larger(larger(Projection::FLOATS, Output::FLOATS), larger(Gates::FLOATS, Down::FLOATS));
+constexpr int SQUARES_AT = PARTS_AT + 4 * PARTS;  // [RANKS, ROWS]
+constexpr int LANDING_AT = SQUARES_AT + 4 * RANKS * ROWS;
+constexpr int PLAN_BYTES = 32, PLANS_AT = (LANDING_AT + 8 + 15) / 16 * 16;  // [WARPS, 4]
+constexpr int HELD_AT = PLANS_AT + WARPS * 4 * PLAN_BYTES;  // [WORKERS] of two
+constexpr int RING_AT = (HELD_AT + 4 * WORKERS + 127) / 128 * 128;
+constexpr int SHARED_BYTES = 232448;
+constexpr int ROOM = (SHARED_BYTES - RING_AT) / (WARPS * CHUNK_BYTES);
+constexpr int AHEAD = ROOM < MOST_AHEAD ? ROOM : MOST_AHEAD;  // chunks of each warp that are on their way
+static_assert(AHEAD >= 2 && VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no room for weights");

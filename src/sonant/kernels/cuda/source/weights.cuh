@@ -1,0 +1,92 @@
+// A warp's weights, in the order in which it needs them, through all products and all layers: they come into a ring of
+// its own, and so are on their way while it waits for other blocks.
+#pragma once
+#include "stack.cuh"
+
+// What a warp must know of a product to ask for its weights: in shared memory, since every product's is another.
+struct Plan {
+    int offset;         // of the warp's first value
+    int width;          // of a row
+    int across, along;  // from a chunk to the next: of the warp's next tile, or of its first one
+    int chunks;
+    int pad[3];
+
+    template <class P>
+    __device__ __forceinline__ void write(const Place& at) {
+        static_assert(P::EACH <= 2, "tiles take turns");
+        const int row = at.cluster * P::SPAN + P::set(at.warp) * 16;
+        offset = row * P::WIDTH + at.rank * P::DEPTH + P::group(at.warp) * P::EVERY * CHUNK;
+        width = P::WIDTH;
+        across = P::EACH == 2 ? P::STEP * P::WIDTH : CHUNK;
+        along = P::EACH == 2 ? CHUNK - P::STEP * P::WIDTH : CHUNK;
+        chunks = P::busy(at.warp) ? P::CHUNKS : 0;
+    }
+};
+static_assert(sizeof(Plan) == PLAN_BYTES, "as its place has it");
+
+struct Stream {
+    const StackArgs& a;
+    const uint16_t* from = nullptr;  // this lane's first sixteen bytes of the next chunk to be asked for
+    int step = 0;                    // from there to four rows further on
+    int across = 0, along = 0;       // as its plan has it
+    int left = 0;                    // chunks of this product that are still to be asked for
+    int product = 0;                 // the one after it, counted through all layers
+    int slot = 0;                    // where the next chunk to be used lies
+
+    __device__ __forceinline__ explicit Stream(const StackArgs& args) : a(args) {}
+
+    static __device__ __forceinline__ Plan* plans(const Place& at) {
+        return reinterpret_cast<Plan*>(shared_memory + PLANS_AT) + at.warp * 4;
+    }
+
+    __device__ __forceinline__ void next_product(const Place& at) {
+        const Plan plan = plans(at)[product % 4];
+        from = a.layer[product / 4].weights[product % 4] + plan.offset + at.lane / 8 * plan.width + at.lane % 8 * 8;
+        step = 4 * plan.width;
+        across = plan.across, along = plan.along, left = plan.chunks;
+        product++;
+    }
+
+    // Four rows of sixteen at a time, whole lines of 128 bytes. Odd rows' halves are exchanged, for the banks' sake.
+    __device__ __forceinline__ void ask(int where, const Place& at) {
+        while (left == 0 && product < 4 * a.layers) next_product(at);
+        if (left > 0) {
+            shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + where) * CHUNK_BYTES;
+            to += at.lane / 8 * 128 + ((at.lane % 8 ^ (at.lane / 8 % 2 * 4)) << 4);
+#pragma unroll
+            for (int n = 0; n < 4; n++) copy_weights16(to + n * 512, from + n * step);
+            from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
+        }
+        copies_commit();
+    }
+
+    __device__ __forceinline__ void begin(const Place& at) {
+        if (at.lane == 0) {
+            plans(at)[0].write<Projection>(at);
+            plans(at)[1].write<Output>(at);
+            plans(at)[2].write<Gates>(at);
+            plans(at)[3].write<Down>(at);
+        }
+        __syncwarp();  // all lanes read them
+#pragma unroll 1
+        for (int n = 0; n < AHEAD; n++) ask(n, at);
+    }
+
+    // Half of the next chunk's depth: a lane's pieces of two rows, eight apart. Behind the second half, the chunk's place is
+    // given to another one.
+    __device__ __forceinline__ void take(Piece (&rows)[2], int half, const Place& at) {
+        if (half == 0) {
+            copies_wait<AHEAD - 1>();
+            __syncwarp();  // other lanes' copies are there too
+        }
+        const uint8_t* chunk = shared_memory + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES;
+        const int place = at.lane / 4 * 128 + (((half * 4 + at.lane % 4) ^ (at.lane / 4 % 2 * 4)) << 4);
+        rows[0] = read_piece(chunk + place);
+        rows[1] = read_piece(chunk + place + 8 * 128);
+        if (half == 1) {
+            __syncwarp();  // all lanes have read what is written over now
+            ask(slot, at);
+            slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        }
+    }
+};
