@@ -17,7 +17,7 @@ from sonant.kernels.reference import LocalWeights
 from sonant.layers.attention import LocalContext
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
-_FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
+FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
@@ -51,7 +51,7 @@ class LocalStack(DecoderStack):
             for layer in self._layers():
                 x = layer(x, cos, sin, context)
             return x
-        if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS:
+        if tokens.shape[0] * tokens.shape[1] > FEW_TOKENS:
             return self._through_many(x, cos, sin, context)
         return ops.local_stack(x, [layer.weights(cos, sin) for layer in self._layers()], again)
 
