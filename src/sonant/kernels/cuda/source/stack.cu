@@ -70,18 +70,20 @@ __device__ __forceinline__ float norm_factor(float eps, int row) {
     return rsqrtf(sum * (1.0f / HIDDEN) + eps);
 }
 
-// A warp's pieces of its input, for one chunk of the depth.
+// The right sides of a warp's products, for one chunk of the depth: of its first half and of its second, whose words are
+// two for each sixteen.
 template <class P, int STEP>
 __device__ __forceinline__ void read_input(Piece (&right)[2][ROW_TILES], int chunk, const Place& at) {
-    const uint8_t* from = shared_memory + INPUT_AT + at.lane / 4 * STEP;
-    from += 2 * ((P::group(at.warp) * P::EVERY + chunk) * CHUNK + at.lane % 4 * 8);
+    shared_t from = shared_base() + INPUT_AT + at.lane % 8 * STEP;
+    from += 2 * ((P::group(at.warp) * P::EVERY + chunk) * CHUNK + at.lane / 8 * 8);
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; tile++) right[half][tile] = read_piece(from + tile * 8 * STEP + half * 64);
+        for (int tile = 0; tile < ROW_TILES; tile++)
+            load_matrices(right[half][tile].word, from + tile * 8 * STEP + half * 64);
 }
 
-// The same out of global memory, for a product whose warps have no input in common.
+// The same out of global memory, for a product whose warps have no input in common, and whose columns are in order.
 template <class P>
 __device__ __forceinline__ void read_input(
     Piece (&right)[2][ROW_TILES], const uint16_t* input, int rows, int chunk, const Place& at
@@ -109,21 +111,15 @@ struct Sums {
     ) {
 #pragma unroll
         for (int each = 0; each < P::EACH; each++) {
+            uint32_t left[4][4];
+            weights.take(left, at);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                Piece rows[2];
-                weights.take(rows, half, at);
+            for (int n = 0; n < 4; n++)
 #pragma unroll
-                for (int word = 0; word < 4; word += 2) {
-                    const uint32_t left[4] = {rows[0].word[word], rows[1].word[word], rows[0].word[word + 1],
-                                              rows[1].word[word + 1]};
-#pragma unroll
-                    for (int tile = 0; tile < ROW_TILES; tile++) {
-                        const Piece& other = right[half][tile];
-                        multiply(value[each][tile], left, other.word[word], other.word[word + 1]);
-                    }
+                for (int tile = 0; tile < ROW_TILES; tile++) {
+                    const Piece& other = right[n / 2][tile];
+                    multiply(value[each][tile], left[n], other.word[n % 2 * 2], other.word[n % 2 * 2 + 1]);
                 }
-            }
         }
     }
 
@@ -294,7 +290,7 @@ struct Pass {
 #pragma unroll
             for (int k = 0; k < 2; k++)
                 made[k] = opened(total<Gates>(column + k, row) * factor, total<Gates>(OWN + column + k, row) * factor);
-            const int to = row * INNER + at.cluster * Gates::SPAN + at.rank * OWN + column;
+            const int to = row * INNER + place_of(at.cluster * Gates::SPAN + at.rank * OWN + column);
             *reinterpret_cast<uint32_t*>(a.inner + to) = pack(made[0], made[1]);
         }
     }
@@ -305,15 +301,18 @@ struct Pass {
         meeting.expect(Down::BYTES);
         if (at.warp == WARPS) return;
         if (Down::busy(at.warp)) {
-            Piece right[Down::EVERY][2][ROW_TILES];
-#pragma unroll
-            for (int chunk = 0; chunk < Down::EVERY; chunk++)
-                read_input<Down>(right[chunk], a.inner, a.rows, chunk, at);
-            if (MARKED && right[Down::EVERY - 1][1][ROW_TILES - 1].word[0] != 1) mark(1);  // it is there
+            constexpr int HELD = ROW_TILES <= 3 ? Down::EVERY : 1;  // as many chunks as there are registers for
             Sums<Down> sums;
             sums.clear();
 #pragma unroll
-            for (int chunk = 0; chunk < Down::EVERY; chunk++) sums.add(weights, right[chunk], at);
+            for (int first = 0; first < Down::EVERY; first += HELD) {
+                Piece right[HELD][2][ROW_TILES];
+#pragma unroll
+                for (int n = 0; n < HELD; n++) read_input<Down>(right[n], a.inner, a.rows, first + n, at);
+                if (MARKED && right[HELD - 1][1][ROW_TILES - 1].word[0] != 1) mark(1);  // it is there
+#pragma unroll
+                for (int n = 0; n < HELD; n++) sums.add(weights, right[n], at);
+            }
             sums.leave(at);
         }
         mark(2);

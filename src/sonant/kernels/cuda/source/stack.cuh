@@ -75,7 +75,7 @@ struct Layer {
 struct StackArgs {
     uint16_t* x;      // [rows, HIDDEN], written over
     uint16_t* qkv;    // [rows, QKV], and
-    uint16_t* inner;  // [rows, INNER]: for this kernel alone
+    uint16_t* inner;  // [rows, INNER]: for this kernel alone, columns in the order of `place_of`
     const uint16_t *cos, *sin;  // [steps, DIM]
     uint32_t* counter;          // a multiple of BLOCKS when nobody runs
     int rows, steps, layers;
@@ -85,10 +85,16 @@ struct StackArgs {
     Layer layer[MOST_LAYERS];
 };
 
+// Of 32 columns of a product's right side, which a lane reads at once as eight of a row: of each sixteen it needs two
+// neighbours, and two more that are eight further on.
+__device__ __forceinline__ int place_of(int column) {
+    return (column & ~31) | (column & 6) << 2 | (column & 16) >> 2 | (column & 8) >> 2 | (column & 1);
+}
+
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-// Rows of an input lie so that the eight lanes which read at once meet no bank twice.
-constexpr int NORMED_STEP = 2 * Projection::DEPTH + 64, GATHERED_STEP = 2 * Output::DEPTH + 64;
+// Rows lie so that the eight which a matrix load reads at once, or the lanes of a store, meet no bank twice.
+constexpr int NORMED_STEP = 2 * Projection::DEPTH + 16, GATHERED_STEP = 2 * Output::DEPTH + 16;
 constexpr int VALUE_STEP = 2 * DIM + 16, ROPE_STEP = 2 * DIM + 64;
 constexpr int INPUT_AT = 0;
 constexpr int VALUES_AT = INPUT_AT + ROWS * larger(NORMED_STEP, GATHERED_STEP);

@@ -47,14 +47,18 @@ struct Stream {
         product++;
     }
 
-    // Four rows of sixteen at a time, whole lines of 128 bytes. Odd rows' halves are exchanged, for the banks' sake.
+    // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the eight
+    // rows which a matrix load reads at once lie in different banks.
     __device__ __forceinline__ void ask(int where, const Place& at) {
         while (left == 0 && product < 4 * a.layers) next_product(at);
         if (left > 0) {
             shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + where) * CHUNK_BYTES;
-            to += at.lane / 8 * 128 + ((at.lane % 8 ^ (at.lane / 8 % 2 * 4)) << 4);
+            to += at.lane / 8 * 128;
 #pragma unroll
-            for (int n = 0; n < 4; n++) copy_weights16(to + n * 512, from + n * step);
+            for (int n = 0; n < 4; n++) {
+                const int row = at.lane / 8 + n * 4;
+                copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * step);
+            }
             from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
         }
         copies_commit();
@@ -72,21 +76,16 @@ struct Stream {
         for (int n = 0; n < AHEAD; n++) ask(n, at);
     }
 
-    // Half of the next chunk's depth: a lane's pieces of two rows, eight apart. Behind the second half, the chunk's place is
-    // given to another one.
-    __device__ __forceinline__ void take(Piece (&rows)[2], int half, const Place& at) {
-        if (half == 0) {
-            copies_wait<AHEAD - 1>();
-            __syncwarp();  // other lanes' copies are there too
-        }
-        const uint8_t* chunk = shared_memory + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES;
-        const int place = at.lane / 4 * 128 + (((half * 4 + at.lane % 4) ^ (at.lane / 4 % 2 * 4)) << 4);
-        rows[0] = read_piece(chunk + place);
-        rows[1] = read_piece(chunk + place + 8 * 128);
-        if (half == 1) {
-            __syncwarp();  // all lanes have read what is written over now
-            ask(slot, at);
-            slot = slot + 1 == AHEAD ? 0 : slot + 1;
-        }
+    // The next chunk, as the left sides of four products: its place is given to another one.
+    __device__ __forceinline__ void take(uint32_t (&left)[4][4], const Place& at) {
+        copies_wait<AHEAD - 1>();
+        __syncwarp();  // other lanes' copies are there too
+        const int row = at.lane % 16;
+        const shared_t from = shared_base() + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES + row * 128;
+#pragma unroll
+        for (int n = 0; n < 4; n++) load_matrices(left[n], from + (((2 * n + at.lane / 16) ^ (row % 8)) << 4));
+        __syncwarp();  // all lanes have read what is written over now
+        ask(slot, at);
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
     }
 };
