@@ -306,7 +306,7 @@ static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
 
 // Another block's memory is told by its rank in the cluster.
-static inline int anew(int value) { return value; }
+static inline uint32_t anew(uint32_t value) { return value; }
 static inline shared_t in_block(shared_t at, int rank) {
     if (rank < 0 || rank >= machine.cluster) abort();
     return at | (rank + 1) << 24;

@@ -12,7 +12,7 @@ struct alignas(16) Piece {
 
 // What follows from such a value is computed where it is needed. A compiler that knows it would rather compute all of it
 // once, before a long loop, and then has no registers left to keep it in.
-__device__ __forceinline__ int anew(int value) {
+__device__ __forceinline__ uint32_t anew(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
 }

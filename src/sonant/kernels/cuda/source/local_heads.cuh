@@ -10,7 +10,7 @@ static_assert(HEADS % RANKS == 0 && (HEADS / KV_HEADS) % MINE == 0, "a block's h
 struct HeadRow {
     Piece piece[4];
 
-    __device__ __forceinline__ void read(const uint16_t* head, int lane) {
+    __device__ __forceinline__ void read(const uint16_t* head, uint32_t lane) {
 #pragma unroll
         for (int n = 0; n < 4; n++) piece[n] = read_fresh16(head + n * 32 + lane % 4 * 8);
     }
@@ -18,7 +18,7 @@ struct HeadRow {
 };
 
 // A position's query and key, turned together: they need the same angles. All is rounded where the reference rounds it.
-__device__ __forceinline__ void turn(HeadRow& query, HeadRow& key, int step, int lane) {
+__device__ __forceinline__ void turn(HeadRow& query, HeadRow& key, int step, uint32_t lane) {
     const uint8_t* cos = shared_memory + ROPE_AT + step * ROPE_STEP + lane % 4 * 16;
     const uint8_t* sin = cos + MOST_STEPS * ROPE_STEP;
 #pragma unroll
@@ -50,10 +50,10 @@ struct Values {
     static constexpr int PIECES = (ROWS + 16) * (DIM / 8), EACH = (PIECES + THREADS - 1) / THREADS;
     Piece piece[EACH];
 
-    __device__ __forceinline__ void read(const StackArgs& a, int kv_head, const Place& at) {
+    __device__ __forceinline__ void read(const StackArgs& a, uint32_t kv_head, const Place& at) {
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            const int index = n * THREADS + at.warp * 32 + at.lane, row = index / (DIM / 8), from = index % (DIM / 8) * 8;
+            const uint32_t index = n * THREADS + at.warp * 32 + at.lane, row = index / (DIM / 8), from = index % (DIM / 8) * 8;
             piece[n] = {{0, 0, 0, 0}};
             if (row < a.rows) piece[n] = read_fresh16(a.qkv + row * QKV + (HEADS + KV_HEADS + kv_head) * DIM + from);
         }
@@ -62,7 +62,7 @@ struct Values {
     __device__ __forceinline__ void store(const Place& at) const {
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            const int index = n * THREADS + at.warp * 32 + at.lane;
+            const uint32_t index = n * THREADS + at.warp * 32 + at.lane;
             uint8_t* to = shared_memory + VALUES_AT + index / (DIM / 8) * VALUE_STEP + index % (DIM / 8) * 16;
             if (index < PIECES) move16(to, &piece[n]);
         }
@@ -73,7 +73,7 @@ struct Scores {
     float value[2][4];  // of keys 0…7 and 8…15
 
     // → what both of a lane's rows of weights are still to be multiplied by
-    __device__ __forceinline__ void weigh(float (&shares)[2], int steps, float scale, int lane) {
+    __device__ __forceinline__ void weigh(float (&shares)[2], int steps, float scale, uint32_t lane) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float most = from_bits(0xff800000u);
@@ -100,7 +100,7 @@ struct Scores {
 
 // What one head of one sequence gathers, into the input of the product that follows.
 __device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queries)[2], const HeadRow (&keys)[2],
-                                       int sequence, int mine, int lane) {
+                                       uint32_t sequence, uint32_t mine, uint32_t lane) {
     Scores scores = {};
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queri
     scores.weigh(shares, a.steps, a.scale, lane);
     const uint32_t weights[4] = {pack(scores.value[0][0], scores.value[0][1]), pack(scores.value[0][2], scores.value[0][3]),
                                  pack(scores.value[1][0], scores.value[1][1]), pack(scores.value[1][2], scores.value[1][3])};
-    const int first = sequence * a.steps;
+    const uint32_t first = sequence * a.steps;
     const shared_t values = shared_base() + VALUES_AT + (first + lane % 16) * VALUE_STEP + lane / 16 * 16;
     uint8_t* out = shared_memory + INPUT_AT + 2 * (mine * DIM + lane % 4 * 2);
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queri
             multiply_first(made, weights, right[2 * k], right[2 * k + 1]);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int step = lane / 4 + half * 8;
+                const uint32_t step = lane / 4 + half * 8;
                 if (step < a.steps)
                     *reinterpret_cast<uint32_t*>(out + (first + step) * GATHERED_STEP + n * 32 + k * 16) =
                         pack(made[2 * half] * shares[half], made[2 * half + 1] * shares[half]);
@@ -139,13 +139,13 @@ __device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queri
 
 // All heads of this block, over all sequences: from the fused projection to the next product's input.
 __device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
-    const int rank = at.rank, warp = at.warp, lane = at.lane;
-    const int units = a.rows / a.steps * MINE, kv_head = rank * MINE / (HEADS / KV_HEADS);
+    const uint32_t rank = at.rank, warp = at.warp, lane = at.lane;
+    const uint32_t units = a.rows / a.steps * MINE, kv_head = rank * MINE / (HEADS / KV_HEADS);
     HeadRow queries[2], keys[2];
-    auto read = [&](int unit) {
+    auto read = [&](uint32_t unit) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int step = min(lane / 4 + half * 8, a.steps - 1);
+            const uint32_t step = min(lane / 4 + half * 8, a.steps - 1);
             const uint16_t* row = a.qkv + (unit / MINE * a.steps + step) * QKV;
             queries[half].read(row + (rank * MINE + unit % MINE) * DIM, lane);
             keys[half].read(row + (HEADS + kv_head) * DIM, lane);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
     values.store(at);
     __syncthreads();  // everybody's values are there
     if (busy)
-        for (int unit = warp; unit < units; unit += WARPS) {
+        for (uint32_t unit = warp; unit < units; unit += WARPS) {
             if (unit != warp) read(unit);
 #pragma unroll
             for (int half = 0; half < 2; half++) {

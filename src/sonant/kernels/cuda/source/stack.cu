@@ -24,45 +24,60 @@ struct Gains {
     }
 };
 
-// This block's quarter of x, times the gains, into shared memory. The norm's own factor needs whole rows: their squares'
-// sums go to all blocks of the cluster, and the factor is applied to what the products make.
-__device__ __forceinline__ void open_branch(const StackArgs& a, const Gains& gains, const Place& at) {
-    constexpr int PASSES = (ROWS + WARPS * AT_ONCE - 1) / (WARPS * AT_ONCE);
+// A lane's part of the squares of its warp's rows.
+constexpr int PASSES = (ROWS + WARPS * AT_ONCE - 1) / (WARPS * AT_ONCE);
+struct Squares {
+    float sum[PASSES];
+
+    // Of whole rows, to all blocks of the cluster: a quarter from each makes the factor of the norm.
+    __device__ __forceinline__ void leave(const Place& at) {
+#pragma unroll
+        for (int step = LANES / 2; step; step >>= 1)
+#pragma unroll
+            for (int pass = 0; pass < PASSES; pass++) sum[pass] += __shfl_xor_sync(ALL, sum[pass], step);
+        const uint32_t to = at.lane % LANES;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const uint32_t row = (pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES;
+            if (to < RANKS && row < ROWS)
+                push(in_block(shared_base() + SQUARES_AT + 4 * (at.rank * ROWS + row), to),
+                     in_block(shared_base() + LANDING_AT, to), sum[pass]);
+        }
+    }
+};
+
+// This block's quarter of x, times the gains, into shared memory. The norm's own factor needs whole rows, and is applied
+// to what the products make.
+__device__ __forceinline__ void open_branch(Squares& squares, const StackArgs& a, const Gains& gains, const Place& at) {
     Piece rows[PASSES][TURNS];
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-        const int row = min((pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES, a.rows - 1);
+        const uint32_t row = min((pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES, a.rows - 1);
         const uint16_t* from = a.x + row * HIDDEN + at.rank * Projection::DEPTH + at.lane % LANES * 8;
 #pragma unroll
         for (int n = 0; n < TURNS; n++) rows[pass][n] = read_fresh16(from + n * LANES * 8);
     }
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-        const int row = (pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES;
-        float squares = 0.0f;
+        const uint32_t row = (pass * WARPS + at.warp) * AT_ONCE + at.lane / LANES;
+        squares.sum[pass] = 0.0f;
 #pragma unroll
         for (int n = 0; n < TURNS; n++) {
             Piece scaled;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 const uint32_t x = rows[pass][n].word[w], gain = gains.piece[n].word[w];
-                squares += low(x) * low(x) + high(x) * high(x);
+                squares.sum[pass] += low(x) * low(x) + high(x) * high(x);
                 scaled.word[w] = product2(x, gain);
             }
-            const int piece = n * LANES + at.lane % LANES;
+            const uint32_t piece = n * LANES + at.lane % LANES;
             if (row < ROWS) move16(shared_memory + INPUT_AT + row * NORMED_STEP + piece * 16, &scaled);
         }
-#pragma unroll
-        for (int step = LANES / 2; step; step >>= 1) squares += __shfl_xor_sync(ALL, squares, step);
-        const int to = at.lane % LANES;
-        if (to < RANKS && row < ROWS)
-            push(in_block(shared_base() + SQUARES_AT + 4 * (at.rank * ROWS + row), to),
-                 in_block(shared_base() + LANDING_AT, to), squares);
     }
 }
 
 // What a row's norm is multiplied by, once all squares have landed.
-__device__ __forceinline__ float norm_factor(float eps, int row) {
+__device__ __forceinline__ float norm_factor(float eps, uint32_t row) {
     const float* squares = reinterpret_cast<const float*>(shared_memory + SQUARES_AT) + row;
     float sum = 0.0f;
 #pragma unroll
@@ -98,11 +113,14 @@ __device__ __forceinline__ void read_input(
 
 template <class P>
 struct Sums {
-    float value[P::EACH][ROW_TILES][4];
+    // A warp that has one tile adds in two chains, since a product waits for the one before it in its chain.
+    static constexpr int CHAINS = P::EACH == 1 ? 2 : 1;
+    float value[P::EACH * CHAINS][ROW_TILES][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int n = 0; n < P::EACH * ROW_TILES * 4; n++) value[n / (ROW_TILES * 4)][n / 4 % ROW_TILES][n % 4] = 0.0f;
+        for (int n = 0; n < P::EACH * CHAINS * ROW_TILES * 4; n++)
+            value[n / (ROW_TILES * 4)][n / 4 % ROW_TILES][n % 4] = 0.0f;
     }
 
     // A chunk of the depth, of all this warp's tiles.
@@ -118,24 +136,27 @@ struct Sums {
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; tile++) {
                     const Piece& other = right[n / 2][tile];
-                    multiply(value[each][tile], left[n], other.word[n % 2 * 2], other.word[n % 2 * 2 + 1]);
+                    multiply(value[each + n % CHAINS][tile], left[n], other.word[n % 2 * 2], other.word[n % 2 * 2 + 1]);
                 }
         }
     }
 
     // To the blocks that end these columns: [rank, group, column, row] there.
     __device__ __forceinline__ void leave(const Place& at) {
+        if (CHAINS == 2)
+#pragma unroll
+            for (int n = 0; n < ROW_TILES * 4; n++) value[0][n / 4][n % 4] += value[CHAINS - 1][n / 4][n % 4];
         constexpr int OWN = P::PAIRED ? P::COLUMNS / 2 : P::COLUMNS;
-        const int part = at.rank * P::GROUPS + P::group(at.warp);
+        const uint32_t part = at.rank * P::GROUPS + P::group(at.warp);
 #pragma unroll
         for (int each = 0; each < P::EACH; each++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int tile = P::PAIRED ? P::set(at.warp) : P::set(at.warp) + each * P::SETS;
-                const int column = tile * 16 + half * 8 + at.lane / 4, to = column / OWN;
-                const int own = column % OWN + (P::PAIRED ? each * OWN : 0);
+                const uint32_t tile = P::PAIRED ? P::set(at.warp) : P::set(at.warp) + each * P::SETS;
+                const uint32_t column = tile * 16 + half * 8 + at.lane / 4, to = column / OWN;
+                const uint32_t own = column % OWN + (P::PAIRED ? each * OWN : 0);
                 const shared_t landing = in_block(shared_base() + LANDING_AT, to);
-                const int place = (part * P::COLUMNS + own) * ROW_STEP + at.lane % 4 * 2;
+                const uint32_t place = (part * P::COLUMNS + own) * ROW_STEP + at.lane % 4 * 2;
                 const shared_t there = in_block(shared_base() + PARTS_AT + 4 * place, to);
 #pragma unroll
                 for (int row = 0; row < ROW_TILES; row++)
@@ -145,7 +166,7 @@ struct Sums {
 };
 
 template <class P>
-__device__ __forceinline__ float total(int column, int row) {
+__device__ __forceinline__ float total(uint32_t column, uint32_t row) {
     const float* parts = reinterpret_cast<const float*>(shared_memory + PARTS_AT) + column * ROW_STEP + row;
     float sum = 0.0f;
 #pragma unroll 8
@@ -203,12 +224,12 @@ struct Pass {
 
     // A thread's two columns and its row, where a block ends a product. Of one column, rows lie next to each other.
     struct Own {
-        int column, row;
+        uint32_t column, row;
         bool there;
         uint32_t *x, *held;  // two neighbours of x, which only this thread writes; and what they are
     };
     __device__ __forceinline__ Own own(const Place& at) const {
-        const int thread = at.warp * 32 + at.lane, column = thread / ROWS * 2, row = thread % ROWS;
+        const uint32_t thread = at.warp * 32 + at.lane, column = thread / ROWS * 2, row = thread % ROWS;
         uint16_t* x = a.x + row * HIDDEN + at.cluster * Output::SPAN + at.rank * Output::COLUMNS + column;
         uint32_t* held = reinterpret_cast<uint32_t*>(shared_memory + HELD_AT) + thread;
         return {column, row, column < Output::COLUMNS && row < a.rows, reinterpret_cast<uint32_t*>(x), held};
@@ -228,6 +249,9 @@ struct Pass {
             }
             sums.leave(at);
         }
+    }
+
+    __device__ __forceinline__ void landed() {
         mark(2);
         meeting.landed();
         mark(3);
@@ -237,16 +261,19 @@ struct Pass {
         const Place at = here();
         mark(0);
         meeting.expect(Projection::BYTES + 4 * RANKS * ROWS);
-        if (at.warp < WARPS) open_branch(a, gains, at);
+        Squares squares;
+        if (at.warp < WARPS) open_branch(squares, a, gains, at);
         __syncthreads();  // the input is whole
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Projection, NORMED_STEP>(at);
-        for (int n = at.warp * 32 + at.lane; n < Projection::COLUMNS / 2 * ROWS; n += WORKERS) {
-            const int column = n / ROWS * 2, row = n % ROWS;
+        squares.leave(at);
+        landed();
+        for (uint32_t n = at.warp * 32 + at.lane; n < Projection::COLUMNS / 2 * ROWS; n += WORKERS) {
+            const uint32_t column = n / ROWS * 2, row = n % ROWS;
             if (row >= a.rows) continue;
             const float factor = norm_factor(a.eps, row);
-            const int to = row * QKV + at.cluster * Projection::SPAN + at.rank * Projection::COLUMNS + column;
+            const uint32_t to = row * QKV + at.cluster * Projection::SPAN + at.rank * Projection::COLUMNS + column;
             *reinterpret_cast<uint32_t*>(a.qkv + to) =
                 pack(total<Projection>(column, row) * factor, total<Projection>(column + 1, row) * factor);
         }
@@ -269,6 +296,7 @@ struct Pass {
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Output, GATHERED_STEP>(at);
+        landed();
         add_to_x<Output>(at);
     }
 
@@ -276,21 +304,24 @@ struct Pass {
         const Place at = here();
         mark(0);
         meeting.expect(Gates::BYTES + 4 * RANKS * ROWS);
-        if (at.warp < WARPS) open_branch(a, gains, at);
+        Squares squares;
+        if (at.warp < WARPS) open_branch(squares, a, gains, at);
         __syncthreads();  // the input is whole
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Gates, NORMED_STEP>(at);
+        squares.leave(at);
+        landed();
         constexpr int OWN = Gates::COLUMNS / 2;
-        for (int n = at.warp * 32 + at.lane; n < OWN / 2 * ROWS; n += WORKERS) {
-            const int column = n / ROWS * 2, row = n % ROWS;
+        for (uint32_t n = at.warp * 32 + at.lane; n < OWN / 2 * ROWS; n += WORKERS) {
+            const uint32_t column = n / ROWS * 2, row = n % ROWS;
             if (row >= a.rows) continue;
             const float factor = norm_factor(a.eps, row);
             float made[2];
 #pragma unroll
             for (int k = 0; k < 2; k++)
                 made[k] = opened(total<Gates>(column + k, row) * factor, total<Gates>(OWN + column + k, row) * factor);
-            const int to = row * INNER + place_of(at.cluster * Gates::SPAN + at.rank * OWN + column);
+            const uint32_t to = row * INNER + place_of(at.cluster * Gates::SPAN + at.rank * OWN + column);
             *reinterpret_cast<uint32_t*>(a.inner + to) = pack(made[0], made[1]);
         }
     }
@@ -315,9 +346,7 @@ struct Pass {
             }
             sums.leave(at);
         }
-        mark(2);
-        meeting.landed();
-        mark(3);
+        landed();
         add_to_x<Down>(at);
     }
 

@@ -47,9 +47,9 @@ struct Product {
     static_assert(TILES % EACH == 0 && SETS * GROUPS <= WARPS && DEPTH % CHUNK == 0, "no share for every warp");
     static_assert(!PAIRED || EACH == 2, "a gate and what it opens");
 
-    static __device__ __forceinline__ bool busy(int warp) { return warp < SETS * GROUPS; }
-    static __device__ __forceinline__ int set(int warp) { return warp % SETS; }
-    static __device__ __forceinline__ int group(int warp) { return warp / SETS; }
+    static __device__ __forceinline__ bool busy(uint32_t warp) { return warp < SETS * GROUPS; }
+    static __device__ __forceinline__ uint32_t set(uint32_t warp) { return warp % SETS; }
+    static __device__ __forceinline__ uint32_t group(uint32_t warp) { return warp / SETS; }
 };
 
 static_assert(QKV % (16 * CLUSTERS) == 0 && HIDDEN % (16 * CLUSTERS) == 0 && INNER % (16 * CLUSTERS) == 0, "whole tiles");
@@ -60,10 +60,10 @@ using Down = Product<HIDDEN / 16 / CLUSTERS, HIDDEN / 16 / CLUSTERS, INNER>;
 
 // Where a thread is. Whoever needs it asks anew: see `anew`.
 struct Place {
-    int cluster, rank, warp, lane;
+    uint32_t cluster, rank, warp, lane;
 };
 __device__ __forceinline__ Place here() {
-    const int block = anew(blockIdx.x), thread = anew(threadIdx.x);
+    const uint32_t block = anew(blockIdx.x), thread = anew(threadIdx.x);
     return {block / RANKS, block % RANKS, thread / 32, thread % 32};
 }
 
@@ -87,7 +87,7 @@ struct StackArgs {
 
 // Of 32 columns of a product's right side, which a lane reads at once as eight of a row: of each sixteen it needs two
 // neighbours, and two more that are eight further on.
-__device__ __forceinline__ int place_of(int column) {
+__device__ __forceinline__ uint32_t place_of(uint32_t column) {
     return (column & ~31) | (column & 6) << 2 | (column & 16) >> 2 | (column & 8) >> 2 | (column & 1);
 }
 

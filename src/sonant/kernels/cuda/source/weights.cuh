@@ -56,7 +56,7 @@ struct Stream {
             to += at.lane / 8 * 128;
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const int row = at.lane / 8 + n * 4;
+                const uint32_t row = at.lane / 8 + n * 4;
                 copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * step);
             }
             from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
@@ -80,7 +80,7 @@ struct Stream {
     __device__ __forceinline__ void take(uint32_t (&left)[4][4], const Place& at) {
         copies_wait<AHEAD - 1>();
         __syncwarp();  // other lanes' copies are there too
-        const int row = at.lane % 16;
+        const uint32_t row = at.lane % 16;
         const shared_t from = shared_base() + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES + row * 128;
 #pragma unroll
         for (int n = 0; n < 4; n++) load_matrices(left[n], from + (((2 * n + at.lane / 16) ^ (row % 8)) << 4));
