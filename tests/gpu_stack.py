@@ -39,7 +39,8 @@ FLOW = StackCase(1024, 4096, 16, 2, 12, 2, 11)
 ENCODER = StackCase(1024, 4096, 16, 2, 12, 1, 5)
 OTHERS = ((1, 1), (3, 5), (2, 16), (6, 5), (5, 6), (8, 4))  # sequences and their steps
 SHAPES = [FLOW, ENCODER, *(StackCase(1024, 4096, 16, 2, 2, *shape) for shape in OTHERS)]
-AHEAD = (2, 4, 6, 16)
+PACES = ((1000, 16), (300, 16), (600, 16), (1500, 16), (2500, 16), (1000, 4), (1, 16), (1, 4))  # cycles, chunks
+MARKED = (1000, 2500)  # cycles of the paces of which it is told where the time goes
 MARKS = ("input", "product", "landing", "end", "barrier")
 STEPS = ("qkv", "attention, out", "gate/up", "down")
 WRONG = "WRONG: "
@@ -55,8 +56,8 @@ def judge(fine: bool, text: str) -> None:
 
 def forms() -> list[stack.Form]:
     usual = [stack.Form(1024, 4096, 16, 2, tiles) for tiles in (1, 2, 3, 4)]
-    others = [stack.Form(1024, 4096, 16, 2, 3, ahead=ahead) for ahead in AHEAD[:-1]]
-    return [*usual, *others, stack.Form(1024, 4096, 16, 2, 3, marked=True)]
+    others = [stack.Form(1024, 4096, 16, 2, 3, ahead=ahead, pace=pace) for pace, ahead in PACES[1:]]
+    return [*usual, *others, *(stack.Form(1024, 4096, 16, 2, 3, pace=pace, marked=True) for pace in MARKED)]
 
 
 def build_phase() -> None:
@@ -133,7 +134,7 @@ def pass_us(run: Callable[[], object], passes: int = 9) -> float:
 
 
 def attributes(cooperative: bool, early: bool) -> Any:
-    size = driver.BlockSize(0, 0, 4, int(cooperative))
+    size = driver.BlockSize(0, 0, stack.Grid().ranks, int(cooperative))
     return driver._attributes(size, early=early)
 
 
@@ -148,32 +149,36 @@ def ways(case: StackCase, weights: Sequence[LocalWeights]) -> None:
         say(f"  {name}: {us:.1f} us a pass, {us / case.layers:.2f} a layer")
 
     tell("Triton's chain", lambda: chain.local_stack(x, weights, True))
-    for ahead in AHEAD if case is FLOW else AHEAD[-1:]:
-        grid = stack.Grid(ahead=ahead)
+    for n, (pace, ahead) in enumerate(PACES if case is FLOW else PACES[:1]):
+        grid = stack.Grid(ahead=ahead, pace=pace)
         function = _function(stack.stack_kernel(stack.Form.of(x, weights[0], grid)), 0)
-        assert function is not None
+        if function is None:
+            judge(False, "it does not run here")
+            return
         for cooperative, early in ((True, True), (True, False), (False, True), (False, False)):
-            if ahead != AHEAD[-1] and not (cooperative and early):
+            if n and not (cooperative and early):
                 continue
             function._attributes = attributes(cooperative, early)
             stack.local_stack(x, weights, grid=grid)
             kept = len(function._attributes) == 1 + cooperative + early
-            name = f"one launch, {ahead} chunks ahead, cooperative {cooperative}, early {early if kept else 'REFUSED'}"
+            told = f"cooperative {cooperative}, early {early if kept else 'REFUSED'}"
+            name = f"one launch, pace {pace}, {ahead} chunks, {told}"
             tell(name, partial(stack.local_stack, x, weights, grid=grid))
         function._attributes = attributes(True, True)
 
 
-def marks_table(weights: Sequence[LocalWeights]) -> None:
+def marks_table(weights: Sequence[LocalWeights], pace: int) -> None:
     """Where a step's time goes, in cycles: the mean of all blocks, and what the last one to come waits at a barrier."""
     x = FLOW.rows(1, "cuda")
     marks = torch.zeros(128, 4 * 28, 6, dtype=torch.int64, device=CUDA)
     for _ in range(3):
-        stack.local_stack(x, weights, grid=stack.Grid(marks=marks))
+        stack.local_stack(x, weights, grid=stack.Grid(pace=pace, marks=marks))
     torch.cuda.synchronize()
+    say(f"pace {pace}:")
     seen = marks[:, : 4 * FLOW.layers].double().unflatten(1, (FLOW.layers, 4))  # [blocks, layers, steps, points]
     following = seen.flatten(1, 2)[:, 1:, 0]
     seen = seen.flatten(1, 2)[:, :-1]
-    spans = torch.cat([seen[..., 1:5] - seen[..., :4], (following - seen[..., 4])[..., None]], -1)
+    spans = torch.cat([seen[..., 1:5] - seen[..., :4], (following - seen[..., 4])[..., None]], -1) % 2**32
     for step, name in enumerate(STEPS):
         own = spans[:, 4 + step :: 4]  # the first layer's weights were still on their way
         means, shortest = own.mean((0, 1)), own[..., 4].amin(0).mean()
@@ -184,7 +189,8 @@ def marks_table(weights: Sequence[LocalWeights]) -> None:
 def time_phase() -> None:
     weights = FLOW.weights(1, "cuda")
     ways(FLOW, weights)
-    marks_table(weights)
+    for pace in MARKED:
+        marks_table(weights, pace)
     ways(ENCODER, ENCODER.weights(2, "cuda"))
 
 

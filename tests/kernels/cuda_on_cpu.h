@@ -10,6 +10,7 @@
 #include <ucontext.h>
 
 #include <functional>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -58,14 +59,14 @@ struct Fibre {
     uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
 };
 
-// What a block is told by others' stores: an mbarrier of one arrival.
-struct Landing {
-    int64_t missing = 0;  // bytes; less than none while they are not yet expected
-    bool armed = false;
+// An mbarrier.
+struct Gate {
+    int count = 0, missing_arrivals = 0;
+    int64_t missing_bytes = 0;  // less than none while they are not yet expected
     uint32_t turns = 0;
 
     void settle() {
-        if (armed && missing == 0) armed = false, turns++;
+        if (missing_arrivals == 0 && missing_bytes == 0) missing_arrivals = count, turns++;
     }
 };
 
@@ -73,13 +74,12 @@ struct Block {
     Index index;
     uint8_t* memory;
     Barrier barrier;
-    Landing landing;
-    shared_t landing_at = ~0u;
+    std::map<shared_t, Gate> gates;
 };
 
 struct Push {
     int block;
-    shared_t to;
+    shared_t to, gate;
     uint32_t words[2];
     int count;
 };
@@ -91,6 +91,8 @@ struct Machine {
     std::vector<Push> pushes;  // on their way
     ucontext_t scheduler;
     int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
+    int64_t events = 0;  // after each of them, who looks at a gate in vain looks again
+    uint32_t clock = 0;
     std::mt19937 draws;
     std::function<void()> body;
 };
@@ -166,6 +168,13 @@ T __shfl_sync(uint32_t, T value, int lane) {
 }
 template <class T>
 T __shfl_xor_sync(uint32_t all, T value, int step) { return __shfl_sync(all, value, (machine.current & 31) ^ step); }
+static inline bool __all_sync(uint32_t, bool value) {
+    const uint32_t word = value;
+    const int turn = shown(&word, 1);
+    bool all = true;
+    for (int lane = 0; lane < 32; lane++) all &= of_lane(lane, turn)[0] != 0;
+    return all;
+}
 static inline bool __any_sync(uint32_t, bool value) {
     const uint32_t word = value;
     const int turn = shown(&word, 1);
@@ -194,14 +203,15 @@ static inline void copies_commit() {
     me().groups.push_back(me().open);
     me().open.clear();
 }
-template <int LEFT>
-void copies_wait() {
+static inline void copies_wait_for(int left) {
     auto& groups = me().groups;
-    while (groups.size() > LEFT) {
+    while (static_cast<int>(groups.size()) > left) {
         for (const Copy& copy : groups.front()) arrive(copy);
         groups.erase(groups.begin());
     }
 }
+template <int LEFT>
+void copies_wait() { copies_wait_for(LEFT); }
 
 static inline void matrices(uint32_t (&to)[4], shared_t from, bool turned) {
     check(from, 16);
@@ -311,40 +321,50 @@ static inline shared_t in_block(shared_t at, int rank) {
     if (rank < 0 || rank >= machine.cluster) abort();
     return at | (rank + 1) << 24;
 }
-static inline void landing_open(shared_t at) { machine.blocks[my_block()].landing_at = at; }
-static inline void landing_expect(shared_t, uint32_t bytes) {
-    Landing& landing = machine.blocks[my_block()].landing;
-    if (landing.armed) abort();
-    landing.armed = true;
-    landing.missing += bytes;
-    landing.settle();
+static inline Gate& gate_of(int block, shared_t at) {
+    auto found = machine.blocks[block].gates.find(at);
+    if (found == machine.blocks[block].gates.end()) abort();  // not made yet, or another place
+    return found->second;
 }
-static inline void landing_wait(shared_t, uint32_t odd) {
-    const int block = my_block();
-    me().until = [=] { return (machine.blocks[block].landing.turns & 1) != odd; };
-    rest();
+static inline void gate_make(shared_t at, int count) { machine.blocks[my_block()].gates[at] = {count, count}; }
+static inline void gate_expect(shared_t at, uint32_t bytes) {
+    Gate& gate = gate_of(my_block(), at);
+    if (gate.missing_arrivals-- == 0) abort();
+    gate.missing_bytes += bytes;
+    gate.settle();
+    machine.events++;
+}
+static inline void gate_arrive(shared_t at) { gate_expect(at, 0); }
+static inline bool gate_passed(shared_t at, uint32_t odd) {
+    const bool passed = (gate_of(my_block(), at).turns & 1) != odd;
+    if (!passed) {
+        me().until = [seen = machine.events] { return machine.events != seen; };
+        rest();
+    }
+    return passed;
 }
 static void land(const Push& push) {
-    Block& block = machine.blocks[push.block];
     check(push.to, 4 * push.count);
-    memcpy(block.memory + push.to, push.words, 4 * push.count);
-    block.landing.missing -= 4 * push.count;
-    block.landing.settle();
+    memcpy(machine.blocks[push.block].memory + push.to, push.words, 4 * push.count);
+    Gate& gate = gate_of(push.block, push.gate);
+    gate.missing_bytes -= 4 * push.count;
+    gate.settle();
+    machine.events++;
 }
-static inline void push_words(shared_t to, shared_t landing, std::vector<float> values) {
+static inline void push_words(shared_t to, shared_t gate, std::vector<float> values) {
     const int block = my_block() / machine.cluster * machine.cluster + static_cast<int>(to >> 24) - 1;
-    if (to >> 24 == 0 || to >> 24 != landing >> 24) abort();
-    if ((landing & 0xffffff) != machine.blocks[block].landing_at) abort();  // not open yet, or another place
-    Push push = {block, to & 0xffffff, {}, static_cast<int>(values.size())};
+    if (to >> 24 == 0 || to >> 24 != gate >> 24) abort();
+    Push push = {block, to & 0xffffff, gate & 0xffffff, {}, static_cast<int>(values.size())};
     if (push.to % (4 * push.count)) abort();
+    gate_of(block, push.gate);
     memcpy(push.words, values.data(), 4 * values.size());
     if (machine.draws() & 1) land(push);
     else machine.pushes.push_back(push);
 }
-static inline void push(shared_t to, shared_t landing, float value) { push_words(to, landing, {value}); }
-static inline void push(shared_t to, shared_t landing, float a, float b) { push_words(to, landing, {a, b}); }
-static inline uint64_t ticks() { return 0; }
-static inline void count_in(uint32_t* counter) { ++*counter; }
+static inline void push(shared_t to, shared_t gate, float value) { push_words(to, gate, {value}); }
+static inline void push(shared_t to, shared_t gate, float a, float b) { push_words(to, gate, {a, b}); }
+static inline uint32_t ticks() { return machine.clock += machine.draws() % 1000; }
+static inline void count_in(uint32_t* counter) { ++*counter, machine.events++; }
 static inline void count_wait(const uint32_t* counter, uint32_t goal) {
     me().until = [=] { return static_cast<int32_t>(*counter - goal) >= 0; };
     rest();

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from kernels.paged_cases import Shape, prefill_call, step_call
+from kernels.stack_cases import StackCase
 from sonant.cli import machine
 from sonant.errors import ConfigError
 from sonant.kernels import ops, reference
-from sonant.kernels.cuda import attention, compiler
+from sonant.kernels.cuda import attention, compiler, stack
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
 
@@ -173,6 +174,24 @@ def test_steps_that_are_rehearsed_tell_which_programs_they_need(kv_bytes: int) -
     programs = [form.program for form in found if isinstance(form, CudaForm)]
     expected = attention.decode_kernel(128, 4, kv_bytes), attention.prefill_kernel(128, 64, kv_bytes)
     assert programs == [kernel.program for kernel in expected]
+    assert len(found) == 2
+
+
+def test_a_stack_that_is_rehearsed_tells_which_program_it_needs() -> None:
+    found: list[AnyForm] = []
+    case = StackCase(1024, 4096, 16, 2, 2, 2, 11)
+
+    def on_meta(weights: reference.LocalWeights) -> reference.LocalWeights:
+        heads = weights.heads._replace(cos=weights.heads.cos.to("meta"), sin=weights.heads.sin.to("meta"))
+        tensors = [value.to("meta") for value in weights if isinstance(value, torch.Tensor)]
+        return reference.LocalWeights(*tensors[:2], heads, *tensors[2:])
+
+    layers = [on_meta(weights) for weights in case.weights(1)]
+    rows = [case.rows(1).to("meta")] * 2 + [case.rows(1)[:1, :5].contiguous().to("meta")]
+    with torch.inference_mode(), planning_for(H200), launches_recorded(LaunchRecorder(H200, found.append)):
+        for x in rows:
+            assert ops.local_stack(x, layers).shape == x.shape
+    assert [form.program for form in found if isinstance(form, CudaForm)] == [*reversed(list(stack.programs()))]
     assert len(found) == 2
 
 

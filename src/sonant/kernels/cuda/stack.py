@@ -26,14 +26,15 @@ from sonant.kernels.reference import LocalWeights
 
 _HOPPER = (9, 0)
 _DIM = 128
-_RANKS = 4  # blocks of a cluster
-_CLUSTERS = 32  # that any H100 or H200 has room for
+_RANKS = 2  # blocks of a cluster
+_CLUSTERS = 64  # of which a H100 or H200 has room for 66. Of four blocks there is room for 30 or so: not for 32
 _WARPS = 8
 _THREADS = 32 * (_WARPS + 1)
 _MOST_ROWS = 32
 _MOST_STEPS = 16
 _MOST_LAYERS = 28
 _AHEAD = 16  # chunks of weights that a warp asks for ahead of time, if there is room
+_PACE = 1000  # cycles from one to the next
 _SHARED_BYTES = 232_448  # all there is
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "a stack over few rows", "more than 32 rows, other widths, or not in bfloat16, go to Triton"
@@ -48,7 +49,9 @@ class Grid:
     """What only tests change, and who measures."""
 
     clusters: int = _CLUSTERS
+    ranks: int = _RANKS
     ahead: int = _AHEAD
+    pace: int = _PACE
     marks: Tensor | None = None  # [blocks, 4 · 28, 6] int64: each block's clock, at these points of a layer's steps
 
 
@@ -62,31 +65,32 @@ class Form:
     kv_heads: int
     row_tiles: int
     clusters: int = _CLUSTERS
+    ranks: int = _RANKS
     ahead: int = _AHEAD
+    pace: int = _PACE
     marked: bool = False
 
     @classmethod
     def of(cls, x: Tensor, layer: LocalWeights, grid: Grid) -> Form:
         rows = x.shape[0] * x.shape[1]
         hidden, inner = layer.down.shape
-        heads = layer.heads
-        marked = grid.marks is not None
-        return cls(hidden, inner, heads.heads, heads.kv_heads, -(-rows // 8), grid.clusters, grid.ahead, marked)
+        return cls(
+            hidden, inner, layer.heads.heads, layer.heads.kv_heads, -(-rows // 8), grid.clusters, grid.ranks,
+            grid.ahead, grid.pace, grid.marks is not None,
+        )  # fmt: skip
 
     def refusal(self) -> str | None:
         """Why there is no such program; None: there is."""
-        columns = {"qkv": self.qkv, "hidden": self.hidden, "inner": self.inner}
-        for name, count in columns.items():
-            if count % (16 * self.clusters):
-                return f"{name} {count} is no multiple of {16 * self.clusters}"
-        if self.hidden % 256 or self.inner % 256 or self.hidden & (self.hidden - 1):
-            return f"a quarter of {self.hidden} or of {self.inner} is not made of pieces that warps share"
-        tiles = {"qkv": self.qkv, "hidden": 4 * self.hidden, "inner": self.inner}
-        for name, count in tiles.items():
-            if count > 16 * _WARPS * self.clusters:
-                return f"{name} {columns[name]} is too wide for {self.clusters} clusters"
-        if self.heads % _RANKS or (self.heads // self.kv_heads) % (self.heads // _RANKS):
-            return f"a quarter of {self.heads} heads does not share keys, of which there are {self.kv_heads}"
+        tiles = 16 * self.clusters
+        for name, count, most in (("hidden", self.hidden, 2), ("inner", self.inner, _WARPS), ("qkv", self.qkv, _WARPS)):
+            if count % tiles and name != "qkv":
+                return f"{name} {count} is no multiple of {tiles}"
+            if count > most * tiles:
+                return f"{name} {count} is too wide for {self.clusters} clusters"
+        if self.hidden & (self.hidden - 1) or self.inner % (64 * self.ranks) or self.hidden % (64 * self.ranks):
+            return f"a share of {self.hidden} or of {self.inner} is not made of pieces that warps share"
+        if self.heads % self.ranks or (self.heads // self.kv_heads) % (self.heads // self.ranks):
+            return f"a block's share of {self.heads} heads has no keys in common, of which there are {self.kv_heads}"
         return None
 
     @property
@@ -101,11 +105,11 @@ _USUAL = Grid()
 def stack_kernel(form: Form) -> CudaKernel:
     defines = {
         "HIDDEN": form.hidden, "INNER": form.inner, "HEADS": form.heads, "KV_HEADS": form.kv_heads,
-        "ROW_TILES": form.row_tiles, "CLUSTERS": form.clusters, "MOST_AHEAD": form.ahead, "MARKED": int(form.marked),
+        "ROW_TILES": form.row_tiles, "CLUSTERS": form.clusters, "RANKS": form.ranks, "MOST_AHEAD": form.ahead,
+        "PACE": form.pace, "MARKED": int(form.marked),
     }  # fmt: skip
-    return CudaKernel(
-        Program("stack.cu", defines), "local_stack", _ARGS, _SHARED_BYTES, _THREADS, _RANKS, form.clusters * _RANKS
-    )
+    program, blocks = Program("stack.cu", defines), form.clusters * form.ranks
+    return CudaKernel(program, "local_stack", _ARGS, _SHARED_BYTES, _THREADS, form.ranks, blocks)
 
 
 def programs() -> Iterator[Program]:
@@ -172,7 +176,7 @@ def local_stack(x: Tensor, layers: Sequence[LocalWeights], again: bool = False, 
         for tensor in (layer.qkv, layer.out, layer.gate_up, layer.down, layer.first_gain, layer.second_gain)
     ]
     kernel.launch(
-        x.device, (grid.clusters * _RANKS, 1, 1),
+        x.device, (grid.clusters * grid.ranks, 1, 1),
         x.data_ptr(), qkv.data_ptr(), inner.data_ptr(), heads.cos.data_ptr(), heads.sin.data_ptr(), counter.data_ptr(),
         rows, steps, len(layers), heads.eps, _DIM**-0.5 * _LOG2_E, 0 if grid.marks is None else grid.marks.data_ptr(),
         *pointers, *[0] * (6 * _MOST_LAYERS - len(pointers)),

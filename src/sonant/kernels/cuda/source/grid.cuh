@@ -29,35 +29,38 @@ __device__ __forceinline__ shared_t in_block(shared_t at, int rank) {
     return there;
 }
 
-// A landing counts bytes that others push. Its turn is over when those expected have come; turns are told apart by
-// whether their number is odd.
-__device__ __forceinline__ void landing_open(shared_t at) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(at) : "memory");
+// A gate in shared memory opens when so many have arrived and all bytes that they expect have been pushed, and is closed
+// again at once for the next turn; turns are told apart by whether their number is odd.
+__device__ __forceinline__ void gate_make(shared_t at, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(at), "r"(count)
+                 : "memory");
 }
-__device__ __forceinline__ void landing_expect(shared_t at, uint32_t bytes) {
+__device__ __forceinline__ void gate_arrive(shared_t at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void gate_expect(shared_t at, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void landing_wait(shared_t at, uint32_t odd) {
+__device__ __forceinline__ bool gate_passed(shared_t at, uint32_t odd) {
     uint32_t over;
-    do {
-        asm volatile("{\n.reg .pred over;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, over;\n}"
-                     : "=r"(over)
-                     : "r"(at), "r"(odd)
-                     : "memory");
-    } while (!over);
+    asm volatile("{\n.reg .pred over;\n"
+                 "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, over;\n}"
+                 : "=r"(over)
+                 : "r"(at), "r"(odd)
+                 : "memory");
+    return over;
 }
 
 // Both addresses are of the same block, from in_block.
-__device__ __forceinline__ void push(shared_t to, shared_t landing, float value) {
+__device__ __forceinline__ void push(shared_t to, shared_t gate, float value) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-                 "r"(__float_as_uint(value)), "r"(landing)
+                 "r"(__float_as_uint(value)), "r"(gate)
                  : "memory");
 }
-__device__ __forceinline__ void push(shared_t to, shared_t landing, float first, float second) {
+__device__ __forceinline__ void push(shared_t to, shared_t gate, float first, float second) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-                 "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(landing)
+                 "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(gate)
                  : "memory");
 }
 
@@ -94,10 +97,22 @@ __device__ __forceinline__ void read_fresh16(void* to, const void* from) {
 }
 __device__ __forceinline__ uint32_t read_fresh(const uint32_t* from) { return __ldcg(from); }
 
-__device__ __forceinline__ uint64_t ticks() {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+__device__ __forceinline__ uint32_t ticks() {
+    uint32_t now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
     return now;
+}
+
+// As copies_wait, where only the run knows how many groups may still be on their way: at most so many are.
+__device__ __forceinline__ void copies_wait_for(int left) {
+    if (left >= 8) copies_wait<8>();
+    else if (left >= 6) copies_wait<6>();
+    else if (left == 5) copies_wait<5>();
+    else if (left == 4) copies_wait<4>();
+    else if (left == 3) copies_wait<3>();
+    else if (left == 2) copies_wait<2>();
+    else if (left == 1) copies_wait<1>();
+    else copies_wait<0>();
 }
 
 // One thread says for its block that all it wrote is there, which a barrier of the block has told it, ...

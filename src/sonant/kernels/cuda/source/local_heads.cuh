@@ -15,26 +15,24 @@ struct HeadRow {
         for (int n = 0; n < 4; n++) piece[n] = read_fresh16(head + n * 32 + lane % 4 * 8);
     }
 
-};
-
-// A position's query and key, turned together: they need the same angles. All is rounded where the reference rounds it.
-__device__ __forceinline__ void turn(HeadRow& query, HeadRow& key, int step, uint32_t lane) {
-    const uint8_t* cos = shared_memory + ROPE_AT + step * ROPE_STEP + lane % 4 * 16;
-    const uint8_t* sin = cos + MOST_STEPS * ROPE_STEP;
+    // By its position's angles; all is rounded where the reference rounds it.
+    __device__ __forceinline__ void turn(uint32_t step, uint32_t lane) {
+        const uint8_t* cos = shared_memory + ROPE_AT + step * ROPE_STEP + lane % 4 * 16;
+        const uint8_t* sin = cos + MOST_STEPS * ROPE_STEP;
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const Piece c[2] = {read_piece(cos + n * 64), read_piece(cos + n * 64 + 128)};
-        const Piece s[2] = {read_piece(sin + n * 64), read_piece(sin + n * 64 + 128)};
+        for (int n = 0; n < 2; n++) {
+            const Piece c[2] = {read_piece(cos + n * 64), read_piece(cos + n * 64 + 128)};
+            const Piece s[2] = {read_piece(sin + n * 64), read_piece(sin + n * 64 + 128)};
 #pragma unroll
-        for (int w = 0; w < 8; w++) {
-            HeadRow& row = w / 4 ? key : query;
-            uint32_t &x = row.piece[n].word[w % 4], &y = row.piece[n + 2].word[w % 4];
-            const uint32_t first = difference2(product2(x, c[0].word[w % 4]), product2(y, s[0].word[w % 4]));
-            y = sum2(product2(y, c[1].word[w % 4]), product2(x, s[1].word[w % 4]));
-            x = first;
+            for (int w = 0; w < 4; w++) {
+                uint32_t &x = piece[n].word[w], &y = piece[n + 2].word[w];
+                const uint32_t first = difference2(product2(x, c[0].word[w]), product2(y, s[0].word[w]));
+                y = sum2(product2(y, c[1].word[w]), product2(x, s[1].word[w]));
+                x = first;
+            }
         }
     }
-}
+};
 
 __device__ __forceinline__ void read_rotations(const StackArgs& a) {
     for (int n = threadIdx.x; n < 2 * a.steps * (DIM / 8); n += THREADS) {
@@ -70,7 +68,19 @@ struct Values {
 };
 
 struct Scores {
-    float value[2][4];  // of keys 0…7 and 8…15
+    float value[2][4] = {};  // of keys 0…7 and 8…15
+
+    __device__ __forceinline__ void multiply_all(const HeadRow (&queries)[2], const HeadRow (&keys)[2]) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int piece = n / 2, word = n % 2 * 2;
+            const uint32_t left[4] = {queries[0].piece[piece].word[word], queries[1].piece[piece].word[word],
+                                      queries[0].piece[piece].word[word + 1], queries[1].piece[piece].word[word + 1]};
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                multiply(value[k], left, keys[k].piece[piece].word[word], keys[k].piece[piece].word[word + 1]);
+        }
+    }
 
     // → what both of a lane's rows of weights are still to be multiplied by
     __device__ __forceinline__ void weigh(float (&shares)[2], int steps, float scale, uint32_t lane) {
@@ -99,18 +109,9 @@ struct Scores {
 };
 
 // What one head of one sequence gathers, into the input of the product that follows.
-__device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queries)[2], const HeadRow (&keys)[2],
-                                       uint32_t sequence, uint32_t mine, uint32_t lane) {
-    Scores scores = {};
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        const int piece = n / 2, word = n % 2 * 2;
-        const uint32_t left[4] = {queries[0].piece[piece].word[word], queries[1].piece[piece].word[word],
-                                  queries[0].piece[piece].word[word + 1], queries[1].piece[piece].word[word + 1]};
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            multiply(scores.value[k], left, keys[k].piece[piece].word[word], keys[k].piece[piece].word[word + 1]);
-    }
+__device__ __forceinline__ void gather(
+    const StackArgs& a, Scores& scores, uint32_t sequence, uint32_t mine, uint32_t lane
+) {
     float shares[2];
     scores.weigh(shares, a.steps, a.scale, lane);
     const uint32_t weights[4] = {pack(scores.value[0][0], scores.value[0][1]), pack(scores.value[0][2], scores.value[0][3]),
@@ -137,35 +138,52 @@ __device__ __forceinline__ void gather(const StackArgs& a, const HeadRow (&queri
     }
 }
 
-// All heads of this block, over all sequences: from the fused projection to the next product's input.
-__device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
-    const uint32_t rank = at.rank, warp = at.warp, lane = at.lane;
-    const uint32_t units = a.rows / a.steps * MINE, kv_head = rank * MINE / (HEADS / KV_HEADS);
-    HeadRow queries[2], keys[2];
-    auto read = [&](uint32_t unit) {
+struct HeadRows {
+    HeadRow row[2];  // of positions eight apart
+
+    __device__ __forceinline__ void read(const StackArgs& a, uint32_t sequence, uint32_t head, uint32_t lane) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const uint32_t step = min(lane / 4 + half * 8, a.steps - 1);
-            const uint16_t* row = a.qkv + (unit / MINE * a.steps + step) * QKV;
-            queries[half].read(row + (rank * MINE + unit % MINE) * DIM, lane);
-            keys[half].read(row + (HEADS + kv_head) * DIM, lane);
+            row[half].read(a.qkv + (sequence * a.steps + step) * QKV + head * DIM, lane);
         }
-    };
-    const bool busy = warp < WARPS && warp < units;
+    }
+
+    __device__ __forceinline__ void turn(const StackArgs& a, uint32_t lane) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            row[half].turn(min(lane / 4 + half * 8, a.steps - 1), lane);
+            __syncwarp();  // only so that no more angles are read at once than there are registers for
+        }
+    }
+};
+
+// All heads of this block, over all sequences: from the fused projection to the next product's input. A warp's heads are
+// next to each other, so that most of them are of one sequence, whose keys it has already.
+__device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
+    const uint32_t units = a.rows / a.steps * MINE, kv_head = at.rank * MINE / (HEADS / KV_HEADS), lane = at.lane;
+    const uint32_t each = (units + WARPS - 1) / WARPS, first = at.warp * each;
+    const uint32_t end = at.warp < WARPS ? min(first + each, units) : 0;
     Values values;
+    HeadRows queries, keys;
     values.read(a, kv_head, at);
-    if (busy) read(warp);
+    if (first < end) {
+        keys.read(a, first / MINE, HEADS + kv_head, lane);
+        queries.read(a, first / MINE, at.rank * MINE + first % MINE, lane);
+    }
     values.store(at);
     __syncthreads();  // everybody's values are there
-    if (busy)
-        for (uint32_t unit = warp; unit < units; unit += WARPS) {
-            if (unit != warp) read(unit);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                turn(queries[half], keys[half], min(lane / 4 + half * 8, a.steps - 1), lane);
-                __syncwarp();  // only so that no more angles are read at once than there are registers for
-            }
-            gather(a, queries, keys, unit / MINE, unit % MINE, lane);
+    for (uint32_t unit = first; unit < end; unit++) {
+        const uint32_t next = unit + 1, sequence = unit / MINE;
+        if (unit == first || unit % MINE == 0) keys.turn(a, lane);
+        queries.turn(a, lane);
+        Scores scores;
+        scores.multiply_all(queries.row, keys.row);
+        if (next < end) {  // they are on their way while this one gathers
+            queries.read(a, next / MINE, at.rank * MINE + next % MINE, lane);
+            if (next % MINE == 0) keys.read(a, next / MINE, HEADS + kv_head, lane);
         }
+        gather(a, scores, sequence, unit % MINE, lane);
+    }
     __syncthreads();  // the input is whole
 }

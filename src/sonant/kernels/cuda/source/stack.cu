@@ -155,12 +155,12 @@ struct Sums {
                 const uint32_t tile = P::PAIRED ? P::set(at.warp) : P::set(at.warp) + each * P::SETS;
                 const uint32_t column = tile * 16 + half * 8 + at.lane / 4, to = column / OWN;
                 const uint32_t own = column % OWN + (P::PAIRED ? each * OWN : 0);
-                const shared_t landing = in_block(shared_base() + LANDING_AT, to);
+                const shared_t gate = in_block(shared_base() + LANDING_AT, to);
                 const uint32_t place = (part * P::COLUMNS + own) * ROW_STEP + at.lane % 4 * 2;
                 const shared_t there = in_block(shared_base() + PARTS_AT + 4 * place, to);
 #pragma unroll
                 for (int row = 0; row < ROW_TILES; row++)
-                    push(there + 32 * row, landing, value[each][row][2 * half], value[each][row][2 * half + 1]);
+                    push(there + 32 * row, gate, value[each][row][2 * half], value[each][row][2 * half + 1]);
             }
     }
 };
@@ -179,47 +179,18 @@ __device__ __forceinline__ float opened(float gate, float up) {
     return rounded(gate * inverse(1.0f + power_of_two(gate * -1.4426950408889634f))) * rounded(up);
 }
 
-// The last warp's part, and everybody's place in the order of things.
-struct Meeting {
-    uint32_t goal;
-    uint32_t turn;  // of the landing
-
-    __device__ __forceinline__ void begin(const uint32_t* counter) {
-        turn = 0;
-        // Nobody gets past the first barrier before this block has read the counter and come there itself.
-        goal = read_fresh(counter) / BLOCKS * BLOCKS;
-    }
-
-    __device__ __forceinline__ void expect(uint32_t bytes) const {
-        if (threadIdx.x == WORKERS) landing_expect(shared_base() + LANDING_AT, bytes);
-    }
-
-    __device__ __forceinline__ void landed() { landing_wait(shared_base() + LANDING_AT, turn & 1); }
-
-    // All blocks: what any of them has written before, all may read after it.
-    __device__ __forceinline__ void meet(uint32_t* counter) {
-        turn++;
-        goal += BLOCKS;
-        __syncthreads();
-        if (threadIdx.x == WORKERS) {
-            count_in(counter);
-            count_wait(counter, goal);
-        }
-        __syncthreads();
-    }
-};
-
 struct Pass {
     const StackArgs& a;
     Stream weights;
-    Meeting meeting;
     Gains gains;
+    uint32_t turn = 0;  // of all gates
+    uint32_t goal = 0;  // of the counter, at the next barrier
 
     __device__ __forceinline__ explicit Pass(const StackArgs& args) : a(args), weights(args) {}
 
     __device__ __forceinline__ void mark(int point) const {
         if (MARKED && threadIdx.x == 0)
-            a.marks[(blockIdx.x * 4 * MOST_LAYERS + meeting.turn) * POINTS + point] = ticks();
+            a.marks[(blockIdx.x * 4 * MOST_LAYERS + turn) * POINTS + point] = ticks();
     }
 
     // A thread's two columns and its row, where a block ends a product. Of one column, rows lie next to each other.
@@ -230,7 +201,7 @@ struct Pass {
     };
     __device__ __forceinline__ Own own(const Place& at) const {
         const uint32_t thread = at.warp * 32 + at.lane, column = thread / ROWS * 2, row = thread % ROWS;
-        uint16_t* x = a.x + row * HIDDEN + at.cluster * Output::SPAN + at.rank * Output::COLUMNS + column;
+        uint16_t* x = a.x + row * HIDDEN + Output::column(at.cluster, at.rank * Output::COLUMNS + column);
         uint32_t* held = reinterpret_cast<uint32_t*>(shared_memory + HELD_AT) + thread;
         return {column, row, column < Output::COLUMNS && row < a.rows, reinterpret_cast<uint32_t*>(x), held};
     }
@@ -238,7 +209,7 @@ struct Pass {
     // From shared memory, whose rows are STEP apart.
     template <class P, int STEP>
     __device__ __forceinline__ void multiply_shared(const Place& at) {
-        if (P::busy(at.warp)) {
+        if (P::busy(at.warp, at.cluster)) {
             Sums<P> sums;
             sums.clear();
 #pragma unroll 1
@@ -251,16 +222,46 @@ struct Pass {
         }
     }
 
-    __device__ __forceinline__ void landed() {
+    // Until a gate opens, with weights asked for meanwhile.
+    __device__ __forceinline__ void await(int gate, const Place& at) {
+        while (!__all_sync(ALL, gate_passed(shared_base() + gate, turn & 1))) weights.pump(at);
+    }
+
+    __device__ __forceinline__ void expect(uint32_t bytes) const {
+        if (threadIdx.x == WORKERS) gate_expect(shared_base() + LANDING_AT, bytes);
+    }
+
+    __device__ __forceinline__ void landed(const Place& at) {
         mark(2);
-        meeting.landed();
+        await(LANDING_AT, at);
         mark(3);
+    }
+
+    // All blocks: what any of them has written before, all may read after it.
+    __device__ __forceinline__ void meet() {
+        const Place at = here();
+        mark(4);
+        __syncwarp();  // all of the warp have written
+        if (at.warp < WARPS) {
+            if (at.lane == 0) gate_arrive(shared_base() + WRITTEN_AT);
+            await(PASSAGE_AT, at);
+        } else {
+            if (at.lane == 0) {
+                while (!gate_passed(shared_base() + WRITTEN_AT, turn & 1)) continue;
+                goal += BLOCKS;
+                count_in(a.counter);
+                count_wait(a.counter, goal);
+                gate_arrive(shared_base() + PASSAGE_AT);
+            }
+            __syncwarp();  // what its first lane has waited for, all have
+        }
+        turn++;
     }
 
     __device__ __forceinline__ void project() {
         const Place at = here();
         mark(0);
-        meeting.expect(Projection::BYTES + 4 * RANKS * ROWS);
+        expect(Projection::bytes(at.cluster, at.rank) + 4 * RANKS * ROWS);
         Squares squares;
         if (at.warp < WARPS) open_branch(squares, a, gains, at);
         __syncthreads();  // the input is whole
@@ -268,12 +269,12 @@ struct Pass {
         if (at.warp == WARPS) return;
         multiply_shared<Projection, NORMED_STEP>(at);
         squares.leave(at);
-        landed();
+        landed(at);
         for (uint32_t n = at.warp * 32 + at.lane; n < Projection::COLUMNS / 2 * ROWS; n += WORKERS) {
-            const uint32_t column = n / ROWS * 2, row = n % ROWS;
-            if (row >= a.rows) continue;
+            const uint32_t column = n / ROWS * 2, row = n % ROWS, own = at.rank * Projection::COLUMNS + column;
+            if (row >= a.rows || !Projection::has(at.cluster, own)) continue;
             const float factor = norm_factor(a.eps, row);
-            const uint32_t to = row * QKV + at.cluster * Projection::SPAN + at.rank * Projection::COLUMNS + column;
+            const uint32_t to = row * QKV + Projection::column(at.cluster, own);
             *reinterpret_cast<uint32_t*>(a.qkv + to) =
                 pack(total<Projection>(column, row) * factor, total<Projection>(column + 1, row) * factor);
         }
@@ -291,19 +292,19 @@ struct Pass {
     __device__ __forceinline__ void mix() {
         const Place at = here();
         mark(0);
-        meeting.expect(Output::BYTES);
+        expect(Output::bytes(at.cluster, at.rank));
         attend(a, at);
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Output, GATHERED_STEP>(at);
-        landed();
+        landed(at);
         add_to_x<Output>(at);
     }
 
     __device__ __forceinline__ void open_gates() {
         const Place at = here();
         mark(0);
-        meeting.expect(Gates::BYTES + 4 * RANKS * ROWS);
+        expect(Gates::bytes(at.cluster, at.rank) + 4 * RANKS * ROWS);
         Squares squares;
         if (at.warp < WARPS) open_branch(squares, a, gains, at);
         __syncthreads();  // the input is whole
@@ -311,7 +312,7 @@ struct Pass {
         if (at.warp == WARPS) return;
         multiply_shared<Gates, NORMED_STEP>(at);
         squares.leave(at);
-        landed();
+        landed(at);
         constexpr int OWN = Gates::COLUMNS / 2;
         for (uint32_t n = at.warp * 32 + at.lane; n < OWN / 2 * ROWS; n += WORKERS) {
             const uint32_t column = n / ROWS * 2, row = n % ROWS;
@@ -321,7 +322,7 @@ struct Pass {
 #pragma unroll
             for (int k = 0; k < 2; k++)
                 made[k] = opened(total<Gates>(column + k, row) * factor, total<Gates>(OWN + column + k, row) * factor);
-            const uint32_t to = row * INNER + place_of(at.cluster * Gates::SPAN + at.rank * OWN + column);
+            const uint32_t to = row * INNER + place_of(Gates::column(at.cluster, at.rank * OWN + column));
             *reinterpret_cast<uint32_t*>(a.inner + to) = pack(made[0], made[1]);
         }
     }
@@ -329,10 +330,10 @@ struct Pass {
     __device__ __forceinline__ void close_branch() {
         const Place at = here();
         mark(0);
-        meeting.expect(Down::BYTES);
+        expect(Down::bytes(at.cluster, at.rank));
         if (at.warp == WARPS) return;
-        if (Down::busy(at.warp)) {
-            constexpr int HELD = ROW_TILES <= 3 ? Down::EVERY : 1;  // as many chunks as there are registers for
+        if (Down::busy(at.warp, at.cluster)) {
+            constexpr int HELD = ROW_TILES <= 3 && Down::EVERY % 2 == 0 ? 2 : 1;  // as many chunks as there are registers for
             Sums<Down> sums;
             sums.clear();
 #pragma unroll
@@ -346,23 +347,23 @@ struct Pass {
             }
             sums.leave(at);
         }
-        landed();
+        landed(at);
         add_to_x<Down>(at);
-    }
-
-    __device__ __forceinline__ void meet() {
-        mark(4);
-        meeting.meet(a.counter);
     }
 
     __device__ __forceinline__ void run() {
         const Place at = here();
-        if (threadIdx.x == 0) landing_open(shared_base() + LANDING_AT);
+        if (threadIdx.x == 0) {
+            gate_make(shared_base() + LANDING_AT, 1);
+            gate_make(shared_base() + WRITTEN_AT, WARPS);
+            gate_make(shared_base() + PASSAGE_AT, 1);
+        }
         if (at.warp < WARPS) weights.begin(at);
         launch_dependents();
-        cluster_meet();  // all its landings are open
+        cluster_meet();  // all its gates are made
         wait_prior();
-        meeting.begin(a.counter);
+        // Nobody gets past the first barrier before this block has read the counter and come there itself.
+        goal = read_fresh(a.counter) / BLOCKS * BLOCKS;
         read_rotations(a);  // they are read behind a barrier
         const Own mine = own(at);
         if (mine.there) *mine.held = read_fresh(mine.x);

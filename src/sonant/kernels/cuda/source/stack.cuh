@@ -1,13 +1,13 @@
 // The shape of a stack, how its work is shared out, and where things lie in a block's shared memory.
 //
-// A grid of CLUSTERS times four blocks passes through all layers. Of a product, a cluster has a share of the columns and
-// each of its blocks a quarter of the depth, so that a block reads a quarter of the input. Columns come by tiles of
+// A grid of CLUSTERS times RANKS blocks passes through all layers. Of a product, a cluster has a share of the columns and
+// each of its blocks a share of the depth, so that a block reads only a part of the input. Columns come by tiles of
 // sixteen, which are the left side of a tensor core's product; the right side is the rows, by tiles of eight. A warp has
 // some tiles and some of its block's depth. What it sums it pushes to the block of the cluster that ends those columns.
 #pragma once
 #include "grid.cuh"
 
-constexpr int RANKS = 4, WARPS = 8, WORKERS = 32 * WARPS;
+constexpr int WARPS = 8, WORKERS = 32 * WARPS;
 constexpr int THREADS = WORKERS + 32;  // the last warp only meets other blocks: it has no copies that a fence could await
 constexpr int BLOCKS = CLUSTERS * RANKS;
 constexpr int ROWS = 8 * ROW_TILES;                          // that are computed; some may not be there
@@ -28,35 +28,56 @@ constexpr int groups_of(int sets, int chunks) {
     return groups;
 }
 
-// A product with TILES tiles of columns in a cluster, EACH of them in a warp. PAIRED: the second half of a warp's tiles is
-// as far behind in the weights as there are gates.
-template <int TILES_, int EACH_, int WIDTH_, bool PAIRED_ = false>
+// A product of some columns, by clusters in turn. EACH: tiles of a warp. PAIRED: the second of its two is as far behind in
+// the weights as there are gates.
+template <int COLUMNS_, int EACH_, int WIDTH_, bool PAIRED_ = false>
 struct Product {
-    static constexpr int TILES = TILES_, EACH = EACH_, WIDTH = WIDTH_;
+    static constexpr int EACH = EACH_, WIDTH = WIDTH_;
     static constexpr bool PAIRED = PAIRED_;
+    static constexpr int EVERYWHERE = COLUMNS_ / 16;  // tiles of all clusters, those of gates counted once
+    static constexpr int MOST = (EVERYWHERE + CLUSTERS - 1) / CLUSTERS, TILES = PAIRED ? 2 * MOST : MOST;
+    static constexpr bool EVEN = EVERYWHERE % CLUSTERS == 0;
     static constexpr int SETS = TILES / EACH;
     static constexpr int DEPTH = WIDTH / RANKS;  // of a block
     static constexpr int GROUPS = groups_of(SETS, DEPTH / CHUNK);
     static constexpr int EVERY = DEPTH / CHUNK / GROUPS;  // chunks of the depth that a warp has
     static constexpr int CHUNKS = EVERY * EACH;
-    static constexpr int SPAN = PAIRED ? TILES * 8 : TILES * 16;  // of the weights' rows, to the next cluster's
-    static constexpr int STEP = PAIRED ? INNER : SETS * 16;       // to a warp's next tile
-    static constexpr int COLUMNS = TILES * 4;                     // that one block ends
+    static constexpr int STEP = PAIRED ? COLUMNS_ : CLUSTERS * SETS * 16;  // of weights' rows, to a warp's second tile
+    static constexpr int COLUMNS = TILES * 16 / RANKS;              // that one block ends
     static constexpr int FLOATS = RANKS * GROUPS * COLUMNS * ROW_STEP;
-    static constexpr uint32_t BYTES = RANKS * GROUPS * COLUMNS * ROWS * 4;  // that are pushed to it
-    static_assert(TILES % EACH == 0 && SETS * GROUPS <= WARPS && DEPTH % CHUNK == 0, "no share for every warp");
+    static_assert(COLUMNS_ % 16 == 0 && WIDTH % (RANKS * CHUNK) == 0, "whole tiles and whole chunks");
+    static_assert(TILES % EACH == 0 && SETS * GROUPS <= WARPS && (EVEN || EACH == 1), "no share for every warp");
     static_assert(!PAIRED || EACH == 2, "a gate and what it opens");
 
-    static __device__ __forceinline__ bool busy(uint32_t warp) { return warp < SETS * GROUPS; }
+    // A warp's set is its first tile; with the last of a cluster's tiles there may be none.
     static __device__ __forceinline__ uint32_t set(uint32_t warp) { return warp % SETS; }
     static __device__ __forceinline__ uint32_t group(uint32_t warp) { return warp / SETS; }
+    static __device__ __forceinline__ uint32_t tile(uint32_t cluster, uint32_t own) { return cluster + CLUSTERS * own; }
+    static __device__ __forceinline__ bool busy(uint32_t warp, uint32_t cluster) {
+        return warp < SETS * GROUPS && (EVEN || tile(cluster, set(warp)) < EVERYWHERE);
+    }
+    // Where one of a cluster's columns is among all.
+    static __device__ __forceinline__ uint32_t column(uint32_t cluster, uint32_t own) {
+        return tile(cluster, own / 16) * 16 + own % 16;
+    }
+    // Whether there is such a column.
+    static __device__ __forceinline__ bool has(uint32_t cluster, uint32_t own) {
+        return EVEN || tile(cluster, own / 16) < EVERYWHERE;
+    }
+    // That are pushed to a block.
+    static __device__ __forceinline__ uint32_t bytes(uint32_t cluster, uint32_t rank) {
+        int columns = COLUMNS;
+        if (!EVEN && !has(cluster, MOST * 16 - 1))
+            columns = min(max((MOST - 1) * 16 - static_cast<int>(rank) * COLUMNS, 0), COLUMNS);
+        return RANKS * GROUPS * columns * ROWS * 4;
+    }
 };
 
-static_assert(QKV % (16 * CLUSTERS) == 0 && HIDDEN % (16 * CLUSTERS) == 0 && INNER % (16 * CLUSTERS) == 0, "whole tiles");
-using Projection = Product<QKV / 16 / CLUSTERS, 1, HIDDEN>;
-using Output = Product<HIDDEN / 16 / CLUSTERS, 1, GATHERED>;
-using Gates = Product<INNER / 8 / CLUSTERS, 2, HIDDEN, true>;
-using Down = Product<HIDDEN / 16 / CLUSTERS, HIDDEN / 16 / CLUSTERS, INNER>;
+using Projection = Product<QKV, 1, HIDDEN>;
+using Output = Product<HIDDEN, 1, GATHERED>;
+using Gates = Product<INNER, 2, HIDDEN, true>;
+using Down = Product<HIDDEN, HIDDEN / 16 / CLUSTERS, INNER>;
+static_assert(Output::EVEN && Gates::EVEN && Projection::COLUMNS % 2 == 0, "only the projection may be uneven");
 
 // Where a thread is. Whoever needs it asks anew: see `anew`.
 struct Place {
@@ -102,11 +123,14 @@ constexpr int ROPE_AT = VALUES_AT + (ROWS + 16) * VALUE_STEP;  // cos, then sin
 constexpr int PARTS_AT = ROPE_AT + 2 * MOST_STEPS * ROPE_STEP;
 constexpr int PARTS = larger(larger(Projection::FLOATS, Output::FLOATS), larger(Gates::FLOATS, Down::FLOATS));
 constexpr int SQUARES_AT = PARTS_AT + 4 * PARTS;  // [RANKS, ROWS]
-constexpr int LANDING_AT = SQUARES_AT + 4 * RANKS * ROWS;
-constexpr int PLAN_BYTES = 32, PLANS_AT = (LANDING_AT + 8 + 15) / 16 * 16;  // [WARPS, 4]
+constexpr int LANDING_AT = SQUARES_AT + 4 * RANKS * ROWS;  // the gate of all pushes to this block,
+constexpr int WRITTEN_AT = LANDING_AT + 8;                 // that of its warps which have written what others will read,
+constexpr int PASSAGE_AT = WRITTEN_AT + 8;                 // and that of all blocks' having done so
+constexpr int PLAN_BYTES = 32, PLANS_AT = (PASSAGE_AT + 8 + 15) / 16 * 16;  // [WARPS, 4]
 constexpr int HELD_AT = PLANS_AT + WARPS * 4 * PLAN_BYTES;  // [WORKERS] of two
 constexpr int RING_AT = (HELD_AT + 4 * WORKERS + 127) / 128 * 128;
 constexpr int SHARED_BYTES = 232448;
 constexpr int ROOM = (SHARED_BYTES - RING_AT) / (WARPS * CHUNK_BYTES);
 constexpr int AHEAD = ROOM < MOST_AHEAD ? ROOM : MOST_AHEAD;  // chunks of each warp that are on their way
-static_assert(AHEAD >= 2 && VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no room for weights");
+constexpr int LEAST = 2;  // of them, while it uses others
+static_assert(AHEAD >= LEAST && PACE > 0 && VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no room for weights");

@@ -1,5 +1,6 @@
 // A warp's weights, in the order in which it needs them, through all products and all layers: they come into a ring of
-// its own, and so are on their way while it waits for other blocks.
+// its own, and so are on their way while it waits for other blocks. They come at a steady pace: what blocks tell each other
+// would otherwise wait behind megabytes that nobody needs yet.
 #pragma once
 #include "stack.cuh"
 
@@ -14,12 +15,12 @@ struct Plan {
     template <class P>
     __device__ __forceinline__ void write(const Place& at) {
         static_assert(P::EACH <= 2, "tiles take turns");
-        const int row = at.cluster * P::SPAN + P::set(at.warp) * 16;
-        offset = row * P::WIDTH + at.rank * P::DEPTH + P::group(at.warp) * P::EVERY * CHUNK;
+        offset = P::tile(at.cluster, P::set(at.warp)) * 16 * P::WIDTH;
+        offset += at.rank * P::DEPTH + P::group(at.warp) * P::EVERY * CHUNK;
         width = P::WIDTH;
         across = P::EACH == 2 ? P::STEP * P::WIDTH : CHUNK;
         along = P::EACH == 2 ? CHUNK - P::STEP * P::WIDTH : CHUNK;
-        chunks = P::busy(at.warp) ? P::CHUNKS : 0;
+        chunks = P::busy(at.warp, at.cluster) ? P::CHUNKS : 0;
     }
 };
 static_assert(sizeof(Plan) == PLAN_BYTES, "as its place has it");
@@ -31,7 +32,9 @@ struct Stream {
     int across = 0, along = 0;       // as its plan has it
     int left = 0;                    // chunks of this product that are still to be asked for
     int product = 0;                 // the one after it, counted through all layers
-    int slot = 0;                    // where the next chunk to be used lies
+    int slot = 0, place = 0;         // where the next chunk to be used lies, and where the next one asked for will
+    int here = 0;                    // chunks that were asked for and are not yet used
+    uint32_t last = 0;               // when a chunk was asked for without need
 
     __device__ __forceinline__ explicit Stream(const StackArgs& args) : a(args) {}
 
@@ -49,19 +52,19 @@ struct Stream {
 
     // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the eight
     // rows which a matrix load reads at once lie in different banks.
-    __device__ __forceinline__ void ask(int where, const Place& at) {
+    __device__ __forceinline__ void ask(const Place& at) {
         while (left == 0 && product < 4 * a.layers) next_product(at);
-        if (left > 0) {
-            shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + where) * CHUNK_BYTES;
-            to += at.lane / 8 * 128;
+        if (left == 0) return;
+        shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + place) * CHUNK_BYTES + at.lane / 8 * 128;
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const uint32_t row = at.lane / 8 + n * 4;
-                copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * step);
-            }
-            from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
+        for (int n = 0; n < 4; n++) {
+            const uint32_t row = at.lane / 8 + n * 4;
+            copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * step);
         }
         copies_commit();
+        from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
+        place = place + 1 == AHEAD ? 0 : place + 1;
+        here++;
     }
 
     __device__ __forceinline__ void begin(const Place& at) {
@@ -72,20 +75,30 @@ struct Stream {
             plans(at)[3].write<Down>(at);
         }
         __syncwarp();  // all lanes read them
+        last = ticks();
 #pragma unroll 1
-        for (int n = 0; n < AHEAD; n++) ask(n, at);
+        for (int n = 0; n < LEAST; n++) ask(at);
     }
 
-    // The next chunk, as the left sides of four products: its place is given to another one.
-    __device__ __forceinline__ void take(uint32_t (&left)[4][4], const Place& at) {
-        copies_wait<AHEAD - 1>();
+    // Ask for one more if it is time: for who has nothing to do.
+    __device__ __forceinline__ void pump(const Place& at) {
+        const uint32_t now = __shfl_sync(ALL, ticks(), 0);  // all lanes must do the same
+        if (here == AHEAD || now - last < PACE) return;
+        last = now;
+        ask(at);
+    }
+
+    // The next chunk, as the left sides of four products.
+    __device__ __forceinline__ void take(uint32_t (&sides)[4][4], const Place& at) {
+        if (here < LEAST) ask(at);
+        copies_wait_for(here - 1);
         __syncwarp();  // other lanes' copies are there too
         const uint32_t row = at.lane % 16;
-        const shared_t from = shared_base() + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES + row * 128;
+        const shared_t chunk = shared_base() + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES + row * 128;
 #pragma unroll
-        for (int n = 0; n < 4; n++) load_matrices(left[n], from + (((2 * n + at.lane / 16) ^ (row % 8)) << 4));
-        __syncwarp();  // all lanes have read what is written over now
-        ask(slot, at);
+        for (int n = 0; n < 4; n++) load_matrices(sides[n], chunk + (((2 * n + at.lane / 16) ^ (row % 8)) << 4));
+        __syncwarp();  // all lanes have read what may be written over now
         slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        here--;
     }
 };
