@@ -28,10 +28,8 @@ static_assert(sizeof(Plan) == PLAN_BYTES, "as its place has it");
 struct Stream {
     const StackArgs& a;
     const uint16_t* from = nullptr;  // this lane's first sixteen bytes of the next chunk to be asked for
-    int step = 0;                    // from there to four rows further on
-    int across = 0, along = 0;       // as its plan has it
-    int left = 0;                    // chunks of this product that are still to be asked for
-    int product = 0;                 // the one after it, counted through all layers
+    uint32_t left = 0;               // chunks of this product that are still to be asked for
+    uint32_t product = 0;            // the one after it, counted through all layers
     int slot = 0, place = 0;         // where the next chunk to be used lies, and where the next one asked for will
     int here = 0;                    // chunks that were asked for and are not yet used
     uint32_t last = 0;               // when a chunk was asked for without need
@@ -45,24 +43,24 @@ struct Stream {
     __device__ __forceinline__ void next_product(const Place& at) {
         const Plan plan = plans(at)[product % 4];
         from = a.layer[product / 4].weights[product % 4] + plan.offset + at.lane / 8 * plan.width + at.lane % 8 * 8;
-        step = 4 * plan.width;
-        across = plan.across, along = plan.along, left = plan.chunks;
+        left = plan.chunks;
         product++;
     }
 
     // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the eight
     // rows which a matrix load reads at once lie in different banks.
     __device__ __forceinline__ void ask(const Place& at) {
-        while (left == 0 && product < 4 * a.layers) next_product(at);
+        while (left == 0 && product < 4u * a.layers) next_product(at);
         if (left == 0) return;
+        const Plan& plan = plans(at)[(product - 1) % 4];
         shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + place) * CHUNK_BYTES + at.lane / 8 * 128;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const uint32_t row = at.lane / 8 + n * 4;
-            copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * step);
+            copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * 4 * plan.width);
         }
         copies_commit();
-        from += left-- % 2 ? along : across;  // a product has as many of both, or no second tile
+        from += left-- % 2 ? plan.along : plan.across;  // a product has as many of both, or no second tile
         place = place + 1 == AHEAD ? 0 : place + 1;
         here++;
     }
