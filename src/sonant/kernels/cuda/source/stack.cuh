@@ -133,4 +133,5 @@ constexpr int SHARED_BYTES = 232448;
 constexpr int ROOM = (SHARED_BYTES - RING_AT) / (WARPS * CHUNK_BYTES);
 constexpr int AHEAD = ROOM < MOST_AHEAD ? ROOM : MOST_AHEAD;  // chunks of each warp that are on their way
 constexpr int LEAST = 2;  // of them, while it uses others
+constexpr int TAKES = 2;  // with all but the first of so many that it uses it asks for another; for the rest while it waits
 static_assert(AHEAD >= LEAST && PACE > 0 && VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no room for weights");

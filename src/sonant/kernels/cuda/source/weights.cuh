@@ -88,7 +88,7 @@ struct Stream {
 
     // The next chunk, as the left sides of four products.
     __device__ __forceinline__ void take(uint32_t (&sides)[4][4], const Place& at) {
-        if (here < LEAST) ask(at);
+        if (here < (slot % TAKES ? AHEAD : LEAST)) ask(at);
         copies_wait_for(here - 1);
         __syncwarp();  // other lanes' copies are there too
         const uint32_t row = at.lane % 16;
