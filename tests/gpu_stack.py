@@ -34,7 +34,7 @@ from sonant.kernels.reference import LocalWeights
 from sonant.kernels.triton import local_stack as chain
 
 CUDA = torch.device("cuda")
-LIMIT_S = 25.0
+LIMIT_S = 35.0
 FLOW = StackCase(1024, 4096, 16, 2, 12, 2, 11)
 ENCODER = StackCase(1024, 4096, 16, 2, 12, 1, 5)
 OTHERS = ((1, 1), (3, 5), (2, 16), (6, 5), (5, 6), (8, 4))  # sequences and their steps
