@@ -445,8 +445,8 @@ static void run_blocks(const std::vector<Index>& indices) {
         if (machine.draws() % 4 == 0 || !any) any |= some_land(!any);
     }
     for (size_t n = 0; n < machine.fibres.size(); n++) {
-        const Fibre& fibre = machine.fibres[n];  // somebody waits for ever, or has left without the others
-        if (!fibre.done || fibre.block_waits != machine.fibres[n / machine.threads * machine.threads].block_waits) abort();
+        const Fibre &fibre = machine.fibres[n], &first = machine.fibres[n / machine.threads * machine.threads];
+        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // it waits for ever, or has left the others
     }
 }
 

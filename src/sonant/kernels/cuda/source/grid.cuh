@@ -1,5 +1,6 @@
-// What a grid whose blocks all run at once asks of the machine: clusters, stores into another block's shared memory that
-// tell when they have landed, and a barrier of all blocks. A test puts the same functions on a CPU, as for ptx.cuh.
+// What a grid whose blocks all run at once asks of the machine: clusters, stores into another block's shared memory
+// that tell when they have landed, and a barrier of all blocks. A test puts the same functions on a CPU, as for
+// ptx.cuh.
 #pragma once
 #include "ptx.cuh"
 
@@ -10,8 +11,8 @@ struct alignas(16) Piece {
 
 #ifndef SONANT_ON_CPU
 
-// What follows from such a value is computed where it is needed. A compiler that knows it would rather compute all of it
-// once, before a long loop, and then has no registers left to keep it in.
+// What follows from such a value is computed where it is needed. A compiler that knows it would rather compute all of
+// it once, before a long loop, and then has no registers left to keep it in.
 __device__ __forceinline__ uint32_t anew(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -29,8 +30,8 @@ __device__ __forceinline__ shared_t in_block(shared_t at, int rank) {
     return there;
 }
 
-// A gate in shared memory opens when so many have arrived and all bytes that they expect have been pushed, and is closed
-// again at once for the next turn; turns are told apart by whether their number is odd.
+// A gate in shared memory opens when so many have arrived and all bytes that they expect have been pushed, and is
+// closed again at once for the next turn; turns are told apart by whether their number is odd.
 __device__ __forceinline__ void gate_make(shared_t at, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(at), "r"(count)
                  : "memory");

@@ -51,7 +51,8 @@ struct Values {
     __device__ __forceinline__ void read(const StackArgs& a, uint32_t kv_head, const Place& at) {
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            const uint32_t index = n * THREADS + at.warp * 32 + at.lane, row = index / (DIM / 8), from = index % (DIM / 8) * 8;
+            const uint32_t index = n * THREADS + at.warp * 32 + at.lane;
+            const uint32_t row = index / (DIM / 8), from = index % (DIM / 8) * 8;
             piece[n] = {{0, 0, 0, 0}};
             if (row < a.rows) piece[n] = read_fresh16(a.qkv + row * QKV + (HEADS + KV_HEADS + kv_head) * DIM + from);
         }
@@ -114,8 +115,9 @@ __device__ __forceinline__ void gather(
 ) {
     float shares[2];
     scores.weigh(shares, a.steps, a.scale, lane);
-    const uint32_t weights[4] = {pack(scores.value[0][0], scores.value[0][1]), pack(scores.value[0][2], scores.value[0][3]),
-                                 pack(scores.value[1][0], scores.value[1][1]), pack(scores.value[1][2], scores.value[1][3])};
+    uint32_t weights[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) weights[n] = pack(scores.value[n / 2][n % 2 * 2], scores.value[n / 2][n % 2 * 2 + 1]);
     const uint32_t first = sequence * a.steps;
     const shared_t values = shared_base() + VALUES_AT + (first + lane % 16) * VALUE_STEP + lane / 16 * 16;
     uint8_t* out = shared_memory + INPUT_AT + 2 * (mine * DIM + lane % 4 * 2);
@@ -158,8 +160,8 @@ struct HeadRows {
     }
 };
 
-// All heads of this block, over all sequences: from the fused projection to the next product's input. A warp's heads are
-// next to each other, so that most of them are of one sequence, whose keys it has already.
+// All heads of this block, over all sequences: from the fused projection to the next product's input. A warp's heads
+// are next to each other, so that most of them are of one sequence, whose keys it has already.
 __device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
     const uint32_t units = a.rows / a.steps * MINE, kv_head = at.rank * MINE / (HEADS / KV_HEADS), lane = at.lane;
     const uint32_t each = (units + WARPS - 1) / WARPS, first = at.warp * each;

@@ -1,17 +1,18 @@
 // The shape of a stack, how its work is shared out, and where things lie in a block's shared memory.
 //
-// A grid of CLUSTERS times RANKS blocks passes through all layers. Of a product, a cluster has a share of the columns and
-// each of its blocks a share of the depth, so that a block reads only a part of the input. Columns come by tiles of
-// sixteen, which are the left side of a tensor core's product; the right side is the rows, by tiles of eight. A warp has
-// some tiles and some of its block's depth. What it sums it pushes to the block of the cluster that ends those columns.
+// A grid of CLUSTERS times RANKS blocks passes through all layers. Of a product, a cluster has a share of the columns
+// and each of its blocks a share of the depth, so that a block reads only a part of the input. Columns come by tiles of
+// sixteen, which are the left side of a tensor core's product; the right side is the rows, by tiles of eight. A warp
+// has some tiles and some of its block's depth. What it sums it pushes to the block of the cluster that ends those
+// columns.
 #pragma once
 #include "grid.cuh"
 
 constexpr int WARPS = 8, WORKERS = 32 * WARPS;
-constexpr int THREADS = WORKERS + 32;  // the last warp only meets other blocks: it has no copies that a fence could await
+constexpr int THREADS = WORKERS + 32;  // the last warp only meets other blocks: it has no copies for a fence to await
 constexpr int BLOCKS = CLUSTERS * RANKS;
 constexpr int ROWS = 8 * ROW_TILES;                          // that are computed; some may not be there
-constexpr int ROW_STEP = ROW_TILES % 2 ? ROWS : ROWS + 8;    // from one column's sums to the next: pushes meet no bank twice
+constexpr int ROW_STEP = ROW_TILES % 2 ? ROWS : ROWS + 8;    // to the next column's sums: pushes meet no bank twice
 constexpr int DIM = 128, QKV = (HEADS + 2 * KV_HEADS) * DIM, GATHERED = HEADS * DIM;
 constexpr int CHUNK = 64, CHUNK_BYTES = 16 * CHUNK * 2;      // of weights: a tile by so much of the depth
 constexpr int MOST_LAYERS = 28, MOST_STEPS = 16;
@@ -28,8 +29,8 @@ constexpr int groups_of(int sets, int chunks) {
     return groups;
 }
 
-// A product of some columns, by clusters in turn. EACH: tiles of a warp. PAIRED: the second of its two is as far behind in
-// the weights as there are gates.
+// A product of some columns, by clusters in turn. EACH: tiles of a warp. PAIRED: the second of its two is as far behind
+// in the weights as there are gates.
 template <int COLUMNS_, int EACH_, int WIDTH_, bool PAIRED_ = false>
 struct Product {
     static constexpr int EACH = EACH_, WIDTH = WIDTH_;
@@ -124,14 +125,16 @@ constexpr int PARTS_AT = ROPE_AT + 2 * MOST_STEPS * ROPE_STEP;
 constexpr int PARTS = larger(larger(Projection::FLOATS, Output::FLOATS), larger(Gates::FLOATS, Down::FLOATS));
 constexpr int SQUARES_AT = PARTS_AT + 4 * PARTS;  // [RANKS, ROWS]
 constexpr int LANDING_AT = SQUARES_AT + 4 * RANKS * ROWS;  // the gate of all pushes to this block,
-constexpr int WRITTEN_AT = LANDING_AT + 8;                 // that of its warps which have written what others will read,
+constexpr int WRITTEN_AT = LANDING_AT + 8;                 // that of its warps having written what others will read,
 constexpr int PASSAGE_AT = WRITTEN_AT + 8;                 // and that of all blocks' having done so
-constexpr int PLAN_BYTES = 32, PLANS_AT = (PASSAGE_AT + 8 + 15) / 16 * 16;  // [WARPS, 4]
+constexpr int BEGAN_AT = PASSAGE_AT + 8;
+constexpr int PLAN_BYTES = 32, PLANS_AT = (BEGAN_AT + 4 + 15) / 16 * 16;  // [WARPS, 4]
 constexpr int HELD_AT = PLANS_AT + WARPS * 4 * PLAN_BYTES;  // [WORKERS] of two
 constexpr int RING_AT = (HELD_AT + 4 * WORKERS + 127) / 128 * 128;
 constexpr int SHARED_BYTES = 232448;
 constexpr int ROOM = (SHARED_BYTES - RING_AT) / (WARPS * CHUNK_BYTES);
 constexpr int AHEAD = ROOM < MOST_AHEAD ? ROOM : MOST_AHEAD;  // chunks of each warp that are on their way
 constexpr int LEAST = 2;  // of them, while it uses others
-constexpr int TAKES = 2;  // with all but the first of so many that it uses it asks for another; for the rest while it waits
-static_assert(AHEAD >= LEAST && PACE > 0 && VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no room for weights");
+constexpr int TAKES = 2;  // with all but the first of so many that it uses it asks for one; for the rest while it waits
+static_assert(AHEAD >= LEAST && PACE > 0, "no room for weights");
+static_assert(VALUES_AT % 16 == 0 && PARTS_AT % 16 == 0 && LANDING_AT % 8 == 0, "no place for them");

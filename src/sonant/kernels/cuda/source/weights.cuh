@@ -1,6 +1,6 @@
 // A warp's weights, in the order in which it needs them, through all products and all layers: they come into a ring of
-// its own, and so are on their way while it waits for other blocks. They come at a steady pace: what blocks tell each other
-// would otherwise wait behind megabytes that nobody needs yet.
+// its own, and so are on their way while it waits for other blocks. They come at a steady pace: what blocks tell each
+// other would otherwise wait behind megabytes that nobody needs yet.
 #pragma once
 #include "stack.cuh"
 
@@ -47,20 +47,23 @@ struct Stream {
         product++;
     }
 
-    // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the eight
-    // rows which a matrix load reads at once lie in different banks.
+    // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the
+    // eight rows which a matrix load reads at once lie in different banks.
     __device__ __forceinline__ void ask(const Place& at) {
         while (left == 0 && product < 4u * a.layers) next_product(at);
         if (left == 0) return;
         const Plan& plan = plans(at)[(product - 1) % 4];
+        const int width = plan.width;
+        const int next = left % 2 ? plan.along : plan.across;  // a product has as many of both, or no second tile
         shared_t to = shared_base() + RING_AT + (at.warp * AHEAD + place) * CHUNK_BYTES + at.lane / 8 * 128;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const uint32_t row = at.lane / 8 + n * 4;
-            copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * 4 * plan.width);
+            copy_weights16(to + n * 512 + ((at.lane % 8 ^ (row % 8)) << 4), from + n * 4 * width);
         }
         copies_commit();
-        from += left-- % 2 ? plan.along : plan.across;  // a product has as many of both, or no second tile
+        from += next;
+        left--;
         place = place + 1 == AHEAD ? 0 : place + 1;
         here++;
     }
