@@ -69,15 +69,21 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sonant needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# Before all else, since what comes after takes the torch that is there. On Linux the plain build brings CUDA with it.
+# Before all else, since what comes after takes the torch that is there. On Linux the plain build brings CUDA with it,
+# and with it the one Triton that it works with; so constraints.txt names none.
 $(VENV)/.torch: | $(VENV)/bin/python
 ifeq ($(TORCH),cpu)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
 else
 	@[ "$$(uname)" != Linux ] || $(VENV)/bin/python -c 'import torch' 2>/dev/null || \
 	    echo 'Installing torch with CUDA, 5 GB. Without a GPU stop it and say: make $(MAKECMDGOALS) TORCH=cpu'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
 endif
 	@touch $@
+
+# A torch without CUDA brings no Triton; then it is the one whose interpreter the kernels are tested with.
+TRITON_OF_TORCH = $$($(VENV)/bin/python -c 'import sys, torch; \
+    print("" if torch.version.cuda or sys.platform != "linux" else "triton==3.6.0")')
 
 # The stamps are younger than what they were installed from, so that a second run has nothing to do.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.torch
@@ -89,5 +95,5 @@ $(VENV)/.installed-serve: pyproject.toml constraints.txt | $(VENV)/.torch
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.torch
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' $(TRITON_OF_TORCH)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve

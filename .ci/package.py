@@ -7,6 +7,7 @@ Needs `build`, which `make package` installs.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -55,9 +56,11 @@ def check_contents(wheel: Path, sdist: Path) -> None:
 
 
 def interpreters() -> dict[str, Path]:
-    """Those of `PYTHONS` that are here and run, by version, and this one."""
+    """Those of `PYTHONS` that are here and run, by version, and this one; pyenv's too, switched on or not."""
     found = {}
-    for name in (sys.executable, *PYTHONS):
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    kept = [path for name in PYTHONS for path in versions.glob(f"{name.removeprefix('python')}.*/bin/python")]
+    for name in (sys.executable, *PYTHONS, *kept):
         show = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"
         try:
             done = subprocess.run([name, "-c", show], capture_output=True, text=True)

@@ -9,12 +9,17 @@ from sonant.byte_size import parse_size
 from sonant.errors import ConfigError
 
 _CPU_ROWS = 8
+_GPU_CODEC_BATCH_S = 81.92
+_CPU_CODEC_S_PER_ROW = 0.16  # twice what a step decodes, so that it keeps up, and memory for no more than that
 _POSITIONS_OF_A_ROW = 256  # of cache that there must be for each row: most prompts, and ten to twenty seconds of speech
 
 
 def option(default: Any, help: str, *, flag: str | None = None) -> Any:
     """A field that users can set, with what it means; `flag` is its name on a command line, if not the field's."""
     return field(default=default, metadata={"help": help, "flag": flag})
+
+
+Quantization = Literal["fp8"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class EngineConfig:
         "GPU memory for weights, as 3GiB; what does not fit lies in pinned host memory and comes when it is needed. "
         "auto: what the cache asked for leaves. none: all of them stay",
     )
+    quantize: Quantization | None = option(
+        None,
+        "weights of the language models' and flow's layers in eight bits, made from the published ones at load: half "
+        "the bytes. none: as --dtype says",
+    )
     prefill_tokens: int = option(
         512,
         "prompt positions in one step, so that running streams do not wait; four times as many while all are ahead",
@@ -83,7 +93,11 @@ class EngineConfig:
         (0.08, 0.16, 0.32, 0.64, 1.28),
         "seconds of sound that the codec may make of a row at once, in whole frames; the first chunk is one frame",
     )
-    codec_batch_s: float = option(81.92, "seconds of sound that the codec may make in one step, over all rows")
+    codec_batch_s: float | None = option(
+        None,
+        f"seconds of sound that the codec may make in one step, over all rows; none: {_GPU_CODEC_BATCH_S:g} on a GPU, "
+        f"{_CPU_CODEC_S_PER_ROW:g} for each row of a batch on the CPU, whose memory grows by what it makes at once",
+    )
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
     warm_rows: int | None = option(
         None, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. none: all"
@@ -112,6 +126,8 @@ class EngineConfig:
         if self.kv_cache_dtype not in (None, *get_args(KVCacheType)):
             known = " or ".join(get_args(KVCacheType))
             raise ConfigError(f"kv_cache_dtype must be {known}, or left out, not {self.kv_cache_dtype!r}")
+        if self.quantize not in (None, *get_args(Quantization)):
+            raise ConfigError(f"quantize must be {' or '.join(get_args(Quantization))}, not {self.quantize!r}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:
@@ -120,7 +136,7 @@ class EngineConfig:
             raise ConfigError(f"kv_memory_fraction must be at most 1, not {self.kv_memory_fraction!r}")
         if not self.chunk_s or not all(0 < seconds < float("inf") for seconds in self.chunk_s):
             raise ConfigError(f"chunk_s must be seconds over 0, not {self.chunk_s!r}")
-        if self.codec_batch_s < max(self.chunk_s):
+        if self.codec_batch_s is not None and self.codec_batch_s < max(self.chunk_s):
             raise ConfigError(f"codec_batch_s must be at least the largest of chunk_s, {max(self.chunk_s):g}")
         if (self.steps_ahead or 0) > 1:
             raise ConfigError("steps_ahead is 0 or 1: a row's next step needs its last one's launch, no more")
@@ -130,11 +146,13 @@ class EngineConfig:
         to count: a CPU speaks for a few."""
         rows = self.max_rows or (_CPU_ROWS if room is None else room.rows(self.kv_memory_fraction))
         batch = min(self.max_batch or (rows if room is None else room.batch), rows)
+        codec_batch_s = _GPU_CODEC_BATCH_S if room is not None else max(*self.chunk_s, _CPU_CODEC_S_PER_ROW * batch)
         return replace(
             self,
             max_rows=rows,
             max_batch=batch,
             max_parked=rows if self.max_parked is None else self.max_parked,
+            codec_batch_s=codec_batch_s if self.codec_batch_s is None else self.codec_batch_s,
             steps_ahead=int(room is not None) if self.steps_ahead is None else self.steps_ahead,
             warm_rows=batch if self.warm_rows is None else self.warm_rows,
         )
@@ -145,5 +163,5 @@ class EngineConfig:
         A row's ring has room for the largest chunk, what is decoded while that one waits, and the look-ahead.
         """
         chunks = tuple(sorted({1} | {max(1, round(seconds / frame_s)) for seconds in self.chunk_s}))
-        batch = max(chunks[-1], round(self.codec_batch_s / frame_s))
+        batch = max(chunks[-1], round((self.codec_batch_s or _GPU_CODEC_BATCH_S) / frame_s))
         return FrameSizes(chunks, batch, 2 * chunks[-1] + lookahead)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from sonant.bundled import bundled_voice
 from sonant.byte_size import shown
-from sonant.config import EngineConfig
+from sonant.config import EngineConfig, Quantization
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import begin
 from sonant.engine.compiler import Compiler
@@ -23,6 +24,7 @@ from sonant.engine.start_times import StartTimes
 from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_paging import WeightPaging
 from sonant.errors import ConfigError
+from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.models.registry import load_model, titles
 from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _POLL_S = 0.05
+_FP8 = (8, 9)  # the least compute capability that has e4m3
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -40,6 +43,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     codec_dtype: str = "auto",
+    quantize: Quantization | None = None,
     config: EngineConfig | None = None,
     sound: SoundFormat = "float32",
     seats: Seats | None = None,
@@ -48,13 +52,17 @@ def load(
 
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" …
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
+    quantize: "fp8" halves the weights of the models' layers as they are read; None: as `config` says
     sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
     seats: places on the GPU that several engines take in turns; this one waits for its first, and sleeps without
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
         raise ConfigError(f"this build of sonant has no voice of its own: give the folder of a checkpoint ({titles()})")
-    return load_engine(folder, device, (dtype, codec_dtype), config or EngineConfig(), sound, seats=seats)
+    config = config or EngineConfig()
+    if quantize is not None:
+        config = replace(config, quantize=quantize)
+    return load_engine(folder, device, (dtype, codec_dtype), config, sound, seats=seats)
 
 
 def load_engine(
@@ -69,6 +77,7 @@ def load_engine(
 ) -> Engine:
     """`load` of a folder that is there; `compiler`: one that waits already."""
     target = pick_device(device)
+    check_quantize(config.quantize, gpu_of(target))
     dtypes = pick_dtype(dtype_names[0], target), pick_dtype(dtype_names[1], target)
     while seats is not None and not seats.take():
         time.sleep(_POLL_S)
@@ -77,7 +86,7 @@ def load_engine(
         budget = WeightBudget.of(folder, config, target, dtypes)
         config, plan = budget.config, budget.plan
     if target.type == "cuda":
-        weights = weight_file_bytes(folder, config) if plan is None else plan.device_bytes
+        weights = expected_weight_bytes(folder, config, dtypes) if plan is None else plan.device_bytes
         memory = gpu_memory(target, weights, config.gpu_share)
         kernels = begin(folder, config, dtypes, memory, sound, compiler)
         times.took("device")
@@ -91,14 +100,23 @@ def load_engine(
         sleeper = Sleeper(Residents(model.weights(), target, [] if paging is None else paging.own_memory), seats)
     times.took("weights")
     engine = Engine(model, config, target, sound, Beginning(times, memory, kernels, paging, sleeper))
+    if config.quantize is not None:
+        logger.info("weights: %s, layers in %s", shown(model.weights().total_bytes), config.quantize)
     if plan is not None:
         here, there = shown(plan.device_bytes), shown(plan.host_bytes)
         logger.info("weights: %s on the device, %s in host memory; %s", here, there, engine.weight_floor)
     return engine
 
 
+def expected_weight_bytes(folder: Path, config: EngineConfig, dtypes: tuple[torch.dtype, torch.dtype]) -> int:
+    """About what the weights will take, known before any is read. Quantised they are less than their files: the model
+    is then laid out without memory, as the engine will have it."""
+    if config.quantize is not None:
+        return load_model(folder, config, torch.device("meta"), *dtypes).weights().total_bytes
+    return weight_file_bytes(folder, config)
+
+
 def weight_file_bytes(folder: Path, config: EngineConfig) -> int:
-    """About what the weights will take, known before any is read."""
     roots = [folder, *([] if config.codec is None else [Path(config.codec).expanduser()])]
     files = {path for root in roots for path in (root, *root.rglob("*")) if path.suffix in _WEIGHT_SUFFIXES}
     return sum(path.stat().st_size for path in files if path.is_file())
@@ -118,6 +136,16 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def check_quantize(quantize: Quantization | None, gpu: Gpu | None) -> None:
+    """A CPU widens what it reads, and so does a GPU that has the numbers but no products of them."""
+    if quantize is not None and gpu is not None and gpu.capability < _FP8:
+        has, needs = (".".join(map(str, numbers)) for numbers in (gpu.capability, _FP8))
+        raise ConfigError(
+            f"--quantize {quantize} needs a GPU that has such numbers, of compute capability {needs} or newer (Ada, "
+            f"Hopper), and {gpu.name} has {has}: leave it out"
+        )
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -132,7 +132,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     monkeypatch.setattr(versus_torch, "measure_all", measured)
     monkeypatch.setattr(versus_torch, "copy_bandwidth", lambda device: 4e12)
-    monkeypatch.setattr(versus_torch, "product_rate", lambda device, dtype: 7e14)
+    monkeypatch.setattr(versus_torch, "product_rate", lambda device, dtype, quantize: 7e14)
     yield us
     assert not us
 

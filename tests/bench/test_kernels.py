@@ -15,6 +15,7 @@ from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
 from sonant.kernels.ops import OPS
+from sonant.kernels.reference import QuantizedWeight
 from sonant.models.qwen3_tts import workload
 from sonant.models.voxcpm2 import workload as voxcpm2
 from sonant.models.workload import CodecWorkload, StackWorkload, Workloads
@@ -110,7 +111,7 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
         "vocoder last": ("causal_conv", 7, (2, 96, 1)),
     }  # fmt: skip
     wide = {case.op for case in CodecCases(CPU, torch.bfloat16).every(replace(codec, depthwise=False), 2)}
-    assert wide == {"snake_beta", "causal_conv", "pcm16"}
+    assert wide == {"snake_beta", "causal_conv", "residual_unit", "pcm16"}
 
 
 def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
@@ -151,6 +152,18 @@ def test_a_two_sided_layer_reads_both_sides_weights_and_multiplies_each_row_once
     both = 2 * 2 * 3072 * 8192
     assert cases["dual_linear_add"].streamed_bytes == both and cases["dual_norm_gated"].streamed_bytes == 2 * both
     assert cases["dual_linear_add"].flops == 2 * 30 * 3072 * 8192
+
+
+def test_quantised_weights_are_half_the_bytes_and_heads_stay() -> None:
+    stack = StackWorkload("talker", 256, 512, 4, 2, 64, vocab=300, context=30, per_frame=False)
+    plain, made = (
+        {case.where: case for case in Cases(CPU, torch.bfloat16, kind)._products(stack, 4)} for kind in (None, "fp8")
+    )
+    for where in ("talker qkv", "talker o", "talker gate, up", "talker down"):
+        weight = next(a for a in made[where].make().args if isinstance(a, QuantizedWeight))
+        assert made[where].streamed_bytes == weight.values.nbytes + weight.scale.nbytes
+        assert 0.5 < made[where].streamed_bytes / plain[where].streamed_bytes < 0.51
+    assert made["talker head"].streamed_bytes == plain["talker head"].streamed_bytes
 
 
 def test_weights_come_from_memory_and_not_from_a_cache() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sonant.bench.scale.engine_times import H200_1_7B, EngineTimes
 from sonant.bench.scale.fleet import Fleet, Load
+from sonant.bench.scale.shared_host import HostTimes, SharedHost, Worker
 
 # docs/bench.md: streams that start at once, first sound p50 and p99 in ms, seconds of sound a second.
 MEASURED = ((1, 7.8, 7.8, 27.8), (16, 17.0, 20.0, 306.1), (64, 33.9, 44.5, 806.2), (128, 72.8, 95.7, 1189.9),
@@ -49,12 +50,54 @@ def test_one_listener_alone_is_added_up_by_hand() -> None:
 def test_three_replicas_do_three_times_as_much_unless_they_share_their_cores() -> None:
     def made(replicas: int, listeners: int, cores: int | None = None) -> float:
         load = Load(listeners=listeners, frames=50, seconds=30.0, closed=True)
-        return Fleet(PLAIN, replicas, cores=cores).run(load).audio_s_per_s
+        host = None if cores is None else HostTimes(cores=cores)
+        return Fleet(PLAIN, replicas, host=host).run(load).audio_s_per_s
 
     one = made(1, 4)
     assert made(3, 12) == pytest.approx(3 * one, rel=0.05)
     assert made(3, 12, cores=3) == pytest.approx(3 * one, rel=0.05)
     assert made(3, 12, cores=2) == pytest.approx(2 * one, rel=0.1)
+
+
+def test_workers_share_cores_evenly_and_none_is_faster_than_a_core() -> None:
+    """On two cores: three have two thirds of one each, and all of one when a third of them is through."""
+    host, done = SharedHost(2.0), []
+    for name, work_s in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        host.do(Worker(), work_s, lambda now_s, name=name: done.append((name, now_s)))
+    while (next_s := host.next_s()) is not None:
+        host.go_to(next_s)
+    assert [name for name, _ in done] == ["a", "b", "c"]
+    assert [now_s for _, now_s in done] == pytest.approx([1.5, 2.5, 3.5])
+
+
+def test_what_a_worker_is_given_is_done_in_order_and_at_once_if_it_takes_nothing() -> None:
+    host, worker, done = SharedHost(1.0), Worker(), []
+    for name, work_s in (("a", 0.5), ("b", 0.0), ("c", 0.25)):
+        host.do(worker, work_s, lambda now_s, name=name: done.append((name, now_s)))
+    while (next_s := host.next_s()) is not None:
+        host.go_to(next_s)
+    assert done == [("a", 0.5), ("b", 0.5), ("c", 0.75)]
+
+
+def test_on_a_shared_machine_one_listener_is_added_up_by_hand() -> None:
+    """Each worker has a core: the proxy, the front end, prompt and step, and the way back; then frame after frame."""
+    host = HostTimes(
+        cores=4.0, front_request_s=0.002, front_frame_s=0.0005, client_request_s=0.003, client_frame_s=0.0004
+    )
+    said = Fleet(PLAIN, 1, host=host).run(Load(listeners=1, frames=10, seconds=1.0, at_once=True))
+    assert said.first_s == pytest.approx((0.003 + 0.002 + 0.005 + 0.01 + 0.0005 + 0.0004 + 0.001,))
+    whole_s = 0.003 + 0.002 + 0.005 + 10 * 0.01 + 0.0005 + 0.0004
+    assert said.audio_s_per_s == pytest.approx(10 * 0.08 / whole_s)
+
+
+def test_what_carries_the_sound_takes_its_share_of_the_cores() -> None:
+    def made(frame_s: float) -> float:
+        load = Load(listeners=6, frames=50, seconds=30.0, closed=True)
+        return Fleet(PLAIN, 3, host=HostTimes(cores=2.0, client_frame_s=frame_s)).run(load).audio_s_per_s
+
+    bare = made(0.0)
+    # Two cores made one frame in so many core-seconds; each now costs a quarter of that on top.
+    assert made(0.25 * 2.0 * 0.08 / bare) == pytest.approx(bare / 1.25, rel=0.05)
 
 
 def test_who_finds_no_row_waits_and_too_slow_a_step_is_heard() -> None:

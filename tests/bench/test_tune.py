@@ -31,6 +31,7 @@ PRODUCTS, CONVOLUTIONS = list(product_cases(SHAPES.stacks)), list(conv_cases(SHA
 BOTH = StackWorkload("both", 3072, 8192, 24, 8, 128, vocab=8208, context=300, per_frame=False, dual=True, codebooks=8)
 DUAL = list(dual_cases((*SHAPES.stacks, BOTH)))
 FLOW = voxcpm2.workloads(["2b"])
+QUANTIZED = list(product_cases(SHAPES.stacks, "fp8"))
 FLOW_PRODUCTS, FLOW_CONVOLUTIONS = list(product_cases(FLOW.stacks)), list(conv_cases(FLOW.codec))
 LOCAL = list(local_cases((*SHAPES.stacks, *FLOW.stacks)))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
@@ -61,9 +62,6 @@ class Fake:
 
     def with_other_weights(self, call: Call) -> Call:
         return call
-
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return calls
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return call.args[0] * (2 if tile == WRONG else 1)
@@ -118,12 +116,12 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
+    for case in (*PRODUCTS, *QUANTIZED, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
             if isinstance(case, ProductCase):
-                assert case.depth % (tile.k * tile.splits) == 0
+                assert case.depth % (tile.k * tile.splits) == 0 and (tile.m > 0) == case.many
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
             elif isinstance(case, LocalOutCase):
@@ -131,6 +129,14 @@ def test_every_candidate_fits_its_shape() -> None:
             else:
                 assert tile.splits <= case.depth // tile.k and tile.m <= case.rows
                 assert dual_tile.shared_bytes(tile, case.gated, item_bytes=2) <= 227 << 10
+
+
+def test_quantised_products_have_keys_of_their_own_and_few_rows_and_many_kernels_of_theirs() -> None:
+    keys = [case.key for case in QUANTIZED]
+    assert len(set(keys)) == len(keys) and not set(keys) & {case.key for case in PRODUCTS}
+    assert all(key.startswith("scaled ") == case.many for key, case in zip(keys, QUANTIZED, strict=True))
+    assert {case.rows for case in QUANTIZED if case.many} == {128, 256, 512}
+    assert "linear" not in {case.op for case in QUANTIZED}  # heads
 
 
 def test_what_draws_no_codes_and_is_depthwise_is_tuned_for_what_it_runs() -> None:
@@ -153,19 +159,6 @@ def test_the_middle_of_a_local_layer_is_tuned_for_the_rows_that_a_flow_has() -> 
     assert len({case.key for case in LOCAL}) == len(LOCAL)
 
 
-def test_in_a_local_stack_each_call_is_told_the_next_ones_weight() -> None:
-    """And only there, since elsewhere nobody says so."""
-    told = [case for case in FLOW_PRODUCTS if case.told and case.rows == 16]
-    assert {case.where.split()[-1] for case in told} == {"qkv", "up", "down"}
-    for case in (told[0], LOCAL[-1]):
-        first = case.make(CPU)
-        calls = case.in_turn([first, case.with_other_weights(first)])
-        weights = [call.args[case.weight_at if isinstance(case, ProductCase) else 2] for call in calls]
-        assert calls[0].kwargs["then"] is weights[1] and calls[1].kwargs["then"] is weights[0]
-        assert torch.equal(case.run(calls[0], LIBRARY), case.run(first, LIBRARY))
-    assert not any(case.told for case in PRODUCTS) and PRODUCTS[0].in_turn([first]) == [first]
-
-
 def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:
     assert {(c.op, c.depth, c.columns) for c in DUAL} == {
         ("dual_norm_gated", 3072, 8192), ("dual_linear_add", 8192, 3072),
@@ -178,7 +171,7 @@ def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:
 def test_the_rule_for_two_sided_layers_needs_no_more_than_a_processor_has(
     rows: int, depth: int, columns: int, gated: bool
 ) -> None:
-    for item_bytes in (2, 4):
+    for item_bytes in (1, 2, 4):
         tile = dual_tile.rule(rows, depth, columns, gated, item_bytes)
         assert dual_tile.shared_bytes(tile, gated, item_bytes) <= 227 << 10
         assert 1 <= tile.splits <= -(-depth // tile.k)
@@ -187,10 +180,17 @@ def test_the_rule_for_two_sided_layers_needs_no_more_than_a_processor_has(
 SMALL = [DualCase("dual_norm_gated", "gate, up", 5, 64, 48), DualCase("dual_linear_add", "down", 5, 48, 64)]
 
 
+EIGHT_BITS = [
+    ProductCase("linear", "few rows", 3, 64, 48, quantize="fp8"),
+    ProductCase("norm_linear", "many rows", 70, 64, 48, quantize="fp8"),
+    DualCase("dual_linear_add", "two sides", 5, 48, 64, quantize="fp8"),
+]
 ONE_FRAME = [case for case in CONVOLUTIONS if case.frames == 1]
 
 
-@pytest.mark.parametrize("case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL], ids=lambda case: case.where)
+@pytest.mark.parametrize(
+    "case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL, *EIGHT_BITS], ids=lambda case: case.where
+)
 def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase | DualCase) -> None:
     """On a CPU the library's path is all that runs."""
     call = case.with_other_weights(case.make(CPU))

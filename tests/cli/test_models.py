@@ -15,10 +15,12 @@ import pytest
 import soundfile as sf
 import torch
 
+from sonant.kernels.gpu import Gpu
 from sonant.kernels.ops import OPS
 
 Folders = Mapping[str, Path]
 Run = Callable[..., Any]  # gives the Outcome of conftest.py
+FP8 = ("--quantize", "fp8")
 
 
 @pytest.fixture
@@ -98,6 +100,18 @@ def test_doctor_weighs_a_model_from_its_headers(run: Run, tiny_checkpoints: Fold
     files = sum(p.stat().st_size for p in tiny_checkpoints["base"].rglob("*.safetensors"))
     assert 0.5 * files < model["weight_bytes"] < 1.2 * files  # half, but for the encoders, in bfloat16
     assert model["needed_bytes"] > model["weight_bytes"] + model["row_bytes"] + model["kv_token_bytes"]
+
+
+def test_doctor_weighs_a_model_in_eight_bits(run: Run, tiny_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, made = (json.loads(run("doctor", str(tiny_voxcpm2), *o, "--json").out)["model"] for o in ((), FP8))
+    assert made["weight_bytes"] < 0.9 * plain["weight_bytes"] and made["needed_bytes"] < plain["needed_bytes"]
+    assert (plain["quantize"], made["quantize"], made["error"]) == (None, "fp8", None)
+    assert "layers in fp8" in run("doctor", str(tiny_voxcpm2), *FP8).out.decode()
+    assert run("doctor", *FP8).code != 0 and run("doctor", str(tiny_voxcpm2), "--quantize", "int4").code != 0
+    monkeypatch.setattr("sonant.cli.doctor.gpu_of", lambda device: Gpu("NVIDIA A100", (8, 0)))
+    done = run("doctor", str(tiny_voxcpm2), *FP8, "--json")
+    (problem,) = json.loads(done.out)["problems"]
+    assert done.code == 1 and "NVIDIA A100 has 8.0" in problem
 
 
 def test_doctor_tells_how_fast_a_step_can_be_whose_weights_come_over_the_bus(run: Run, tiny_higgs: Path) -> None:

@@ -185,6 +185,14 @@ def test_a_codec_elsewhere_reaches_the_model(run: Run, loading: Loading, monkeyp
     assert [config.codec for config in loading.configs] == [None, "from-the-environment", "given"]
 
 
+def test_weights_in_eight_bits_reach_the_model(run: Run, loading: Loading) -> None:
+    run("say", TEXT, "--model", "any", *SHORT)
+    run("say", TEXT, "--model", "any", *SHORT, "--quantize", "fp8")
+    assert [config.quantize for config in loading.configs] == [None, "fp8"]
+    refused = run("say", TEXT, "--model", "any", "--quantize", "int4")
+    assert refused.code == 2 and "int4" in refused.err
+
+
 # --- what is shown
 
 

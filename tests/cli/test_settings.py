@@ -57,6 +57,16 @@ def test_the_codecs_place_is_an_option_like_others(tmp_path: Path, monkeypatch: 
     assert parsed("--codec", "given")[2].codec == "given"
 
 
+def test_weights_are_quantised_by_an_option_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sonant.toml"
+    file.write_text('quantize = "fp8"')
+    assert parsed()[2].quantize is None and parsed("--quantize", "fp8")[2].quantize == "fp8"
+    assert parsed("--config", str(file))[2].quantize == "fp8"
+    monkeypatch.setenv("SONANT_QUANTIZE", "fp4")
+    with pytest.raises(ConfigError, match="SONANT_QUANTIZE must be one of fp8, not 'fp4'"):
+        parsed()
+
+
 def test_lists_are_given_again_or_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("--api-key", "a", "--api-key", "b,c")[1].api_keys == ("a", "b,c")  # a key may hold a comma
     monkeypatch.setenv("SONANT_API_KEYS", "a, b")
@@ -85,6 +95,7 @@ def test_the_model_by_position_or_by_name_but_once() -> None:
         ("api_keys = [1]", "api_keys must be text"),
         ("consent = 'none'", "consent must be one of required, asserted"),
         ("max_rows = 0", "max_rows must be at least 1"),
+        ("quantize = 'int4'", "quantize must be one of fp8"),
         ("port = ", "not valid TOML"),
     ],
 )

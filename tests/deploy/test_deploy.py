@@ -78,6 +78,12 @@ def test_an_image_is_made_of_files_that_are_there_and_runs_as_nobody_special() -
     assert extras <= known
 
 
+def test_versions_leave_triton_to_the_torch_that_has_cuda() -> None:
+    """Each asks for its own, so with a version of ours beside it neither the image nor `make` could be installed."""
+    named = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert "torch" in named and "triton" not in named
+
+
 # Compose
 
 
@@ -157,6 +163,15 @@ def test_the_kubernetes_manifest_serves_the_same_application() -> None:
     assert requirement is not None and spec["rayClusterConfig"]["rayVersion"].startswith(requirement[1])
 
 
+def test_the_pods_are_what_kubernetes_takes() -> None:
+    """`pip install kubernetes-validate` brings its schemas, of 100 MB. KubeRay's own part is not in them."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    cluster = load("kuberay.yaml")["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sonant"}, "spec": group["template"]["spec"]}
+        validate(pod, "1.31", strict=True)
+
+
 # One machine
 
 
@@ -172,6 +187,15 @@ def test_the_unit_starts_a_command_that_exists_and_waits_for_its_drain() -> None
     assert options.voices_folder is not None
     assert str(options.voices_folder).startswith(f"/var/lib/{unit()['StateDirectory']}/")
     assert set(re.findall(r"SONANT_\w+", read("sonant.service"))) <= VARIABLES
+
+
+def test_systemd_understands_the_unit() -> None:
+    """All but that the command is not installed here."""
+    done = subprocess.run(
+        [tool("systemd-analyze"), "verify", str(DEPLOY / "sonant.service")], capture_output=True, text=True
+    )
+    said = [line for line in done.stderr.splitlines() if "sonant.service" in line]
+    assert all(line.endswith("is not executable: No such file or directory") for line in said), done.stderr
 
 
 def test_the_reverse_proxy_lets_sound_and_websockets_through() -> None:

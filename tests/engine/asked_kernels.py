@@ -2,8 +2,8 @@
 
 In a process of its own, since the tests' has Triton's interpreter. Both sides run on a machine without a GPU, as if for
 an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
-captures and requests included; with --paged as an engine whose weights come and go. A launch fills nothing, so memory
-that is never filled must be zero: torch is told so.
+captures and requests included; with --paged as an engine whose weights come and go, with --fp8 as one whose weights
+have eight bits. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
 from sonant.kernels import host_weights, ops, tuning
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
-from sonant.kernels.triton import pdl
+from sonant.kernels.triton import pdl, scaled_product, snake
 from sonant.models.base import SpeechModel
 from sonant.models.registry import load_model
 from sonant.models.weights import HostMemory
@@ -48,17 +48,19 @@ GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 100 << 30)
 STEPS, MOST_S = 12, 20.0
 SOUND: SoundFormat = "int16"  # as a server has it: one kernel more
-CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), steps_ahead=0)
+# `codec_batch_s` is what a GPU has: an engine that only plays one would take a CPU's
+CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), codec_batch_s=81.92, steps_ahead=0)
 
 
 Kernel = tuple[str, str]
 
 
-def config_for(folder: Path, paged: bool) -> EngineConfig:
+def config_for(folder: Path, paged: bool, fp8: bool) -> EngineConfig:
+    config = replace(CONFIG, quantize="fp8" if fp8 else None)
     if not paged:
-        return CONFIG
-    weights = load_model(folder, CONFIG, torch.device("meta"), torch.bfloat16, torch.bfloat16).weights()
-    return replace(CONFIG, gpu_weights=str(least_bytes(planned_blocks(weights), fixed_bytes(weights))))
+        return config
+    weights = load_model(folder, config, torch.device("meta"), torch.bfloat16, torch.bfloat16).weights()
+    return replace(config, gpu_weights=str(least_bytes(planned_blocks(weights), fixed_bytes(weights))))
 
 
 def planned(folder: Path, config: EngineConfig) -> tuple[int, set[Kernel]]:
@@ -77,7 +79,7 @@ class Replay:
         self.out.copy_(self.run(self.given))
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGraph:
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any, like: Tensor | None = None) -> CapturedGraph:
     out = run(given).clone()
     graph: Any = Replay(run, given, out)
     return CapturedGraph(graph, given, out)
@@ -89,6 +91,11 @@ def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return tensor if tensor.is_meta else tensor.zero_()
 
     return made
+
+
+def scaled_mm(values: Tensor, weight: Tensor, *_: Any, out_dtype: torch.dtype, **__: Any) -> Tensor:
+    """The library's, of which a CPU has another kind."""
+    return torch.zeros(len(values), weight.shape[1], dtype=out_dtype, device=values.device)
 
 
 def load_paged(folder: Path, config: EngineConfig) -> tuple[SpeechModel, WeightPaging | None]:
@@ -118,6 +125,9 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),
         mock.patch.object(host_weights, "gpu_of", lambda device: GPU),
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),
+        mock.patch.object(scaled_product, "gpu_of", lambda device: GPU),
+        mock.patch.object(snake, "gpu_of", lambda device: GPU),
+        mock.patch.object(torch, "_scaled_mm", scaled_mm),
         launches_recorded(LaunchRecorder(GPU, note)),
     ):
         model, paging = load_paged(folder, config)
@@ -146,8 +156,8 @@ def speak_for_a_while(engine: Engine) -> None:
         stream.abort()
 
 
-def compare(folder: Path, paged: bool) -> dict[str, Any]:
-    config = config_for(folder, paged)
+def compare(folder: Path, paged: bool, fp8: bool) -> dict[str, Any]:
+    config = config_for(folder, paged, fp8)
     stages, known = planned(folder, config)
     started, later = asked_for(folder, config)
     return {
@@ -162,5 +172,5 @@ def compare(folder: Path, paged: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    folders = [Path(folder) for folder in sys.argv[1:] if folder != "--paged"]
-    print(json.dumps([compare(folder, "--paged" in sys.argv) for folder in folders]))
+    folders = [Path(folder) for folder in sys.argv[1:] if not folder.startswith("--")]
+    print(json.dumps([compare(folder, "--paged" in sys.argv, "--fp8" in sys.argv) for folder in folders]))

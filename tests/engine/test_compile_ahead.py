@@ -60,6 +60,16 @@ def test_what_is_planned_is_what_an_engine_asks_for_whose_weights_come_and_go(
 
 
 @pytest.mark.slow
+def test_what_is_planned_is_what_an_engine_asks_for_whose_weights_have_eight_bits(
+    few_codebooks: Mapping[str, Path], tiny_higgs: Path, tmp_path: Path
+) -> None:
+    folders = (few_codebooks["custom"], tiny_higgs)
+    for report in json.loads(run_apart("asked_kernels.py", "--fp8", *folders, cache=tmp_path)):
+        assert report["missing"] == report["later"] == report["needless"] == []
+        assert {"_gemv", "_small_m_gemm", "_quantize_rows"} <= set(report["names"])
+
+
+@pytest.mark.slow
 def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path) -> None:
     report = json.loads(run_apart("parallel_compile.py", cache=tmp_path))
     assert report["failures"] == [] and report["stages"] == 2 and report["misses"] == 0

@@ -38,7 +38,7 @@ class Replay:
         self.out.copy_(self.run(self.given))
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any) -> CapturedGraph:
+def capture_graph(name: str, run: Run, given: Tensor, pool: Any, like: Tensor | None = None) -> CapturedGraph:
     out = run(given).clone()
     graph: Any = Replay(run, given, out)
     return CapturedGraph(graph, given, out)
@@ -183,3 +183,14 @@ def test_a_step_that_is_looked_at_is_not_replayed() -> None:
     step.replays = False
     assert step([1, 2]).tolist() == [[1], [4]]
     assert batches == [4, 2]
+
+
+def test_a_small_engine_captures_no_prefill_that_no_step_asks_for(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
+    engine = make_engine(warm_rows=2, max_rows=2, prefill_tokens=16)
+    captured = {bucket[:2] for bucket in engine.loop.runner.prefill.captured}
+    assert captured == {(1, 32), (1, 64), (1, 128), (1, 256)}
+    engine = make_engine(warm_rows=2, max_rows=2, prefill_tokens=64)
+    assert {bucket[:2] for bucket in engine.loop.runner.prefill.captured} == captured | {(4, 32), (4, 64)}

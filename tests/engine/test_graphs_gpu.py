@@ -63,3 +63,47 @@ def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:
     sent = [to_device(np.zeros(size), device) for size in (1, 100, 10_000)]
     assert [len(each) for each in sent] == [1, 100, 10_000]
     assert torch.cuda.host_memory_stats()["num_host_alloc"] == asked
+
+
+def test_a_larger_size_is_captured_without_a_run_and_does_the_same() -> None:
+    """Kernels that no size before it needed are loaded meanwhile: a sort is another one for many values."""
+    device = torch.device("cuda")
+
+    def run(given: Tensor) -> Tensor:
+        wide = given[:, None] * torch.arange(1, 4097, device=device)
+        return wide.float().sort(dim=1, descending=True).values[:, :3] @ torch.ones(3, 2, device=device)
+
+    pool = GraphPool(device)
+    one = capture_graph("of one", run, torch.ones(1, dtype=torch.long, device=device), pool)
+    many = capture_graph("of many", run, torch.arange(1, 301, device=device), pool, one.out)
+    for graph in (many, one, many):
+        graph.graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(many.out, run(many.given)) and many.out.shape == (300, 2)
+
+
+def test_counters_of_a_split_product_are_not_of_the_graph_that_asked_first() -> None:
+    """Else that graph would clear them and no other, and graphs captured before it work in the same memory."""
+    split_k = pytest.importorskip("sonant.kernels.triton.split_k")
+    weight, pool = torch.ones(8, 8, device="cuda"), GraphPool(torch.device("cuda"))
+    runs = list[bool]()
+
+    def works(given: Tensor) -> Tensor:
+        return (given.expand(1 << 20) * 3).cumsum(0)[-1:].int()
+
+    def counted(given: Tensor) -> Tensor:
+        runs.append(torch.cuda.is_current_stream_capturing())
+        return given + split_k.counters(weight, len(given), 2)
+
+    earlier = capture_graph("works", works, torch.full((1,), 2.0, device="cuda"), pool)
+    like = torch.zeros(1, dtype=torch.int32, device="cuda")
+    graphs = [
+        capture_graph("counts", counted, torch.zeros(size, dtype=torch.int32, device="cuda"), pool, like)
+        for size in (5, 7, 5)
+    ]
+    assert runs == [True, True, True]
+    for graph in (earlier, *graphs, earlier, *graphs):
+        graph.graph.replay()
+    torch.cuda.synchronize()
+    assert not any(graph.out.any() for graph in graphs)
+    assert not split_k.counters(weight, 7, 2).any()

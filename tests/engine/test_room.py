@@ -81,6 +81,15 @@ def test_a_cpu_stays_as_it_was() -> None:
     assert (config.max_rows, config.max_batch, config.steps_ahead) == (8, 8, 0)
 
 
+def test_a_cpu_makes_little_sound_at_once() -> None:
+    """For eight rows' largest chunks its codec takes a gigabyte. What it makes in a step must keep up all the same."""
+    assert EngineConfig().resolved(H200.room(SPEC)).frame_sizes(0.08).codec_batch == 1024
+    for rows in (1, 8, 64):
+        sizes = EngineConfig(max_rows=rows).resolved(None).frame_sizes(0.08)
+        assert sizes.codec_batch == max(sizes.chunks[-1], 2 * rows)
+    assert EngineConfig(codec_batch_s=5.12).resolved(None).frame_sizes(0.08).codec_batch == 64
+
+
 def test_the_doctor_says_what_and_why() -> None:
     told = chosen(EngineConfig().resolved(H200.room(SPEC)), SPEC, H200)
     assert (told.max_rows, told.max_batch) == (2048, 1024) and told.kv_tokens > 700_000

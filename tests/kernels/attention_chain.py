@@ -11,10 +11,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sonant.kernels import ops
-from sonant.kernels.reference import Heads
+from kernels.paged_cases import exact_attention
+from sonant.kernels import ops, reference
+from sonant.kernels.reference import Heads, Place
 
 _HIDDEN, _HEADS, _KV_HEADS, _DIM, _BLOCK, _LAYERS, _CAPACITY, _EPS = 1024, 16, 8, 128, 16, 4, 2048, 1e-6
+
+
+def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
+    """A step by the reference, with sums in float32. It looks no further than it must, and so is for no graph."""
+    block, most = cache.shape[2], int(positions.max())
+    blocks = tables.gather(1, positions.long() // block).long()
+    q, _, _ = reference.qk_rope(qkv, heads, Place(cache, (blocks * block + positions % block).flatten()))
+    return exact_attention(q, cache, tables, positions, most // block + 1)
 
 
 class Chain:

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, KernelParam
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
+from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -29,7 +30,9 @@ from sonant.kernels.reference import (
     PatchMemory,
     PatchStatuses,
     Place,
+    QuantizedWeight,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
@@ -54,6 +57,7 @@ from sonant.kernels.triton import (
     pdl,
     qk_rope,
     ras_sample,
+    ring,
     sample,
     short,
     snake,
@@ -63,7 +67,7 @@ from sonant.kernels.triton import (
 from sonant.kernels.tuning import Tile
 from sonant.models.qwen3_tts import workload
 
-TARGET = GPUTarget("cuda", 90, 32)
+TARGET, HOPPER = GPUTarget("cuda", 90, 32), Gpu("NVIDIA H200", (9, 0))
 POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
     torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
@@ -152,7 +156,11 @@ def all_kernels(
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
         weight = values(64, 16 * dim)
-        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
+        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64))
+    for steps in (1, 16) if every_form else (1,):
+        of = Heads(None, None, values(2, steps, 1, dim), values(2, steps, 1, dim), 16, 16, 1e-5)
+        place = RingPlace(torch.zeros(2, dtype=torch.int64), torch.zeros(2, steps, dtype=torch.int64), 72, 88)
+        ring.ring_attention(values(2, steps, 48 * dim), of, values(2, 3, 88, 16, dim), place)
     pcm.pcm16(torch.zeros(2, 1920))
     flow_kernels(dtype)
     paging_kernels(dtype)
@@ -175,7 +183,11 @@ def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every
         weight = values(columns, taps, inputs).permute(0, 2, 1)
         past = values(32, taps - 1, inputs)
         residual = values(32, 640, columns)
+        if columns == 1:
+            conv.causal_conv(x, weight, bias, past)
         if taps > 1:
+            with planning_for(HOPPER):  # in the tile that a GPU would be given, with its own sine
+                conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
             conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
         else:
             conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
@@ -246,6 +258,28 @@ def dual_kernels(dtype: torch.dtype, counts: Sequence[int], hidden: int = 3072, 
         dual_ffn.dual_linear_add(values(1, rows, inner), split, down, values(1, rows, hidden))
 
 
+def quantized_kernels() -> None:
+    """Products whose weights have eight bits."""
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+    def weight(columns: int, depth: int) -> QuantizedWeight:
+        eight_bits = torch.empty(columns, depth, dtype=torch.float8_e4m3fn, device="meta")
+        return QuantizedWeight(eight_bits, torch.empty(columns, device="meta"))
+
+    for rows in (70, 512):
+        gemv.norm_gated(values(rows, 1, 2048), values(2048), 1e-6, weight(512, 2048))
+    gemv.linear_add(values(70, 1, 2048), weight(256, 2048), values(70, 1, 256))
+    for rows, depth in ((1, 2048), (1, 3072), (16, 2048), (64, 2048)):
+        gemv.norm_gated(values(rows, 1, depth), values(depth), 1e-6, weight(512, depth))
+    gemv.linear_add(values(24, 1, 2048), weight(256, 2048), values(24, 1, 256))
+    heads = Heads(None, None, values(1, 5, 1, 128), values(1, 5, 1, 128), 16, 2, 1e-5)
+    local_out.local_attention_add(values(2, 5, 20 * 128), heads, weight(64, 2048), values(2, 5, 64))
+    split, sides = split_kinds(torch.zeros(1, 32)), Sides(weight(3072, 8192), weight(3072, 8192))
+    dual_ffn.dual_linear_add(values(1, 32, 8192), split, sides, values(1, 32, 3072))
+
+
 def tuned_kernels() -> None:
     """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
     shapes = workload.workloads(["1.7b"])
@@ -262,6 +296,7 @@ def main() -> None:
     all_kernels(torch.float32, PRODUCTS[:1] + PRODUCTS[2:3], CONVOLUTIONS[-2:-1], every_form=False)
     dual_kernels(torch.bfloat16, (32, 600))
     dual_kernels(torch.float32, (600,))
+    quantized_kernels()
     tuned_kernels()
     sys.stdout.write(" ".join(sorted(set(compiled))))
 

@@ -82,6 +82,11 @@ def test_shares_of_a_long_row_are_put_together_by_whoever_comes_last(
         check_step(shape, seed, splits=splits, stages=stages)
 
 
+@pytest.mark.parametrize(("heads", "dim"), [(8, 128), (1, 64)])
+def test_more_shares_than_are_read_at_once_are_put_together(heads: int, dim: int) -> None:
+    check_step(Shape(heads, 1, dim, 16, (2400,), 1, False, True, 1), 1, splits=64)
+
+
 def test_a_position_that_no_table_has_room_for_is_not_written_and_gives_zeros() -> None:
     shape = Shape(4, 2, 128, 16, (20, 5), 1, False, True, 0)
     qkv, heads, cache_, tables, positions, width = step_call(shape, 1, "cpu")

@@ -109,6 +109,7 @@ def test_what_the_kernel_does_not_take_goes_to_triton(monkeypatch: pytest.Monkey
         "sequences of 17": (x.new_zeros(1, 17, 256), weights),
         "29 layers": (x, weights * 29),
         "bfloat16": (x.float(), weights),
+        "eight bits": (x, changed(weights, down=reference.quantize(weights[0].down))),
         "in one piece": (x, changed(weights, down=weights[0].down.T.contiguous().T)),
         "norms of their own": (x, changed(weights, heads=heads._replace(q_weight=x[0, 0, :128]))),
         "differ by sequence": (x, changed(weights, heads=heads._replace(cos=heads.cos.expand(2, -1, -1, -1)))),

@@ -80,3 +80,15 @@ def test_products_and_convolutions_leave_their_counters_at_zero() -> None:
     taps, bias = random(20, 3, 24, seed=2).permute(0, 2, 1), random(20, seed=3)
     kernel("causal_conv")(wide, taps, bias, None, tile=tile)
     assert not split_k.counters(taps, 6, tile.splits).any()
+
+
+def test_sets_of_one_weight_never_overlap_however_many_there_are() -> None:
+    weight = torch.zeros(4, 4, device=DEVICE)
+    sizes = [1, 3, 700, 4096, 2, 5000, 1500, 17]
+    sets = {groups: split_k.counters(weight, groups, 2) for groups in sizes}
+    for number, groups in enumerate(sizes, 1):
+        assert not sets[groups].any() and sets[groups].data_ptr() % 16 == 0
+        sets[groups].fill_(number)
+    for number, groups in enumerate(sizes, 1):
+        assert len(sets[groups]) == groups and (sets[groups] == number).all()
+        assert split_k.counters(weight, groups, 7) is sets[groups]

@@ -80,6 +80,21 @@ def test_causal_conv(
             close(got[0], expected[0], dtype, roundings=2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "past"), cases((24, True), (32, False), gpu=[(96, True), (96, False), (24, False)]))
+def test_a_convolution_to_one_channel_reads_its_inputs_once(inputs: int, past: bool, dtype: torch.dtype) -> None:
+    """Over several programs, whose first results need lines of the one before."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter has no bfloat16 products")
+    x = random(2, 640, inputs, dtype=dtype)[:, 3:-20]
+    weight = (random(1, 7, inputs, dtype=dtype, seed=1) / (7 * inputs) ** 0.5).permute(0, 2, 1)
+    bias = random(1, dtype=dtype, seed=2)
+    before = random(2, 9, inputs, dtype=dtype, seed=3)[:, 2:8] if past else None
+    got = kernel("causal_conv")(x, weight, bias, before)
+    for one, other in zip(got, reference.causal_conv(x, weight, bias, before), strict=True):
+        close(one, other, dtype, roundings=2)
+
+
 TILES = (
     Tile(16, 32, 16, stages=2, wide=True),
     Tile(32, 16, 16, stages=2, splits=3),

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sonant.kernels import ops
 from sonant.models.qwen3_tts.codec import CodecDecoder, CodecState
 from sonant.models.qwen3_tts.config import CodecConfig
 from sonant.models.weights import load_into, open_weights
@@ -72,6 +73,27 @@ def test_any_chunk_sizes_give_the_one_shot_sound(decoder: CodecDecoder, sizes: l
         parts.append(rows.decode([0], codes[None, at : at + size], torch.tensor([at]))[0])
         at += size
     torch.testing.assert_close(torch.cat(parts), one_shot(decoder, codes), rtol=0, atol=TOLERANCE)
+
+
+def test_units_in_one_op_leave_the_same_sound_and_state(
+    decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever calls take them: a batch that grows or shrinks changes the kernels, never what a row remembers."""
+    turns = iter(range(1000))
+    asked: set[tuple[int, ...]] = set()
+
+    def sometimes(like: torch.Tensor, batch: int, steps: int, channels: int) -> bool:
+        asked.add((batch, steps, channels))
+        return next(turns) % 3 > 0
+
+    monkeypatch.setattr(ops, "whole_units", sometimes)
+    codes = torch.randint(0, 2048, (20, 16), generator=torch.Generator().manual_seed(3))
+    rows = Rows(decoder, 1, most_frames=5)
+    rows.clear(0)
+    parts = [rows.decode([0], codes[None, at : at + 5], torch.tensor([at]))[0] for at in range(0, 20, 5)]
+    monkeypatch.undo()
+    torch.testing.assert_close(torch.cat(parts), one_shot(decoder, codes), rtol=0, atol=TOLERANCE)
+    assert asked == {(1, 5 * 32, 32), (1, 5 * 160, 16), (1, 5 * 640, 8), (1, 5 * 1920, 4)}
 
 
 def test_rows_that_start_and_stop_at_different_times_do_not_mix(decoder: CodecDecoder) -> None:

@@ -17,8 +17,10 @@ from parity.forcing import forced, relative
 from sonant import Engine, EngineConfig
 from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
+from sonant.config import Quantization
 from sonant.engine.graphs import buckets_up_to
 from sonant.kernels.reference import LogitMask, Lookup
+from sonant.layers.quantized import QuantizedLinear
 from sonant.models.base import decode_frame
 from sonant.models.qwen3_tts import frame
 from sonant.models.qwen3_tts.model import Qwen3TTS
@@ -106,19 +108,50 @@ def test_any_batch_on_the_cpu(tiny_checkpoints: Mapping[str, Path], monkeypatch:
     assert max(errors.values()) < 1e-4, errors
 
 
-@pytest.mark.gpu
-def test_every_captured_batch_of_the_1_7b_shapes_in_bf16(
-    full_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+def widen(model: Qwen3TTS) -> None:
+    """Weights of eight bits as the same numbers in all the bits there are."""
+    for part in model.modules.talker.modules():
+        for name, child in list(part.named_children()):
+            if isinstance(child, QuantizedLinear):
+                wide = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+                wide.weight.data = child.weight.dequantized(torch.float32)
+                setattr(part, name, wide)
+
+
+def test_any_batch_of_fp8_weights_on_the_cpu(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the same weights in fp32."""
+    """The same as with the numbers that the eight bits stand for, and near the published weights."""
+    folder, config = tiny_checkpoints["custom"], EngineConfig(max_rows=9)
+    with sonant.load(folder, device="cpu", config=config) as opened:
+        published = opened.model
+    with sonant.load(folder, device="cpu", config=config, quantize="fp8") as opened:
+        widened = opened.model
+    assert isinstance(published, Qwen3TTS) and isinstance(widened, Qwen3TTS)
+    widen(widened)
+    found = []
+    for truth in (widened, published):
+        engine = sonant.load(folder, device="cpu", config=config, quantize="fp8")
+        with monkeypatch.context() as patches:
+            found.append(worst(engine, truth, [1, 9], patches))
+    exact, errors = found
+    assert max(exact.values()) < 1e-4, exact
+    assert min(errors.values()) > 1e-3 and max(errors.values()) < 0.25, errors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("quantize", "most"), [(None, 0.05), ("fp8", 0.25)])
+def test_every_captured_batch_of_the_1_7b_shapes(
+    quantize: Quantization | None, most: float, full_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the published weights in fp32. With FP8 weights, from 65 rows on the input has eight bits too."""
     exact = EngineConfig(max_rows=1, kv_tokens=512)
     with sonant.load(full_checkpoint, device="cuda", dtype="float32", config=exact) as opened:
         truth = opened.model
         assert isinstance(truth, Qwen3TTS)
-    engine = sonant.load(
-        full_checkpoint, device="cuda", config=EngineConfig(max_rows=256, warm_rows=1, kv_tokens=64 * 1024)
-    )
+    config = EngineConfig(max_rows=256, warm_rows=1, kv_tokens=64 * 1024, quantize=quantize)
+    engine = sonant.load(full_checkpoint, device="cuda", config=config)
     errors = worst(engine, truth, buckets_up_to(256), monkeypatch)
-    print({size: round(error, 4) for size, error in errors.items()})
-    assert max(errors.values()) < 0.05, errors
-    assert max(errors.values()) < 1.5 * errors[1], errors
+    print(quantize or "bf16", {size: round(error, 4) for size, error in errors.items()})
+    assert max(errors.values()) < most, errors
+    assert max(errors.values()) < (1.5 if quantize is None else 2.5) * errors[1], errors

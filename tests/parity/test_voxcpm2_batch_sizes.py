@@ -113,7 +113,7 @@ def flow_errors(model: VoxCPM2, truth: VoxCPM2, sizes: list[int]) -> dict[int, f
     return made
 
 
-def in_place(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+def in_place(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual.add_(F.linear(x, weight))
 
 
@@ -141,3 +141,19 @@ def test_every_captured_batch_of_the_2b_shapes_in_bf16(full_voxcpm2: Path, monke
         print({size: round(error, 4) for size, error in errors.items()})
         assert max(errors.values()) < 0.15, errors
         assert max(errors.values()) < 1.5 * errors[1], errors
+
+
+@pytest.mark.gpu
+def test_every_captured_batch_of_the_2b_shapes_with_fp8_weights(
+    full_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the published weights in fp32. With more than 64 tokens the input has eight bits too."""
+    truth = load_model(full_voxcpm2, EngineConfig(), torch.device("cuda"), torch.float32, torch.float32)
+    config = EngineConfig(max_rows=64, warm_rows=1, kv_tokens=65_536, quantize="fp8")
+    engine = sonant.load(full_voxcpm2, device="cuda", config=config)
+    assert isinstance(truth, VoxCPM2) and isinstance(engine.model, VoxCPM2)
+    sizes = buckets_up_to(64)
+    for errors in (flow_errors(engine.model, truth, sizes), worst(engine, truth, sizes, monkeypatch)):
+        print("fp8", {size: round(error, 4) for size, error in errors.items()})
+        assert max(errors.values()) < 0.5, errors
+        assert max(errors.values()) < 2.5 * errors[1], errors

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.core_time import parent_of
 from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.cluster.ray_settings import ray_environment
 from sonant.serving.cluster.replica import ReplicaSetup
@@ -25,7 +26,9 @@ TITLES = {
     "controller": "ray::ServeController",
     "proxy": "/haproxy -db",
     "proxy manager": "ray::HAProxyManager",
+    "proxy actor": "ray::ProxyActor",
 }
+TINY = {"tiny": "custom_voice", "tiny base": "base"}
 _PROXY_FILES = "/tmp/haproxy-serve"
 
 
@@ -43,6 +46,9 @@ class Cluster:
                 with suppress(OSError):
                     if TITLES[kind] in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
                         found.append(int(entry.name))
+        if kind == "engine":  # Others may have servers of their own on this machine.
+            replicas = self.pids("replica")
+            found = [pid for pid in found if parent_of(pid) in replicas]
         return sorted(found)
 
     def kill(self, kind: str) -> int:
@@ -61,6 +67,15 @@ class Cluster:
 
     def whole(self) -> bool:
         return self.ready() == self.replicas and fetch(f"{self.url}/ready") is not None
+
+    def counted(self, *names: str) -> list[float]:
+        """Samples of `/metrics` whose line has all words of a name, added up over replicas."""
+        page = (fetch(f"{self.url}/metrics") or b"").decode()
+        lines = [line for line in page.splitlines() if not line.startswith("#")]
+        return [
+            sum(float(line.rpartition(" ")[2]) for line in lines if all(word in line for word in name.split()))
+            for name in names
+        ]
 
     def wait_whole(self, timeout_s: float = 120.0) -> float:
         began_s = time.monotonic()
@@ -84,6 +99,20 @@ def fetch(url: str) -> bytes | None:
             return bytes(response.read())
     except OSError:
         return None
+
+
+@contextmanager
+def folder_of(named: str | None) -> Iterator[Path | None]:
+    """A checkpoint's folder; `tiny` and `tiny base`, which clones, are written here and never stop by themselves."""
+    if named not in TINY:
+        yield None if named is None else Path(named).absolute()
+        return
+    from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "checkpoint"
+        write_checkpoint(written, kind=TINY[named], eos_gain=0.0, code_groups=4)
+        yield written
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
     python tests/serving/cluster_storm.py [FOLDER] [--replicas 3] [--clients 100] [--kills 3] [--port 8777]
 
-FOLDER is a checkpoint's, without one the built-in voice speaks. Printed: how bodies ended, with the time that the way
-through Ray adds to the first byte (against a replica that is asked directly, in turn, in the same run); what each kill
-cost and how soon all was as before; a rolling update, in which no request may fail. Each stream is of a known length,
-so that a short body that ends cleanly would be found.
+FOLDER is a checkpoint's, `tiny` one that is written here, `tiny base` one that clones: then voices are uploaded and
+deleted all the while. Without it the built-in voice speaks. Printed: how bodies ended, with the time that the way
+through Ray adds to the first byte, in the same run; what each kill cost and how soon all was as before; a rolling
+update, in which no request may fail. Each stream is of a known length, so that a short body that ends cleanly would be
+found, and after each kill every replica is asked for all voices that were acknowledged.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
-import numpy as np
+import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.cluster_processes import Cluster, cluster
+from serving.cluster_first_byte import SPEECH_PATH, ask, show
+from serving.cluster_processes import Cluster, alone, cluster, folder_of
+from serving.cluster_uploads import Uploads, clip_of
 from sonant.config import EngineConfig
 from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.options import ModelOptions, ServeOptions
 
 BODY = {"input": "hello the world", "response_format": "pcm", "seed": 1}
-KINDS = ("engine", "replica", "proxy", "proxy manager", "controller")
+KINDS = ("engine", "replica", "proxy", "proxy manager", "proxy actor", "controller")
 _RATE = 2 * 24_000  # bytes a second
 
 
@@ -41,16 +47,21 @@ class Crowd:
     url: str
     frames: int
     expected: int
+    voice: str | None = None  # by id; None: the model's own
     headers: dict[str, str] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     gaps: int = 0
+
+    @property
+    def body(self) -> dict[str, object]:
+        voice = {} if self.voice is None else {"voice": {"id": self.voice}}
+        return {**BODY, **voice, "max_frames": self.frames}
 
     async def ask(self, session: aiohttp.ClientSession) -> str:
         """whole, a status that refused it, broken after it began, unreachable; or short: a lie."""
         size, first_s, gap = 0, 0.0, False
         try:
-            body = {**BODY, "max_frames": self.frames}
-            async with session.post(f"{self.url}/v1/audio/speech", json=body, headers=self.headers) as answer:
+            async with session.post(f"{self.url}/v1/audio/speech", json=self.body, headers=self.headers) as answer:
                 if answer.status != 200:
                     return str(answer.status)
                 async for data in answer.content.iter_any():
@@ -79,30 +90,6 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def first_byte_s(session: aiohttp.ClientSession, url: str, path: str) -> float:
-    body = None if path == "/health" else {**BODY, "max_frames": 2}
-    began_s = time.perf_counter()
-    async with session.request("GET" if body is None else "POST", f"{url}{path}", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        await answer.content.readany()
-        took_s = time.perf_counter() - began_s
-        await answer.read()
-    return took_s
-
-
-async def added(c: Cluster, rounds: int) -> None:
-    """The way through Ray against a replica asked directly, in turn; for speech, and for what needs no engine."""
-    async with new_session() as session:
-        for path in ("/v1/audio/speech", "/health"):
-            direct, through = [], []
-            for n in range(rounds):
-                direct.append(await first_byte_s(session, f"http://127.0.0.1:{c.ports()[n % c.replicas]}", path))
-                through.append(await first_byte_s(session, c.url, path))
-            mine, theirs = (1e3 * np.quantile(times, [0.5, 0.99]) for times in (direct, through))
-            print(f"    first byte of {path}, p50 and p99: directly {mine.round(2)}, through Ray {theirs.round(2)} ms")
-            print(f"    added {(theirs - mine).round(2)} ms; load {os.getloadavg()[0]:.1f}", flush=True)
-
-
 async def crowded(c: Cluster, crowd: Crowd, clients: int, seconds: float) -> None:
     until = asyncio.Event()
     async with new_session() as session:
@@ -114,19 +101,25 @@ async def crowded(c: Cluster, crowd: Crowd, clients: int, seconds: float) -> Non
     assert set(crowd.outcomes) <= {"whole", "429"} and crowd.outcomes["whole"], crowd.outcomes
 
 
-async def under_load(c: Cluster, crowd: Crowd, clients: int, work: object) -> None:
-    """`work` on a thread, while clients ask on."""
+async def under_load(c: Cluster, crowd: Crowd, clients: int, work: object, uploads: Sequence[Uploads] = ()) -> None:
+    """`work` on a thread, while clients ask on, and upload."""
     until = asyncio.Event()
     async with new_session() as session:
         tasks = [asyncio.create_task(crowd.ask_on(session, until)) for _ in range(clients)]
+        tasks += [asyncio.create_task(each.upload_on(session, until)) for each in uploads]
         await asyncio.sleep(1.0)
         await asyncio.to_thread(work)  # type: ignore[arg-type]
         await asyncio.sleep(1.0)
         until.set()
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks)
 
 
-def killed(c: Cluster, kind: str, kills: int, crowd: Crowd, clients: int) -> None:
+def told_of(uploads: Sequence[Uploads]) -> str:
+    done = sum((each.outcomes for each in uploads), Counter[str]())
+    return f"; voices: {dict(done)}, {sum(len(each.kept) for each in uploads)} kept" if uploads else ""
+
+
+def killed(c: Cluster, kind: str, kills: int, crowd: Crowd, clients: int, uploads: Sequence[Uploads]) -> None:
     times: list[float] = []
 
     def work() -> None:
@@ -139,53 +132,84 @@ def killed(c: Cluster, kind: str, kills: int, crowd: Crowd, clients: int) -> Non
             times.append(time.monotonic() - began_s)
             time.sleep(1.0)
 
-    asyncio.run(under_load(c, crowd, clients, work))
+    asyncio.run(under_load(c, crowd, clients, work, uploads))
     times.sort()
     print(f"{kind}: {kills} kills, all as before after {times[len(times) // 2]:.1f} s, at most {times[-1]:.1f} s")
-    print(f"    {dict(crowd.outcomes)}", flush=True)
+    print(f"    {dict(crowd.outcomes)}{told_of(uploads)}; load {os.getloadavg()[0]:.1f}", flush=True)
     assert not crowd.outcomes["short"], "a body that ended cleanly was short"
     assert crowd.outcomes["whole"], "nobody was spoken to"
+    if kind in ("engine", "replica"):  # The others went on: nobody was left without an answer but whom it spoke to.
+        assert crowd.outcomes["broken"] <= clients * kills and not crowd.outcomes["unreachable"], crowd.outcomes
+    for each in uploads:
+        each.check(c)
 
 
-def updated(c: Cluster, setup: ReplicaSetup, crowd: Crowd, clients: int) -> None:
-    changed = replace(setup, serving=replace(setup.serving, max_requests_per_minute=10**6))
+def updated(c: Cluster, setup: ReplicaSetup, crowd: Crowd, clients: int, uploads: Sequence[Uploads]) -> None:
+    """`max_requests_per_minute`, and with it all replicas, are others each time."""
+    limit = setup.serving.max_requests_per_minute or 10**6
+    changed = replace(setup, serving=replace(setup.serving, max_requests_per_minute=limit + 1))
     before = c.pids("replica")
     began_s = time.monotonic()
-    asyncio.run(under_load(c, crowd, clients, lambda: c.deploy(changed)))
-    print(f"rolling update: {time.monotonic() - began_s:.1f} s, {dict(crowd.outcomes)}", flush=True)
+    asyncio.run(under_load(c, crowd, clients, lambda: c.deploy(changed), uploads))
+    print(f"rolling update: {time.monotonic() - began_s:.1f} s, {dict(crowd.outcomes)}{told_of(uploads)}", flush=True)
     assert not set(before) & set(c.pids("replica")), "a replica was not replaced"
     assert set(crowd.outcomes) <= {"whole", "429"}, crowd.outcomes
+    for each in uploads:
+        assert set(each.outcomes) <= {"upload 200", "delete 200"}, each.outcomes
+        each.check(c)
+
+
+def first_voice(c: Cluster) -> str:
+    answer = httpx.post(
+        f"{c.url}/v1/audio/voices", files={"audio_sample": ("clip.wav", clip_of(1))}, timeout=60,
+        data={"name": "Who speaks to the crowd", "consent": "she agreed"},
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("folder", nargs="?")
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--frames", type=int, default=25)
-    parser.add_argument("--first-bytes", type=int, default=200)
+    parser.add_argument("--first-bytes", type=int, default=500)
     parser.add_argument("--port", type=int, default=8777)
     parser.add_argument("--only", choices=("crowd", "kills", "update"))
     parser.add_argument("--kill", choices=KINDS, nargs="*", default=KINDS)
     args = parser.parse_args()
-    serving = ServeOptions(port=args.port, log_level="error", drain_s=30.0, max_first_audio_s=3.0)
-    folder = None if args.folder is None else args.folder.absolute()
-    setup = ReplicaSetup(folder=folder, model=ModelOptions(device="cpu"), serving=serving, engine=EngineConfig())
-    with cluster(setup, args.replicas) as c:
-        crowd = Crowd(c.url, args.frames, 0)
-        crowd.expected = asyncio.run(length_of(crowd))
-        few = max(2, args.clients // 16)
-        if args.only in (None, "crowd"):
-            asyncio.run(added(c, args.first_bytes))
-            asyncio.run(crowded(c, replace_outcomes(crowd), args.clients, args.seconds))
-            print("and once more, after the crowd:")
-            asyncio.run(added(c, args.first_bytes))
-        for kind in args.kill if args.only in (None, "kills") else ():
-            killed(c, kind, args.kills, replace_outcomes(crowd), few)
-        if args.only in (None, "update"):
-            updated(c, setup, replace_outcomes(crowd), few)
+    clones = args.folder == "tiny base"
+    with ExitStack() as held:
+        held.enter_context(alone())
+        voices = Path(held.enter_context(TemporaryDirectory()), "voices") if clones else None
+        serving = ServeOptions(
+            port=args.port, log_level="error", drain_s=30.0, max_first_audio_s=3.0, voices_folder=voices,
+            consent="asserted",
+        )  # fmt: skip
+        folder = held.enter_context(folder_of(args.folder))
+        setup = ReplicaSetup(folder=folder, model=ModelOptions(device="cpu"), serving=serving, engine=EngineConfig())
+        storm(held.enter_context(cluster(setup, args.replicas)), setup, args, clones=clones)
+
+
+def storm(c: Cluster, setup: ReplicaSetup, args: argparse.Namespace, *, clones: bool) -> None:
+    crowd = Crowd(c.url, args.frames, 0, voice=first_voice(c) if clones else None)
+    crowd.expected = asyncio.run(length_of(crowd))
+    few = max(2, args.clients // 16)
+
+    def uploads() -> list[Uploads]:
+        return [Uploads(c.url, f"{os.urandom(4).hex()} of {who}") for who in ("Anna", "Bo")] if clones else []
+
+    if args.only in (None, "crowd"):
+        asyncio.run(crowded(c, replace_outcomes(crowd), args.clients, args.seconds))
+        if not clones:
+            show("first byte of speech, by the clock", ask(c, SPEECH_PATH, args.first_bytes, seed=0)[0])
+    for kind in args.kill if args.only in (None, "kills") else ():
+        killed(c, kind, args.kills, replace_outcomes(crowd), few, uploads())
+    if args.only in (None, "update"):
+        updated(c, setup, replace_outcomes(crowd), few, uploads())
 
 
 def replace_outcomes(crowd: Crowd) -> Crowd:
@@ -194,7 +218,7 @@ def replace_outcomes(crowd: Crowd) -> Crowd:
 
 async def length_of(crowd: Crowd) -> int:
     async with new_session() as session, session.post(
-        f"{crowd.url}/v1/audio/speech", json={**BODY, "max_frames": crowd.frames, "stream": False}
+        f"{crowd.url}/v1/audio/speech", json={**crowd.body, "stream": False}
     ) as answer:
         assert answer.status == 200, await answer.text()
         return len(await answer.read())

@@ -1,11 +1,17 @@
 """A server under a steady load for a long time, with all that clients do: is it as it was, and was anybody let down?
 
-    python tests/serving/soak.py FOLDER --minutes 60 --listeners 8 [--workers 2] [--device cuda] [--clip-voices]
+    python tests/serving/soak.py [FOLDER] --minutes 60 --listeners 2 [--workers 2] [--device cuda] [--voices DIR]
 
-Listeners come at random times, so that about so many speak at once, and play what they get as it comes. Meanwhile some
-hang up in the middle, some read slowly, some ask for what is wrong, and voices are uploaded and deleted where the model
-clones. Printed every minute and at the end: the processes' memory, and how many were heard whole, without a gap, broken
-off, refused.
+So many listen at once and play what they get as it comes: few of them one after the other in as many places, many at
+random times. Meanwhile some hang up in the middle, some read slowly, some ask for what is wrong, and voices are
+uploaded, spoken with and deleted where the model clones. Before memory counts, all that a server keeps for later is
+filled: the cache of prompts, which has its full size from the start but no pages yet, the clips it remembers, and what
+a full house works in.
+
+Printed every minute: memory by process. At the end, for each process: how much it has at the beginning and the end of
+what counts, and the slope of a line through all of it; then who was heard whole, without a gap, broken off, refused,
+and how late the clients' own clock was, which is in every gap. The exit code is 0 if nothing was lost, nobody had a
+gap, and memory of all together is flat within 2 %.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ import argparse
 import asyncio
 import contextlib
 import io
-import os
 import random
 import signal
 import subprocess
@@ -22,30 +27,37 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
 import soundfile
+from process_memory import MemoryRecord
 
-TEXTS = (
-    "Hello there, how are you today?",
-    "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree.",
-    "It was a bright cold day in April, and the clocks were striking thirteen. " * 3,
-)
-WARM_MINUTES = 2.0  # before memory counts as what it is to stay
+WORDS = "a bright cold day in april and the clocks were striking thirteen while old trees gave shade to quick foxes"
+WARM_SHARE, WARM_MINUTES = 0.05, 1.0  # of all the time, and at least, before memory counts as what it is to stay
+SAMPLE_S = 10.0
+FEW = 16  # listeners, who come one after the other: random times would be idle at one moment and too much at the next
+REMEMBERED = 80  # clips, a few more than an engine remembers
+HOUSE = 10  # requests at once: more than a CPU has rows
+UPLOAD_EVERY_S = 10.0
+KEPT_S = 2.0  # by a player
+MANNERS = {"listens": 80, "leaves": 10, "slow": 5, "wrong": 5}
 
 
 class Soak:
-    def __init__(self, url: str, listeners: int, sound_s: float, rate: int) -> None:
-        self.url, self.listeners, self.sound_s, self.rate = url, listeners, sound_s, rate
+    def __init__(self, url: str, listeners: float, rate: int) -> None:
+        self.url, self.listeners, self.rate, self.sound_s = url, listeners, rate, 0.0
+        self.voice = "alloy"
         self.outcomes: Counter[str] = Counter()
-        self.gaps = 0
+        self.gaps_s: list[float] = []
         self.first_s: list[float] = []
+        self.late_s: list[float] = []
 
-    async def listen(self, session: aiohttp.ClientSession, manner: str) -> None:
+    async def listen(self, session: aiohttp.ClientSession, manner: str, voice: str | None = None) -> None:
         """One listener, who hears it in real time; a slow one reads at half that pace."""
-        began_s, heard_s, first_s, gap = time.monotonic(), 0.0, 0.0, False
-        body = {"input": random.choice(TEXTS), "response_format": "pcm", "voice": "alloy"}
+        began_s, heard_s, first_s, gap_s = time.monotonic(), 0.0, 0.0, 0.0
+        body = {"input": text(), "response_format": "pcm", "voice": voice or self.voice}
         if manner == "wrong":
             body["voice"] = "nobody at all"
         try:
@@ -56,22 +68,23 @@ class Soak:
                 async for data in response.content.iter_any():
                     now_s = time.monotonic()
                     first_s = first_s or now_s
-                    gap |= heard_s > 0 and heard_s < now_s - first_s
+                    gap_s = max(gap_s, now_s - first_s - heard_s if heard_s else 0.0)
                     heard_s += len(data) / 2 / self.rate
                     if manner == "leaves" and heard_s > 1:
                         self.outcomes["left"] += 1
                         return
                     if manner == "slow":
                         await asyncio.sleep(len(data) / self.rate)
-                    else:  # as a player does that keeps two seconds
-                        await asyncio.sleep(max(0.0, heard_s - (now_s - first_s) - 2.0))
+                    else:
+                        await asyncio.sleep(max(0.0, heard_s - (now_s - first_s) - KEPT_S))
             self.outcomes["whole"] += 1
-            self.gaps += gap and manner == "listens"
-            self.first_s.append(first_s - began_s)
+            if manner == "listens":
+                self.gaps_s += [gap_s] if gap_s > 0 else []
+                self.first_s.append(first_s - began_s)
         except (TimeoutError, aiohttp.ClientError) as e:
             self.outcomes[f"broken: {type(e).__name__}"] += 1
 
-    async def upload(self, session: aiohttp.ClientSession) -> None:
+    async def upload(self, session: aiohttp.ClientSession) -> str | None:
         form = aiohttp.FormData()
         name = f"voice {random.randrange(10**9)}"
         for key, value in (("name", name), ("consent", "I agree to this."), ("ref_text", "hello the world")):
@@ -79,55 +92,128 @@ class Soak:
         form.add_field("audio_sample", clip(), filename="clip.wav", content_type="audio/wav")
         async with session.post(f"{self.url}/v1/audio/voices", data=form) as response:
             self.outcomes[f"upload {response.status}"] += 1
-            if response.status == 200:
-                voice = (await response.json())["id"]
-                async with session.delete(f"{self.url}/v1/audio/voices/{voice}") as deleted:
-                    self.outcomes[f"delete {deleted.status}"] += 1
+            return str((await response.json())["id"]) if response.status == 200 else None
 
-    async def run(self, minutes: float, uploads: bool, pid: int) -> list[float]:
-        """Memory of the server's processes in MiB, once a minute."""
-        memory: list[float] = []
-        limits = aiohttp.TCPConnector(limit=0, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=600)
-        async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
-            running: set[asyncio.Task[None]] = set()
-            end_s, next_s, minute_s = time.monotonic() + 60 * minutes, 0.0, time.monotonic() + 60
+    async def come_and_go(self, session: aiohttp.ClientSession, frames: int | None = None) -> None:
+        """A voice that is uploaded, spoken with once, to a listener or for so many frames, and deleted."""
+        voice = await self.upload(session)
+        if voice is None:
+            return
+        if frames is None:
+            await self.listen(session, "listens", voice)
+        else:
+            await self.ask(session, text(6), voice=voice, max_frames=frames)
+        async with session.delete(f"{self.url}/v1/audio/voices/{voice}") as deleted:
+            self.outcomes[f"delete {deleted.status}"] += 1
+
+    async def ask(self, session: aiohttp.ClientSession, said: str, **fields: Any) -> float:
+        """Nobody listens → seconds of sound."""
+        body = {"input": said, "response_format": "pcm", "voice": self.voice, **fields}
+        async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
+            response.raise_for_status()
+            return len(await response.read()) / 2 / self.rate
+
+    async def fill(self, session: aiohttp.ClientSession, memory: MemoryRecord, uploads: bool) -> None:
+        """What is kept for later, until it takes no more memory, and what a full house works in."""
+        for _ in range(REMEMBERED if uploads else 0):
+            await self.come_and_go(session, frames=2)
+        for _ in range(2):
+            await asyncio.gather(*(self.ask(session, text(20), stream=n % 2 == 0) for n in range(HOUSE)))
+        before, asked = 0.0, 0
+        while (now := memory.total_mib()) > 1.002 * before and asked < 1000:
+            before = now
+            for _ in range(40):
+                asked += 1
+                await self.ask(session, text(40), max_frames=1)
+        print(f"filled with {asked} prompts: {before:.0f} MiB", flush=True)
+
+    async def run(self, minutes: float, uploads: bool, memory: MemoryRecord) -> None:
+        connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=600)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            self.voice = (await self.upload(session) if uploads else None) or self.voice  # one that clones has no own
+            self.sound_s = float(np.mean([await self.ask(session, text()) for _ in range(3)]))
+            await self.fill(session, memory, uploads)
+            self.outcomes.clear()
+            end_s = time.monotonic() + 60 * minutes
+            arrivals = self.one_after_the_other if self.listeners < FEW else self.at_random
+            warm_s = 60 * max(WARM_MINUTES, WARM_SHARE * minutes)
+            tasks = [self.watch(warm_s, end_s, memory), arrivals(session, end_s)]
+            await asyncio.gather(*tasks, *([self.upload_often(session, end_s)] if uploads else []))
+
+    async def one_after_the_other(self, session: aiohttp.ClientSession, end_s: float) -> None:
+        async def place() -> None:
+            await asyncio.sleep(random.uniform(0, 2))
             while time.monotonic() < end_s:
-                manner = random.choices(("listens", "leaves", "slow", "wrong"), (80, 10, 5, 5))[0]
-                task = asyncio.create_task(self.listen(session, manner))
-                running.add(task)
-                task.add_done_callback(running.discard)
-                if uploads and time.monotonic() >= next_s:
-                    next_s = time.monotonic() + 10
-                    upload = asyncio.create_task(self.upload(session))
-                    running.add(upload)
-                    upload.add_done_callback(running.discard)
-                await asyncio.sleep(random.expovariate(self.listeners / self.sound_s))
-                if time.monotonic() >= minute_s:
-                    minute_s += 60
-                    memory.append(resident_mib(pid))
-                    told = f"{memory[-1]:8.1f} MiB  {len(running)} running  {dict(self.outcomes)}"
-                    print(f"{len(memory):3} min  {told}", flush=True)
-            await asyncio.wait(running, timeout=120)
-        return memory
+                await self.listen(session, manner())
+                await asyncio.sleep(random.uniform(0.05, 0.5))
+
+        await asyncio.gather(*(place() for _ in range(round(self.listeners))))
+
+    async def at_random(self, session: aiohttp.ClientSession, end_s: float) -> None:
+        running: set[asyncio.Task[None]] = set()
+        while time.monotonic() < end_s:
+            task = asyncio.create_task(self.listen(session, manner()))
+            running.add(task)
+            task.add_done_callback(running.discard)
+            await asyncio.sleep(random.expovariate(self.listeners / self.sound_s))
+        await asyncio.wait(running, timeout=120)
+
+    async def upload_often(self, session: aiohttp.ClientSession, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            await asyncio.gather(self.come_and_go(session), asyncio.sleep(UPLOAD_EVERY_S))
+
+    async def watch(self, warm_s: float, end_s: float, memory: MemoryRecord) -> None:
+        began_s, told_s = time.monotonic(), time.monotonic()
+        while (now_s := time.monotonic()) < end_s:
+            if now_s - began_s > warm_s:
+                memory.sample(now_s - began_s)
+            if now_s - told_s >= 60:
+                told_s += 60
+                shown = memory.now()
+                print(f"{(now_s - began_s) / 60:5.1f} min  {shown}  {dict(self.outcomes)}", flush=True)
+            wake_s = min(now_s + SAMPLE_S, end_s)
+            while (left_s := wake_s - time.monotonic()) > 0:  # how late one is woken is how late a listener may be
+                pause_s = min(0.1, left_s)
+                due_s = time.monotonic() + pause_s
+                await asyncio.sleep(pause_s)
+                self.late_s.append(time.monotonic() - due_s)
+
+    def verdict(self, memory: MemoryRecord) -> int:
+        growth = memory.show()
+        first = np.quantile(self.first_s, [0.5, 0.99]) if self.first_s else (0, 0)
+        late = np.quantile(self.late_s, [0.5, 0.99, 1]) if self.late_s else (0, 0, 0)
+        wrong = ("broken", "status", "upload 4", "upload 5", "delete 4", "delete 5")
+        lost = sum(n for what, n in self.outcomes.items() if what.startswith(wrong))
+        print(f"{dict(self.outcomes)}; {lost} lost")
+        print(f"first sound p50 {first[0]:.3f} s, p99 {first[1]:.3f} s")
+        print(f"{len(self.gaps_s)} listeners with a gap, of {1e3 * max(self.gaps_s, default=0):.0f} ms at most")
+        print(f"the clients' own clock: late by {1e3 * late[1]:.1f} ms at p99, {1e3 * late[2]:.0f} at most")
+        held = growth is not None and growth <= 0.02
+        told = "not enough samples" if growth is None else f"{100 * growth:+.2f} %"
+        print(f"memory {told}: {'flat' if held else 'NOT flat'} within 2 %")
+        return int(lost > 0 or bool(self.gaps_s) or not held)
+
+
+def text(words: int | None = None) -> str:
+    """Of a few words to three sentences, and hardly ever the same."""
+    count = words or random.choice((6, 20, 45))
+    return " ".join(random.choices(WORDS.split(), k=count)).capitalize() + "."
+
+
+def manner() -> str:
+    return random.choices([*MANNERS], [*MANNERS.values()])[0]
 
 
 def clip() -> bytes:
     out = io.BytesIO()
     t = np.arange(2 * 24_000) / 24_000
-    soundfile.write(out, 0.3 * np.sin(2 * np.pi * 220 * t) * np.sin(3 * t), 24_000, format="WAV")
+    pitch_hz = random.uniform(150, 300)
+    soundfile.write(out, 0.3 * np.sin(2 * np.pi * pitch_hz * t) * np.sin(3 * t), 24_000, format="WAV")
     return out.getvalue()
 
 
-def resident_mib(pid: int) -> float:
-    """Of a server and all of its processes."""
-    pids = [str(pid), *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in pids)
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-async def facts(url: str) -> tuple[int, float]:
-    """The sample rate, and how long a text lasts on average."""
+async def sample_rate(url: str) -> int:
+    """Once the server is ready."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
@@ -136,45 +222,35 @@ async def facts(url: str) -> tuple[int, float]:
                         break
             await asyncio.sleep(0.2)
         async with session.get(f"{url}/v1/engine") as engine:
-            rate = (await engine.json())["sample_rate"]
-        lasts = []
-        for text in TEXTS:
-            body = {"input": text, "response_format": "pcm", "voice": "alloy"}
-            async with session.post(f"{url}/v1/audio/speech", json=body) as response:
-                lasts.append(len(await response.read()) / 2 / rate)
-        return rate, float(np.mean(lasts))
+            return int((await engine.json())["sample_rate"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", help="of a checkpoint; none: the built-in voice")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--listeners", type=float, default=8.0, help="that listen at once, on average")
+    parser.add_argument("--listeners", type=float, default=2.0, help="that listen at once, on average")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--voices", help="a folder for uploads, where the model clones")
+    parser.add_argument("--voices", type=Path, help="a folder for uploads, where the model clones")
     parser.add_argument("--port", type=int, default=8766)
     args = parser.parse_args()
     url = f"http://127.0.0.1:{args.port}"
     command = [sys.executable, "-m", "sonant.cli.main", "serve", *([args.folder] if args.folder else [])]
     command += ["--port", str(args.port), "--workers", str(args.workers), "--device", args.device]
     command += ["--log-level", "error"]
-    command += ["--voices", args.voices, "--consent", "asserted"] if args.voices else []
+    command += ["--voices", str(args.voices), "--consent", "asserted"] if args.voices else []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     server = subprocess.Popen(command)
     try:
-        rate, sound_s = asyncio.run(facts(url))
-        soak = Soak(url, args.listeners, sound_s, rate)
-        memory = asyncio.run(soak.run(args.minutes, args.voices is not None, server.pid))
+        soak = Soak(url, args.listeners, asyncio.run(sample_rate(url)))
+        memory = MemoryRecord(server.pid)
+        asyncio.run(soak.run(args.minutes, args.voices is not None, memory))
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
-    after = memory[int(WARM_MINUTES) :]
-    growth = (max(after[-3:]) / min(after[:3]) - 1) if len(after) > 3 else 0.0
-    first = np.quantile(soak.first_s, [0.5, 0.99]) if soak.first_s else (0, 0)
-    print(f"exit code {code}; {dict(soak.outcomes)}; {soak.gaps} listeners with a gap")
-    print(f"first sound p50 {first[0]:.3f} s, p99 {first[1]:.3f} s; memory {100 * growth:+.1f} % since minute 3")
-    lost = sum(count for outcome, count in soak.outcomes.items() if outcome.startswith(("broken", "status 5")))
-    return int(lost > 0 or growth > 0.02)
+    print(f"exit code {code}")
+    return soak.verdict(memory) or code
 
 
 if __name__ == "__main__":

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sonant.config import EngineConfig
 from sonant.engine.telemetry import EngineStats, Tally, Telemetry
 from sonant.errors import ConfigError
 from sonant.serving.cluster.autoscaling import replicas_wanted, wanted
 from sonant.serving.cluster.cluster_options import ClusterOptions
+from sonant.serving.cluster.engine_child import EngineChild
 from sonant.serving.cluster.listener_load import GAPS, PROMISE, ListenerLoad, stats_of
 from sonant.serving.cluster.ray_settings import ray_environment
+from sonant.serving.cluster.replica import SpeechReplica
 from sonant.serving.cluster.replica_edge import ReplicaEdge
+from sonant.serving.cluster.run import reason_of
 from sonant.serving.observability.engine_report import Counts
 from sonant.serving.observability.merged_metrics import merged
-from sonant.serving.options import ServeOptions
+from sonant.serving.options import ModelOptions, ServeOptions
+from sonant.serving.processes.setup import Setup
 from sonant.serving.ray_app import options_from
 
 IDLE = EngineStats(
@@ -187,6 +197,65 @@ def test_metrics_of_all_replicas_are_one_page_with_whose_they_are() -> None:
     assert families["sonant_ttfp_seconds"].type == "histogram" and len(families["sonant_ttfp_seconds"].samples) == 8
     assert page.count("# TYPE sonant_ready gauge") == 1
     assert math.isclose(sum(s.value for s in families["sonant_ready"].samples), 2.0)
+
+
+def test_a_page_is_of_one_replica_where_the_others_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs takes the page from nobody, and no controller is asked on the loop that streams."""
+    serve = pytest.importorskip("ray.serve")
+
+    class Service:
+        async def metrics_text(self) -> bytes:
+            return PAGE % 3
+
+    class Broadcast:
+        async def results_async(self, **_: Any) -> list[Any]:
+            raise TimeoutError("one of them hangs")
+
+    def handle(*_: str) -> SimpleNamespace:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return SimpleNamespace(broadcast=lambda _: Broadcast())
+
+    context = SimpleNamespace(deployment="d", app_name="a", replica_id=SimpleNamespace(unique_id="this one"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(serve, "get_deployment_handle", handle)
+    replica = object.__new__(type("Lone", (), {**vars(SpeechReplica), "__del__": lambda self: None}))
+    replica.service = Service()
+    page = asyncio.run(replica._all_metrics()).decode()
+    assert 'sonant_requests_total{replica="this one",route="speech"} 3.0' in page
+
+
+# Starting and ending
+
+
+def test_an_engine_that_was_just_started_when_it_was_closed_goes_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    setup = Setup(
+        folder=tmp_path, scratch=tmp_path, model=ModelOptions(), serving=ServeOptions(), engine=EngineConfig(),
+        host="", port=0,
+    )  # fmt: skip
+    child = EngineChild(setup)
+    real = subprocess.Popen
+
+    def popen(_: object, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        child._closing.set()
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    child.start()
+    child._thread.join(20)
+    assert not child._thread.is_alive() and [each.returncode for each in started] == [-signal.SIGTERM]
+
+
+def test_a_proxy_that_cannot_listen_says_where_and_other_reasons_are_told_whole() -> None:
+    alert = "[ALERT]    (7) : Binding for proxy stats: cannot bind socket (Address already in use) for [0.0.0.0:8404]"
+    lines = ["ray::HAProxyManager.ready()", "  File x", "RuntimeError: HAProxy crashed: [NOTICE] version", alert]
+    said = reason_of(RuntimeError("\n".join(lines)))
+    assert said.endswith("for [0.0.0.0:8404]") and "\n" not in said and "File x" not in said
+    assert reason_of(RuntimeError("Deploying failed: no such folder")) == "Deploying failed: no such folder"
 
 
 # The edge

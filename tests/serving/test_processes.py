@@ -64,6 +64,7 @@ def test_counters_are_those_of_all_front_ends(server: tuple[subprocess.Popen[str
     before = spoken()
     for _ in range(8):
         length_of(url)
+    wait_for(lambda: spoken() == before + 8)  # A request is counted when its last byte has been taken, a moment later.
     assert {spoken() for _ in range(8)} == {before + 8}
     kill_one(process.pid, "front_end", url, WORKERS)
     assert spoken() == before + 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
 import threading
 import time
@@ -32,7 +33,7 @@ CONFIG = """defaults
     timeout connect 1s
     balance {balance}
 frontend f
-    bind 127.0.0.1:{port}
+    bind fd@{listener}
     default_backend b
 backend b
 """
@@ -59,19 +60,19 @@ class Answer(BaseHTTPRequestHandler):
 def proxy(route: Route, folder: Path) -> Iterator[int]:
     from ray.serve._private.haproxy import get_haproxy_binary
 
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(4)]
-    port = servers.pop().server_address[1]  # one that is free
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(3)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     balance = ray_environment(ServeOptions(), route)["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"]
     lines = [f"    server s{n} 127.0.0.1:{s.server_address[1]}\n" for n, s in enumerate(servers)]
     file = folder / "haproxy.cfg"
-    file.write_text(CONFIG.format(balance=balance, port=port + 1) + "".join(lines))
-    process = subprocess.Popen([get_haproxy_binary(), "-db", "-f", str(file)])
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    file.write_text(CONFIG.format(balance=balance, listener=listener.fileno()) + "".join(lines))
+    process = subprocess.Popen([get_haproxy_binary(), "-db", "-f", str(file)], pass_fds=[listener.fileno()])
     try:
-        time.sleep(0.5)
-        yield port + 1
+        yield listener.getsockname()[1]
     finally:
+        listener.close()
         process.kill()
         process.wait()
         for server in servers:

@@ -13,7 +13,7 @@ import torch
 from sonant.cli import machine
 from sonant.cli.machine import Kernel, Machine
 from sonant.cli.model_folder import given_codec, given_folder, given_once
-from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_kv_cache_dtype, add_model
+from sonant.cli.options import add_codec, add_gpu_weights, add_json, add_kv_cache_dtype, add_model, add_quantize
 from sonant.cli.serving_facts import ServingFacts, serving_facts, serving_rows
 from sonant.config import EngineConfig
 from sonant.engine.kv_cache import block_count, check_type
@@ -23,7 +23,7 @@ from sonant.engine.weight_floor import expected_floor
 from sonant.engine.weight_plan import WeightPlan
 from sonant.errors import ConfigError, SonantError
 from sonant.kernels.gpu import gpu_of
-from sonant.loading import pick_device, pick_dtype
+from sonant.loading import check_quantize, pick_device, pick_dtype
 from sonant.models.registry import check_model
 from sonant.models.spec import ModelSpec
 
@@ -31,6 +31,7 @@ EXAMPLES = """
 sonant doctor
 sonant doctor --model model
 sonant doctor model --gpu-weights 3GiB
+sonant doctor model --quantize fp8
 sonant doctor --json
 """
 
@@ -72,6 +73,7 @@ class ModelCheck:
     free_bytes: int | None = None
     chosen: Chosen | None = None
     weights: PagedWeights | None = None  # where not all of them are to stay on the GPU
+    quantize: str | None = None  # what the layers' weights are made into
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_codec(parser)
     add_gpu_weights(parser)
     add_kv_cache_dtype(parser)
+    add_quantize(parser)
     add_json(parser)
 
 
@@ -89,7 +92,11 @@ def run(args: argparse.Namespace) -> int:
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     auto = {"device": str(device), "dtype": dtype, "codec_dtype": dtype}
     folder = given_folder(given_once(args.folder, args.model))
-    about_models = {"gpu_weights": args.gpu_weights, "kv_cache_dtype": args.kv_cache_dtype}
+    about_models = {
+        "gpu_weights": args.gpu_weights,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "quantize": args.quantize,
+    }
     for name, value in about_models.items():
         if folder is None and value is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is about a model: give one")
@@ -119,6 +126,7 @@ def _serving() -> tuple[ServingFacts | None, str | None]:
 def check_folder(folder: Path, here: Machine, device: torch.device, config: EngineConfig) -> ModelCheck:
     dtype, plan = pick_dtype("auto", device), None
     try:
+        check_quantize(config.quantize, gpu_of(device))
         footprint = check_model(folder, config, dtype, dtype)
         check_type(footprint.spec, gpu_of(device))
         if config.gpu_weights is not None:
@@ -142,6 +150,7 @@ def check_folder(folder: Path, here: Machine, device: torch.device, config: Engi
         free_bytes=free_bytes,
         chosen=chosen(config, spec, memory),
         weights=None if plan is None else paged_weights(plan, spec, config, device),
+        quantize=config.quantize,
     )
 
 
@@ -195,7 +204,8 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
     rows.append(("auto", f"device {auto['device']}, dtype {auto['dtype']}"))
     rows += _kernel_rows(here.kernels)
     if check is not None and check.error is None:
-        rows.append(("model", f"{check.folder}: complete, {_size(check.weight_bytes)} of weights"))
+        layers = "" if check.quantize is None else f", layers in {check.quantize}"
+        rows.append(("model", f"{check.folder}: complete, {_size(check.weight_bytes)} of weights{layers}"))
         each = f"{_size(check.row_bytes)} a request, {_size(check.kv_token_bytes)} a cached position ({check.kv_dtype})"
         rows.append(("", f"needs {_size(check.needed_bytes)} on {auto['device']} to start; {each}"))
         if check.chosen is not None:

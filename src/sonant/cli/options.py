@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar, get_args
 
-from sonant.config import KVCacheType
+from sonant.config import KVCacheType, Quantization
 from sonant.errors import ConfigError
 from sonant.models.registry import titles
 
@@ -46,6 +46,14 @@ def add_kv_cache_dtype(parser: argparse.ArgumentParser | argparse._ArgumentGroup
     parser.add_argument(
         "--kv-cache-dtype", choices=get_args(KVCacheType),
         help="keys and values in eight bits (e4m3), room for twice the positions (default: in the weights' type)",
+    )  # fmt: skip
+
+
+def add_quantize(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--quantize", choices=get_args(Quantization),
+        help="weights of the models' layers in eight bits, made from the published ones as they are read (default: as "
+        "the dtype says)",
     )  # fmt: skip
 
 

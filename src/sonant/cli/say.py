@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from sonant.cli import speakers
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_gpu_weights, add_model, whole_number
+from sonant.cli.options import DTYPES, add_codec, add_gpu_weights, add_model, add_quantize, whole_number
 from sonant.cli.progress import Progress
 from sonant.cli.sound_file import FORMATS, STDOUT, OutputError, SoundOutput, open_output
 from sonant.cli.text_source import read_text
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_gpu_weights(parser)
+    add_quantize(parser)
     _add_output(parser)
     _add_voice(parser)
     _add_sampling(parser)
@@ -122,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     if args.clone is None and (args.ref_text is not None or args.save_voice is not None):
         raise ConfigError("--ref-text and --save-voice go with --clone CLIP")
     asked = speakers.parse(args.speaker or ())
-    config = EngineConfig(max_rows=ROWS, codec=given_codec(args.codec), gpu_weights=args.gpu_weights)
+    given = {"codec": given_codec(args.codec), "gpu_weights": args.gpu_weights, "quantize": args.quantize}
+    config = EngineConfig(max_rows=ROWS, **given)
     text = read_text(args.text)
     check_text(text, config.max_text_chars)  # again in the engine, but here before a long load
     folder = model_folder(args.model)

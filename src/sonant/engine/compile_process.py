@@ -7,9 +7,11 @@ order in which the engine will ask for it, and what is printed is for `CompileAh
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
+import select
 import sys
 import threading
 import time
@@ -17,6 +19,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+
+import torch
 
 from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.rehearsal import Rehearsal
@@ -98,14 +102,17 @@ class Compiling:
 
 
 def main() -> int:
-    for op in OPS:
-        choose(op, "cuda")  # imports its kernels, once for all children, while the engine finds out what it needs
+    """Begun without a collector, see `compiler.py`."""
+    _import_all()
     line = sys.stdin.readline()
     if not line:
         return 0  # Nobody needs it.
     job = CompileJob(**json.loads(line))
     parent = os.getppid()
-    compiling = Compiling(Rehearsal.of(job), job.workers)
+    rehearsal = Rehearsal.of(job)
+    gc.freeze()  # Children need not look through what they have from here, nor have pages of their own for it.
+    gc.enable()
+    compiling = Compiling(rehearsal, job.workers)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     compiling.finish()
     if compiling.failures:
@@ -113,6 +120,15 @@ def main() -> int:
         return 1
     _leave_stamp(Path(job.stamp), compiling.folders)
     return 0
+
+
+def _import_all() -> None:
+    """What takes long, once for all children, while the engine finds out what it needs."""
+    for op in OPS:
+        choose(op, "cuda")
+    told, _, _ = select.select([sys.stdin], [], [], 0)
+    if not told:  # The first of such steps without memory brings parts of torch along, a second's worth of them.
+        torch.arange(2, device="meta", dtype=torch.int64).float() / 2
 
 
 def _leave_stamp(path: Path, folders: Sequence[str]) -> None:
@@ -152,7 +168,3 @@ def _end_with(parent: int) -> None:
 
 def _say(news: object) -> None:
     print(json.dumps(news), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,10 @@ scratch row, larger ones replayed several times: rows do not depend on each othe
 what one leaves there the next may overwrite: results are copied to memory of their own. On the CPU, and for batches
 that would take too many replays, the same steps run eagerly.
 
+The first graph of a step is captured after an eager run, which finds out what it returns, makes handles and scratch
+memory of libraries, and shows what a capture must not do. Larger ones are captured at once, as far as they can be: that
+run took half of a start's time.
+
 A prefill takes packed prompts. A graph of it has a fixed number of them and of positions for each, and what is spare
 goes to scratch memory: so a listener's first sound does not wait for hundreds of launches. Where none fits it runs
 eagerly, at its own size.
@@ -63,18 +67,19 @@ class CapturedGraph:
 class GraphPool:
     """Where graphs are captured: memory that all of them work in, and one stream, for which libraries keep scratch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, runs_first: bool = False) -> None:
+        """`runs_first`: before every capture, for steps of which something goes on outside of their graph."""
+        self.runs_first = runs_first
         self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     @contextmanager
-    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    def capturing(self, graph: torch.cuda.CUDAGraph, mode: str) -> Iterator[None]:
         """As `torch.cuda.graph`, which would also empty the cache of pinned memory: `reserve_pinned` has filled it, and
         steps that find it empty ask the driver."""
         if torch.cuda.mem_get_info(self._stream.device)[0] < _PLENTY_BYTES:
             torch.cuda.empty_cache()  # what runs keep for each other the pool cannot use; giving it back takes time
         with torch.cuda.stream(self._stream):
-            # other threads may be encoding a voice: what they do must not spoil the capture
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._memory, capture_error_mode=mode)
             try:
                 yield
             finally:
@@ -87,15 +92,36 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool) -> CapturedGraph:
+def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool, like: Tensor | None = None) -> CapturedGraph:
+    """`like` is what another size of the same step returned, once it was run."""
     start = time.perf_counter()
-    graph = torch.cuda.CUDAGraph()
     with _CAPTURING:
-        out = torch.empty_like(run(given))  # that run compiles kernels and picks algorithms, which a capture may not
-        torch.cuda.synchronize(given.device)
-        with pool.capturing(graph):
+        captured = None if like is None or pool.runs_first else _capture_at_once(name, run, given, pool, like)
+        captured = captured or _capture_after_a_run(run, given, pool)
+    logger.debug("captured %s in %.3f s", name, time.perf_counter() - start)
+    return captured
+
+
+def _capture_after_a_run(run: Run, given: Tensor, pool: GraphPool) -> CapturedGraph:
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(run(given))
+    torch.cuda.synchronize(given.device)
+    # other threads may be encoding a voice: what they do must not spoil the capture
+    with pool.capturing(graph, "thread_local"):
+        out.copy_(run(given))
+    return CapturedGraph(graph, given, out)
+
+
+def _capture_at_once(name: str, run: Run, given: Tensor, pool: GraphPool, like: Tensor) -> CapturedGraph | None:
+    """None: something in it must have been run before."""
+    graph, out = torch.cuda.CUDAGraph(), like.new_empty(len(given), *like.shape[1:])
+    torch.cuda.synchronize(given.device)  # what `given` holds was sent
+    try:
+        # relaxed: what this size is the first to need, a kernel or memory, is fetched meanwhile
+        with pool.capturing(graph, "relaxed"):
             out.copy_(run(given))
-    logger.debug("captured %s in %.2f s", name, time.perf_counter() - start)
+    except RuntimeError as e:
+        logger.debug("%s is run before it is captured: %s", name, e)
+        return None
     return CapturedGraph(graph, given, out)
 
 
@@ -108,9 +134,11 @@ class GraphedStep:
         self.replays = True
 
     def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
-        """Smallest first. The steps run for real while they are captured, on the scratch row only."""
+        """Smallest first. What is run for real meanwhile is run on the scratch row only."""
         for bucket in buckets:
-            self.captured[bucket] = capture_graph(f"{self.name} for {bucket} rows", *self.captures(bucket), pool)
+            like = next((graph.out for graph in self.captured.values()), None)
+            name = f"{self.name} for {bucket} rows"
+            self.captured[bucket] = capture_graph(name, *self.captures(bucket), pool, like)
 
     def captures(self, bucket: int) -> tuple[Run, Tensor]:
         """What a graph of this size is of."""
@@ -170,7 +198,9 @@ class PrefillGraphs:
         for bucket in buckets:
             prompts, positions, kind = bucket
             name = f"prefill of {prompts} × {positions}" + (f" ({kind})" if kind else "")
-            self.captured[bucket] = capture_graph(name, *self.captures(bucket), pool)
+            run, given = self.captures(bucket)
+            known = any(kind == other for _, _, other in self.captured)
+            self.captured[bucket] = capture_graph(name, run, given, pool, given if known else None)
 
     def captures(self, bucket: Bucket) -> tuple[Run, Tensor]:
         shape = self._shape(bucket)

@@ -33,7 +33,7 @@ from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
 from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
-from sonant.engine.scheduler import Plan
+from sonant.engine.scheduler import BURST, Plan
 from sonant.engine.start_times import StartTimes
 from sonant.engine.telemetry import Telemetry
 from sonant.engine.weight_lane import WeightClock
@@ -127,13 +127,12 @@ class Runner:
     def _warmup(self) -> GraphWarmup:
         if self.device.type != "cuda":
             return GraphWarmup((), None)
-        return GraphWarmup(self._graphs(), GraphPool(self.device))
+        return GraphWarmup(self._graphs(), GraphPool(self.device, runs_first=self.paging is not None))
 
     def _graphs(self) -> list[PendingGraph]:
         largest = self.config.max_batch
         assert largest is not None
-        kinds = self.model.spec.prefill_kinds
-        buckets = [(*size, kind) for kind in kinds for size in PREFILL_SIZES if size[0] == 1 or largest > 1]
+        buckets = [(*size, kind) for kind in self.model.spec.prefill_kinds for size in self._prefill_sizes(largest)]
         graphs = [PendingGraph(self.prefill, bucket, min(bucket[0], largest)) for bucket in buckets]
         for step in self.frame.values():
             graphs += [PendingGraph(step, size, size) for size in buckets_up_to(largest)]
@@ -141,6 +140,11 @@ class Runner:
             most = min(largest, self.sizes.codec_batch // frames)
             graphs += [PendingGraph(step, size, size) for size in buckets_up_to(most)]
         return graphs
+
+    def _prefill_sizes(self, rows: int) -> list[tuple[int, int]]:
+        """Those that a step of so many rows may ask for: memory for others would be missed on a small GPU."""
+        most = BURST * self.config.prefill_tokens
+        return [(n, length) for n, length in PREFILL_SIZES if n == 1 or (n <= 2 * rows and n * length <= most)]
 
     @torch.inference_mode()
     def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:

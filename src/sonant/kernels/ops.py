@@ -36,11 +36,14 @@ from sonant.kernels.reference import (
     PatchStatuses,
     Place,
     Ras,
+    RingPlace,
     RowCounters,
     SamplingParams,
     Sides,
     Snake,
     Split,
+    Unit,
+    Weight,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +76,8 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "pcm16": "pcm",
         "qk_rope": "qk_rope",
         "ras_sample": "ras_sample",
+        "residual_unit": "unit",
+        "ring_attention": "ring",
         "rms_norm": "norm",
         "sample": "sample",
         "short_attention": "short",
@@ -153,31 +158,31 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return pick("swiglu", gate_up)(gate_up)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return pick("linear", x)(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
-    return pick("linear_add", x)(x, weight, residual, then)
+def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+    return pick("linear_add", x)(x, weight, residual)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
-    return pick("norm_linear", x)(x, gain, eps, weight, then)
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
+    return pick("norm_linear", x)(x, gain, eps, weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
-    return pick("norm_gated", x)(x, gain, eps, weight, then)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight)
 
 
-def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
     return pick("dual_norm", x)(x, split, gains, eps)
 
 
-def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]) -> Tensor:
     return pick("dual_norm_gated", x)(x, split, gains, eps, weights)
 
 
-def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
     return pick("dual_linear_add", inner)(inner, split, weights, residual)
 
 
@@ -201,6 +206,22 @@ def causal_conv(
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    return pick("residual_unit", x)(x, unit, past, following)
+
+
+def whole_units(like: Tensor, batch: int, steps: int, channels: int) -> bool:
+    """Whether `residual_unit` is one kernel for values [batch, steps, channels] of this type and device.
+
+    If not, whoever makes the values had better activate them too, and convolutions follow one by one.
+    """
+    if torch.is_grad_enabled() or gpu_of(like.device) is None or importlib.util.find_spec("triton") is None:
+        return False
+    from sonant.kernels.cuda import unit
+
+    return unit.takes(like, batch, steps, channels)
+
+
 def depthwise(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
 ) -> Tensor:
@@ -221,6 +242,10 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
     return pick("short_attention", qkv)(qkv, heads, cache, first)
+
+
+def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
+    return pick("ring_attention", qkv)(qkv, heads, ring, place)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
@@ -251,14 +276,12 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return pick("local_attention", qkv)(qkv, heads)
 
 
-def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
-) -> Tensor:
-    return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor) -> Tensor:
+    return pick("local_attention_add", qkv)(qkv, heads, weight, residual)
 
 
-def local_stack(x: Tensor, layers: Sequence[LocalWeights], again: bool = False) -> Tensor:
-    return pick("local_stack", x)(x, layers, again)
+def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
+    return pick("local_stack", x)(x, layers)
 
 
 def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Heads, Place
+from sonant.kernels.reference import Heads, Place, RingPlace
 
 
 class Context(Protocol):
@@ -85,18 +85,7 @@ class RingContext:
     """
 
     def __init__(self, ring: Tensor, rows: Tensor, positions: Tensor, window: int) -> None:
-        self.layers, self.rows = ring.unbind(), rows
-        slots = ring.shape[3]
-        assert positions.shape[1] <= slots - window + 1, "a call brings more than its ring has room for"
-        self.slots = (rows[:, None] * slots + positions % slots).flatten()
-        last = positions[:, -1:]
-        held = last - (last - torch.arange(slots, device=ring.device)) % slots  # the position in each slot
-        age = positions[..., None] - held[:, None]
-        visible = ((age >= 0) & (age < window) & (held[:, None] >= 0))[:, None]
-        # Added to scores: as a mask of truths it would be made into this anew in every layer.
-        self.bias = torch.where(visible, 0.0, -torch.inf).to(ring.dtype)
+        self.layers, self.place = ring.unbind(), RingPlace(rows, positions, window, ring.shape[3])
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-        q, _, _ = ops.qk_rope(qkv, heads, Place(self.layers[layer], self.slots))
-        keys, values = self.layers[layer]
-        return ops.dense_attention(q, keys[self.rows], values[self.rows], self.bias)
+        return ops.ring_attention(qkv, heads, self.layers[layer], self.place)

@@ -84,7 +84,7 @@ class CausalConvTranspose1d(nn.Module):
             raise ValueError(f"a kernel of {kernel} over a stride of {stride} has neither one nor two taps")
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
         self.slot = -1
-        self.outputs, self.taps = outputs, kernel // stride
+        self.outputs, self.rate, self.taps = outputs, stride, kernel // stride
         self.state_shape = (self.taps - 1, inputs)
         self.register_buffer("columns", None, persistent=False)
 

@@ -1,32 +1,55 @@
 """A decoder stack over a few tokens that all see each other, and nothing else: no cache, no mask.
 
 With few rows its weights are what a step waits for, and kernels that wait for each other: all layers are one op. With
-many the library's products are what it waits for. Those do nothing else (a profile of
-products with a sum inside has a copy for every other one), so a sum and the norm after it are one op between them.
+many the library's products are what it waits for. Those do nothing else (a profile of products with a sum inside has a
+copy for every other one), so a sum and the norm after it are one op between them. Products of quantised weights have
+sums inside however many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from torch import Tensor
 
 from sonant.kernels import ops
 from sonant.kernels.reference import LocalWeights
 from sonant.layers.attention import LocalContext
+from sonant.layers.quantized import QuantizedLinear
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
+Way = TypeVar("Way")
 FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
+    def forward(self, way: Callable[[], Way]) -> Way:  # type: ignore[override]
+        """One of the ways below, gone as a call of this module: who brings its weights waits for that
+        (engine/weight_lane.py)."""
+        return way()
+
     def weights(self, cos: Tensor, sin: Tensor) -> LocalWeights:
         mixer, mlp = self.self_attn, self.mlp
         return LocalWeights(
             self.input_layernorm.weight, mixer.qkv_proj.weight, mixer.heads(cos, sin), mixer.o_proj.weight,
             self.post_attention_layernorm.weight, mlp.gate_up_proj.weight, mlp.down_proj.weight,
         )  # fmt: skip
+
+    def alone(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """With few rows, as a stack of one. x may be written over."""
+        return ops.local_stack(x, [self.weights(cos, sin)])
+
+    def branch(
+        self, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, context: LocalContext
+    ) -> tuple[Tensor, Tensor]:
+        """With many: x, and what is still to be added to it."""
+        mixer, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
+        x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
+        return x, ops.linear(ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight)), mlp.down_proj.weight)
 
     @property
     def hooked(self) -> bool:
@@ -43,27 +66,24 @@ class LocalStack(DecoderStack):
         """[N, T, hidden] → the same after all layers and the final norm."""
         return self.norm(self.through(tokens))
 
-    def through(self, tokens: Tensor, *, again: bool = False) -> Tensor:
-        """The same before the final norm. The tokens may be written over. `again`: other tokens are next."""
+    def through(self, tokens: Tensor) -> Tensor:
+        """The same before the final norm. The tokens may be written over."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
-        context, x = LocalContext(), tokens
-        if any(layer.hooked for layer in self._layers()):
-            for layer in self._layers():
-                x = layer(x, cos, sin, context)
-            return x
-        if tokens.shape[0] * tokens.shape[1] > FEW_TOKENS:
-            return self._through_many(x, cos, sin, context)
-        return ops.local_stack(x, [layer.weights(cos, sin) for layer in self._layers()], again)
+        layers, x = list(self._layers()), tokens
+        quantized = isinstance(layers[0].mlp.down_proj, QuantizedLinear)
+        if tokens.shape[0] * tokens.shape[1] > FEW_TOKENS and not quantized:
+            return self._through_many(x, cos, sin, LocalContext())
+        if not any(layer.hooked for layer in layers):
+            return ops.local_stack(x, [layer.weights(cos, sin) for layer in layers])
+        for layer in layers:
+            x = layer(partial(layer.alone, x, cos, sin))
+        return x
 
     def _through_many(self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:
         normed = next(self._layers()).input_layernorm(x)
         for layer, following in pairwise([*self._layers(), None]):
             assert layer is not None
-            mixer, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-            gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
-            x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
-            inner = ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight))
-            branch = ops.linear(inner, mlp.down_proj.weight)
+            x, branch = layer(partial(layer.branch, x, normed, cos, sin, context))
             if following is None:
                 break
             norm = following.input_layernorm

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sonant.kernels import ops
 from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
+from sonant.layers.quantized import Projection, QuantizedLinear
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
 
@@ -56,8 +57,9 @@ class Attention(nn.Module):
     def __init__(self, shape: StackShape, index: int) -> None:
         super().__init__()
         self.index, self.shape = index, shape
-        self.qkv_proj = nn.Linear(shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.qkv_proj: Projection = nn.Linear(shape.hidden, width, bias=False)
+        self.o_proj: Projection = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
         if shape.qk_norm:
             self.q_norm = RMSNorm(shape.head_dim, shape.eps)
             self.k_norm = RMSNorm(shape.head_dim, shape.eps)
@@ -78,12 +80,21 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.gate_up_proj: Projection = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj: Projection = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """Of the normed x, before `down_proj`."""
         return ops.norm_gated(x, norm.weight, norm.eps, self.gate_up_proj.weight)
+
+
+def quantize_projections(module: nn.Module) -> None:
+    """Those of all layers below get weights of eight bits, not filled yet, in the place of what they have."""
+    for part in [p for p in module.modules() if isinstance(p, Attention | MLP)]:
+        for name, child in list(part.named_children()):
+            if isinstance(child, nn.Linear):
+                with child.weight.device:
+                    setattr(part, name, QuantizedLinear(child.in_features, child.out_features))
 
 
 class DecoderLayer(nn.Module):
@@ -103,10 +114,12 @@ class DecoderLayer(nn.Module):
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
 
-def _onto(x: Tensor, projection: nn.Linear, branch: Tensor, scale: nn.Module) -> Tensor:
+def _onto(x: Tensor, projection: Projection, branch: Tensor, scale: nn.Module) -> Tensor:
     """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
     if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
         return ops.linear_add(branch, projection.weight, x)
+    if isinstance(scale, LayerScale) and not torch.is_grad_enabled():
+        return torch.addcmul(x, projection(branch), scale.scale)
     return x + scale(projection(branch))
 
 

@@ -20,7 +20,7 @@ from sonant.serving.api.debug_routes import debug_routes
 from sonant.serving.api.engine_routes import engine_routes
 from sonant.serving.api.error_responses import DOCUMENTED, add_handlers, error_response
 from sonant.serving.api.json_body import JsonRoute
-from sonant.serving.api.speech_response import speech_routes
+from sonant.serving.api.speech_response import ShortWay, speech_answer, speech_routes
 from sonant.serving.api.speech_session import session_routes
 from sonant.serving.api.voice_routes import voice_routes
 from sonant.serving.channel.engine_link import EngineLink
@@ -91,7 +91,8 @@ def create_app(
     app.router.route_class = JsonRoute
     app.state.service = service
     add_handlers(app)
-    app.include_router(speech_routes(service))
+    answer = speech_answer(service)
+    app.include_router(speech_routes(answer))
     _add_listings(app, service, model_name)
     _add_health(app, service)
     app.include_router(batch_routes(service))
@@ -102,6 +103,7 @@ def create_app(
     app.include_router(page_routes())
     if options.debug_profile == "on":
         app.include_router(debug_routes(service))
+    app.add_middleware(ShortWay, answer=answer)  # within what every request passes first
     app.add_middleware(
         RequestMiddleware,
         options=options,

@@ -65,12 +65,19 @@ class AudioPipeline:
         self.arrivals_s.append(time.monotonic())
         self.durations_s.append(len(chunk.samples) / chunk.sample_rate)
         self.frames += len(chunk.frames)
-        if self.form in _CHEAP and self.speed is None:
+        if self._is_cheap:
             return self._encode(chunk.samples)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._encode, chunk.samples)
 
     async def finish(self) -> bytes:
+        if self._is_cheap:
+            return self._finish()
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._finish)
+
+    @property
+    def _is_cheap(self) -> bool:
+        """Done sooner than a thread would begin to."""
+        return self.form in _CHEAP and self.speed is None
 
     def _encode(self, samples: Samples) -> bytes:
         if self.speed is not None or self.resample is not None:
@@ -87,4 +94,5 @@ class AudioPipeline:
             rest = self.speed.flush()
         if self.resample is not None:
             rest = np.concatenate([self.resample.push(rest), self.resample.flush()])
-        return self.encoder.push(rest) + self.encoder.finish()
+        last = self.encoder.push(rest) if len(rest) or not self.durations_s else b""
+        return last + self.encoder.finish()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,8 @@ from sonant.serving.options import ModelOptions, ServeOptions
 
 if TYPE_CHECKING:
     from ray.serve import Application
+
+logger = logging.getLogger(__name__)
 
 _MOST_ONGOING = 100_000  # The engine's own admission decides, and tells the client why.
 _LEAVE_S = 10.0
@@ -79,4 +82,7 @@ def _gpus(device: str, cluster: ClusterOptions) -> float:
         return 0.0 if device == "cpu" else 1.0
     import ray
 
-    return 1.0 if ray.cluster_resources().get("GPU", 0.0) else 0.0
+    if ray.cluster_resources().get("GPU", 0.0):
+        return 1.0
+    logger.warning("this Ray has no GPU now, so replicas speak on CPUs; if GPUs come later, set device to cuda")
+    return 0.0

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sonant.config import Quantization
 from sonant.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class StartupJob:
     max_rows: int
     codec: str | None = None
     kv_cache_dtype: KVCacheType | None = None
+    quantize: Quantization | None = None
 
 
 def measure(job: StartupJob) -> Startup:
@@ -93,7 +95,9 @@ def _speak(job: StartupJob) -> dict[str, Any]:
     from sonant.loading import load
 
     marks: dict[str, Any] = {"imported": time.time()}
-    config = EngineConfig(max_rows=job.max_rows, codec=job.codec, kv_cache_dtype=job.kv_cache_dtype)
+    config = EngineConfig(
+        max_rows=job.max_rows, codec=job.codec, kv_cache_dtype=job.kv_cache_dtype, quantize=job.quantize
+    )
     with load(job.folder, device=job.device, dtype=job.dtype, codec_dtype=job.codec_dtype, config=config) as engine:
         marks["engine"], marks["phases"] = time.time(), engine.start_times.phases
         with engine.stream(TEXT, seed=0, max_frames=8) as stream:

@@ -1,8 +1,8 @@
 """Attention over long contexts, which no family's usual shapes have, beside the best kernels that others have for it.
 
-Heads are those of Qwen3-TTS (16 over 8, of 128 values), blocks of 16 positions lie scattered. A decode step of ours
-norms and rotates heads and writes the cache as well; FlashAttention is given ready heads, and its keys and values in
-one piece. A cache of eight bits is read by kernels of ours only.
+There are 16 heads over 8, of 128 values, and blocks of 16 positions lie scattered. A decode step of ours norms and
+rotates heads and writes the cache as well; FlashAttention is given ready heads, and its keys and values in one piece. A
+cache of eight bits is read by kernels of ours only.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import Sides, Split
+from sonant.kernels.reference import Sides, Split, Weight
 
 
 class ByIndex(NamedTuple):
@@ -25,13 +25,15 @@ class ByIndex(NamedTuple):
         order = split.order.long()
         return cls(order[:text], order[text : text + audio])
 
-    def dual_norm(self, x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+    def dual_norm(self, x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
         return self._each(x, lambda rows, side: reference.rms_norm(rows, gains[side], eps))
 
-    def dual_norm_gated(self, x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+    def dual_norm_gated(
+        self, x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]
+    ) -> Tensor:
         return self._each(x, lambda rows, side: reference.norm_gated(rows, gains[side], eps, weights[side]))
 
-    def dual_linear_add(self, inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+    def dual_linear_add(self, inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
         return residual + self._each(inner, lambda rows, side: reference.linear(rows, weights[side]))
 
     def _each(self, x: Tensor, one: Callable[[Tensor, int], Tensor]) -> Tensor:

@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonant.config import Quantization
+from sonant.kernels.reference import Weight, quantize
+
+_SCALE_BYTES = 4
+
 
 @dataclass(frozen=True)
 class Call:
@@ -38,8 +43,18 @@ class Case:
 
 
 class CaseMaker:
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.item = device, dtype, dtype.itemsize
+    """`quantize`: what weights of layers are made into."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, quantize: Quantization | None = None) -> None:
+        self.device, self.dtype, self.item, self.quantize = device, dtype, dtype.itemsize, quantize
+
+    def weight(self, columns: int, depth: int) -> Weight:
+        """Of a layer's projection."""
+        drawn = self.normal(columns, depth) * depth**-0.5
+        return drawn if self.quantize is None else quantize(drawn)
+
+    def weight_bytes(self, columns: int, depth: int) -> int:
+        return columns * depth * self.item if self.quantize is None else columns * (depth + _SCALE_BYTES)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)

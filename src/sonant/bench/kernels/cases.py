@@ -27,6 +27,7 @@ from sonant.kernels.reference import (
     SamplingParams,
     Sides,
     Statuses,
+    Weight,
     split_kinds,
 )
 from sonant.models.workload import StackWorkload, Workloads
@@ -39,7 +40,7 @@ _RAS_ROWS = 7  # that are looked back at
 class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
-        flow = FlowCases(self.device, self.dtype)
+        flow = FlowCases(self.device, self.dtype, self.quantize)
         for stack in workloads.stacks:
             for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
                 yield from self._products(stack, count * stack.tokens)
@@ -70,7 +71,8 @@ class Cases(CaseMaker):
         yield self._product("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner)
         yield self._product("linear_add", f"{s.name} down", rows, s.inner, s.hidden)
         if s.draws:
-            yield self._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
+            plain = Cases(self.device, self.dtype)  # heads are not quantised
+            yield plain._product("linear", f"{s.name} head", rows, s.hidden, s.vocab)
         x, gain = self.normal(rows, 1, s.hidden), self.normal(s.hidden)
         moved = self.item * (2 * rows * s.hidden + s.hidden)
         yield Case("rms_norm", f"{s.name} norm", rows, lambda: Call((x, gain, _EPS), {}), 0, moved)
@@ -80,7 +82,7 @@ class Cases(CaseMaker):
         x, gain, residual = self.normal(rows, 1, depth), self.normal(depth), self.normal(rows, 1, columns)
 
         def make() -> Call:
-            weight = self.normal(planes * columns, depth) * depth**-0.5
+            weight = self.weight(planes * columns, depth)
             args: dict[str, tuple[Any, ...]] = {
                 "linear": (x, weight),
                 "linear_add": (x, weight, residual.clone()),
@@ -89,7 +91,7 @@ class Cases(CaseMaker):
             }
             return Call(args[op], {})
 
-        weights = self.item * planes * columns * depth
+        weights = self.weight_bytes(planes * columns, depth)
         moved = weights + self.item * rows * (depth + columns * (2 if op == "linear_add" else 1))
         return Case(op, where, rows, make, weights, moved, flops=2 * rows * depth * planes * columns)
 
@@ -99,13 +101,13 @@ class Cases(CaseMaker):
         split = split_kinds(audio.int()[None])
         by_index = ByIndex.of(split)
         x, inner = self.normal(1, rows, s.hidden), self.normal(1, rows, s.inner)
-        gains = self._sides(s.hidden)
+        gains = Sides(self.normal(s.hidden), self.normal(s.hidden))
 
         def norm_gated() -> Call:
-            return Call((x, split, gains, _EPS, self._sides(2 * s.inner, s.hidden)), {})
+            return Call((x, split, gains, _EPS, self._weights(2 * s.inner, s.hidden)), {})
 
         def linear_add() -> Call:
-            return Call((inner, split, self._sides(s.hidden, s.inner), x.clone()), {})
+            return Call((inner, split, self._weights(s.hidden, s.inner), x.clone()), {})
 
         moved = self.item * (2 * rows * s.hidden + 2 * s.hidden)
         norm = partial(Call, (x, split, gains, _EPS), {})
@@ -115,13 +117,12 @@ class Cases(CaseMaker):
             ("dual_linear_add", "down", linear_add, by_index.dual_linear_add, 1, 2 * s.hidden + s.inner),
         ):
             one_side = planes * s.inner * s.hidden
-            weights = 2 * self.item * one_side
+            weights = 2 * self.weight_bytes(planes * s.inner, s.hidden)
             moved = weights + self.item * rows * values
             yield Case(op, f"{s.name} {where}", rows, make, weights, moved, flops=2 * rows * one_side, usual=usual)
 
-    def _sides(self, *shape: int) -> Sides:
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
-        return Sides(*(scale * self.normal(*shape) for _ in range(2)))
+    def _weights(self, columns: int, depth: int) -> Sides[Weight]:
+        return Sides(self.weight(columns, depth), self.weight(columns, depth))
 
     def _attention(self, s: StackWorkload, rows: int, *, prefill: bool) -> Iterator[Case]:
         """Decode: each row has its own context. Prefill: one row, whose positions see those before them."""

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call, Case, CaseMaker
-from sonant.kernels.reference import Snake
+from sonant.kernels.reference import Heads, RingPlace, Snake, Unit
 from sonant.models.workload import CodecWorkload
 
 _FRAMES = 4
 _TAPS, _DILATION = 7, 3  # of a residual unit in the middle
+_UNIT_CHANNELS = 192  # up to which a unit is one kernel
+_EPS = 1e-5
 
 
 class CodecCases(CaseMaker):
@@ -39,6 +41,7 @@ class CodecCases(CaseMaker):
         flops = 4 * rows * _FRAMES * (window + _FRAMES) * heads * dim
         attend = partial(self._dense, q, keys, visible)
         yield Case("dense_attention", f"{c.name} window", rows, attend, read, read + 2 * self.item * q.numel(), flops)
+        yield Case("ring_attention", f"{c.name} ring", rows, partial(self._ring, c, rows), read, read, flops)
         yield self._depthwise(f"{c.name} ConvNeXt", rows, _FRAMES * c.steps_per_frame, c.latent, 1, snake=False)
 
     def _snakes(self, c: CodecWorkload, rows: int, length: int) -> Iterator[Case]:
@@ -55,6 +58,32 @@ class CodecCases(CaseMaker):
             steps, channels = steps * rate, channels // 2
             where = f"{c.name} {channels} × {steps}"
             yield self._convolution(where, rows, steps, channels, channels, taps=_TAPS, dilation=_DILATION)
+            if channels <= _UNIT_CHANNELS:
+                yield self._unit(f"{c.name} unit {channels} × {steps}", rows, steps, channels)
+
+    def _unit(self, where: str, rows: int, steps: int, channels: int) -> Case:
+        x, bias = self.normal(rows, steps, channels), self.normal(channels)
+        past, snake = self.normal(rows, (_TAPS - 1) * _DILATION, channels), self._snake(channels)
+
+        def make() -> Call:
+            weights = (self.normal(channels, n, channels) * (n * channels) ** -0.5 for n in (_TAPS, 1))
+            wide, point = (weight.permute(0, 2, 1) for weight in weights)
+            return Call((x, Unit(snake, wide, bias, _DILATION, snake, point, bias), past, None), {})
+
+        weights = self.item * (_TAPS + 1) * channels**2
+        moved = weights + 2 * self.item * (x.numel() + past.numel())
+        flops = 2 * rows * steps * (_TAPS + 1) * channels**2
+        return Case("residual_unit", where, rows, make, weights, moved, flops)
+
+    def _ring(self, c: CodecWorkload, rows: int) -> Call:
+        slots = -(-(c.window + _FRAMES) // 8) * 8
+        ring = self.normal(2, rows, slots, c.heads, c.head_dim)
+        first = torch.full((rows, 1), 3 * slots, device=self.device)
+        positions = first + torch.arange(_FRAMES, device=self.device)
+        place = RingPlace(torch.arange(rows, device=self.device), positions, c.window + 1, slots)
+        cos, sin = (self.normal(rows, _FRAMES, 1, c.head_dim) for _ in range(2))
+        qkv = self.normal(rows, _FRAMES, 3 * c.heads * c.head_dim)
+        return Call((qkv, Heads(None, None, cos, sin, c.heads, c.heads, _EPS), ring, place), {})
 
     def _depthwise_units(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
         """The opening pair, then each upsampling with the pair of one of its residual units, and the last of all."""

@@ -41,9 +41,9 @@ class FlowCases(CaseMaker):
         yield Case("local_attention", where, rows, partial(Call, (qkv, heads), {}), 0, moved, flops)
 
         def make() -> Call:
-            return Call((qkv, heads, self.normal(s.hidden, width) * width**-0.5, residual.clone()), {})
+            return Call((qkv, heads, self.weight(s.hidden, width), residual.clone()), {})
 
-        weights = self.item * s.hidden * width
+        weights = self.weight_bytes(s.hidden, width)
         moved = weights + self.item * (qkv.numel() + 2 * residual.numel())
         flops += 2 * batch * s.context * s.hidden * width
         yield Case("local_attention_add", where, rows, make, weights, moved, flops)

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
+from sonant.config import Quantization
 from sonant.kernels import reference, tuning
-from sonant.kernels.reference import Snake
-from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile
+from sonant.kernels.reference import QuantizedWeight, Snake, Weight
+from sonant.kernels.triton import conv, conv_tile, gemv, scaled_tile, small_m_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
-_ITEM_BYTES = 2
+_ITEM_BYTES = 2  # of values, and of weights that are not quantised
 PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
+QUANTIZED_ROWS = (256, 64, 16, 32, 128, 512)  # eight bits on both sides have tiles too; those that matter most first
 CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
 
 
@@ -45,7 +47,6 @@ class Tunable(Protocol):
     def least(self) -> Tunable: ...
     def make(self, device: torch.device) -> Call: ...
     def with_other_weights(self, call: Call) -> Call: ...
-    def in_turn(self, calls: list[Call]) -> list[Call]: ...
     def run(self, call: Call, tile: Tile) -> Tensor: ...
     def expected(self, call: Call) -> Tensor: ...
 
@@ -57,7 +58,16 @@ class ProductCase:
     rows: int
     depth: int
     columns: int
-    told: bool = False  # which weight is next, as in a local stack
+    quantize: Quantization | None = None
+
+    @property
+    def weight_item(self) -> int:
+        return weight_item(self.quantize)
+
+    @property
+    def many(self) -> bool:
+        """Rows for which both sides have eight bits."""
+        return self.quantize is not None and self.rows > small_m_tile.ROWS
 
     @property
     def gated(self) -> bool:
@@ -65,12 +75,15 @@ class ProductCase:
 
     @property
     def key(self) -> str:
-        shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, self.op.startswith("norm"), _ITEM_BYTES)
+        if self.many:
+            return tuning.key("scaled", scaled_tile.shape_key(self.depth, self.columns, self.gated), self.rows)
+        norm = self.op.startswith("norm")
+        shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, norm, self.weight_item)
         return tuning.key("small_m", shape, self.rows)
 
     @property
     def streamed_bytes(self) -> int:
-        return _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
+        return self.weight_item * (2 if self.gated else 1) * self.columns * self.depth
 
     @property
     def bytes(self) -> int:
@@ -82,18 +95,23 @@ class ProductCase:
         return 2 * self.rows * self.depth * self.columns * (2 if self.gated else 1)
 
     def candidates(self) -> list[Tile]:
-        found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)
+        found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, self.weight_item)
+        if self.many:
+            found = scaled_tile.candidates(self.rows, self.depth, self.columns, self.gated)
         return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        return self.op, self.rows, self.told, replace(tile, m=0), self.depth // (tile.k * tile.splits) > 1
+        if self.many:
+            return self.gated, self.op == "linear_add", tile
+        loop = self.depth // (tile.k * tile.splits) > 1
+        return self.op, self.rows, self.quantize, replace(tile, m=0), loop
 
     def least(self) -> ProductCase:
         return self
 
     def make(self, device: torch.device) -> Call:
         x, gain = normal(device, self.rows, 1, self.depth), normal(device, self.depth)
-        weight = normal(device, (2 if self.gated else 1) * self.columns, self.depth) * self.depth**-0.5
+        weight = random_weight(device, (2 if self.gated else 1) * self.columns, self.depth, self.quantize)
         if self.op.startswith("norm"):
             return Call((x, gain, _EPS, weight), {})
         before = (normal(device, self.rows, 1, self.columns),) if self.op == "linear_add" else ()
@@ -106,13 +124,14 @@ class ProductCase:
     def with_other_weights(self, call: Call) -> Call:
         return _copied(call, self.weight_at)
 
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return chained(calls, self.weight_at) if self.told else calls
-
     def run(self, call: Call, tile: Tile) -> Tensor:
         return getattr(gemv, self.op)(*call.args, **call.kwargs, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
+        """With many rows the input is rounded too, which the library's product does alike; it writes over residuals."""
+        if self.many:
+            args = tuple(a.clone() if isinstance(a, Tensor) else a for a in call.args)
+            return self.run(Call(args, call.kwargs), tuning.LIBRARY)
         return getattr(reference, self.op)(*call.args)
 
 
@@ -188,9 +207,6 @@ class ConvCase:
         options = {"residual": residual, "snake": snake, "keep": keep}
         return Call((x, weight.permute(0, 2, 1), per_channel, past, self.dilation), options)
 
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return calls
-
     def with_other_weights(self, call: Call) -> Call:
         return _copied(call, 1)
 
@@ -201,15 +217,15 @@ class ConvCase:
         return self.run(call, tuning.LIBRARY)
 
 
-def product_cases(stacks: Sequence[StackWorkload]) -> Iterator[ProductCase]:
-    for rows in PRODUCT_ROWS:
+def product_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None = None) -> Iterator[ProductCase]:
+    """Heads are not quantised."""
+    for rows in PRODUCT_ROWS if quantize is None else QUANTIZED_ROWS:
         for s in stacks:
-            told = s.tokens > 1
-            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, told)
-            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden)
-            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told)
-            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told)
-            if s.draws:
+            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, quantize)
+            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden, quantize)
+            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, quantize)
+            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, quantize)
+            if s.draws and quantize is None:
                 yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
 
 
@@ -228,15 +244,24 @@ def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
         yield ConvCase(f"{c.name} last", frames, steps, channels, 1, 1, 7, 1, False, False)
 
 
-def chained(calls: list[Call], at: int) -> list[Call]:
-    """Each is told the next one's weight."""
-    following = [*calls[1:], calls[0]]
-    return [Call(call.args, {**call.kwargs, "then": n.args[at]}) for call, n in zip(calls, following, strict=True)]
-
-
 def _copied(call: Call, at: int) -> Call:
     """With the same values elsewhere in memory."""
-    return Call((*call.args[:at], call.args[at].clone(), *call.args[at + 1 :]), call.kwargs)
+    return Call((*call.args[:at], copied(call.args[at]), *call.args[at + 1 :]), call.kwargs)
+
+
+def copied(weight: Weight) -> Weight:
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values.clone(), weight.scale.clone())
+    return weight.clone()
+
+
+def weight_item(quantize: Quantization | None) -> int:
+    return _ITEM_BYTES if quantize is None else 1
+
+
+def random_weight(device: torch.device, columns: int, depth: int, quantize: Quantization | None) -> Weight:
+    drawn = normal(device, columns, depth) * depth**-0.5
+    return drawn if quantize is None else reference.quantize(drawn)
 
 
 def normal(device: torch.device, *shape: int) -> Tensor:

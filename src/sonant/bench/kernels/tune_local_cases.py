@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
-from sonant.bench.kernels.tune_cases import chained, normal
+from sonant.bench.kernels.tune_cases import copied, normal, random_weight, weight_item
+from sonant.config import Quantization
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Heads
 from sonant.kernels.triton import local_out, local_tile
@@ -18,7 +19,7 @@ from sonant.kernels.tuning import Tile
 from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
-_ITEM_BYTES = 2
+_ITEM_BYTES = 2  # of values
 ROWS = (64, 32, 16)  # 16 serves all that are fewer
 
 
@@ -32,6 +33,7 @@ class LocalOutCase:
     kv_heads: int
     dim: int
     columns: int
+    quantize: Quantization | None = None
 
     @property
     def op(self) -> str:
@@ -39,12 +41,12 @@ class LocalOutCase:
 
     @property
     def key(self) -> str:
-        shape = local_tile.shape_key(self.heads, self.kv_heads, self.dim, self.columns, _ITEM_BYTES)
+        shape = local_tile.shape_key(self.heads, self.kv_heads, self.dim, self.columns, weight_item(self.quantize))
         return tuning.key("local_out", shape, self.rows)
 
     @property
     def streamed_bytes(self) -> int:
-        return _ITEM_BYTES * self.columns * self.heads * self.dim
+        return weight_item(self.quantize) * self.columns * self.heads * self.dim
 
     @property
     def bytes(self) -> int:
@@ -56,11 +58,12 @@ class LocalOutCase:
         return self.batch * self.steps * self.heads * self.dim * (4 * self.steps + 2 * self.columns)
 
     def candidates(self) -> list[Tile]:
-        found = local_tile.candidates(self.heads, self.kv_heads, self.dim, self.columns, _ITEM_BYTES)
+        item = weight_item(self.quantize)
+        found = local_tile.candidates(self.heads, self.kv_heads, self.dim, self.columns, item)
         return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
-        return self.op, self.rows, self.steps, tile
+        return self.op, self.rows, self.steps, self.quantize, tile
 
     def least(self) -> LocalOutCase:
         return self
@@ -70,15 +73,12 @@ class LocalOutCase:
         qkv = normal(device, self.batch, self.steps, (self.heads + 2 * self.kv_heads) * self.dim)
         cos, sin = (normal(device, 1, self.steps, 1, self.dim) for _ in range(2))
         heads = Heads(None, None, cos, sin, self.heads, self.kv_heads, _EPS)
-        weight = normal(device, self.columns, width) * width**-0.5
+        weight = random_weight(device, self.columns, width, self.quantize)
         return Call((qkv, heads, weight, normal(device, self.batch, self.steps, self.columns)), {})
 
     def with_other_weights(self, call: Call) -> Call:
         qkv, heads, weight, residual = call.args
-        return Call((qkv, heads, weight.clone(), residual), {})
-
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return chained(calls, 2)
+        return Call((qkv, heads, copied(weight), residual), {})
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return local_out.local_attention_add(*call.args, **call.kwargs, tile=tile)
@@ -87,12 +87,13 @@ class LocalOutCase:
         return reference.local_attention_add(*call.args)
 
 
-def local_cases(stacks: Sequence[StackWorkload]) -> Iterator[LocalOutCase]:
+def local_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None = None) -> Iterator[LocalOutCase]:
     """As many sequences as a bucket of rows has room for."""
     for rows in ROWS:
         for s in stacks:
             if s.tokens > 1:
                 steps = min(s.context, rows)
+                where, sequences = f"{s.name} attention, o", rows // steps
                 yield LocalOutCase(
-                    f"{s.name} attention, o", rows, rows // steps, steps, s.heads, s.kv_heads, s.head_dim, s.hidden
+                    where, rows, sequences, steps, s.heads, s.kv_heads, s.head_dim, s.hidden, quantize
                 )

@@ -21,6 +21,7 @@ from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_
 from sonant.bench.engine.step_counts import count
 from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.report.results import FORMAT
+from sonant.config import Quantization
 from sonant.kernels import reference
 from sonant.kernels.gpu import gpu_of
 from sonant.kernels.ops import Choice, choose
@@ -94,9 +95,10 @@ def run(
     on_time: Callable[[KernelTime], None] = lambda timed: None,
     *,
     compare: bool = True,
+    quantize: Quantization | None = None,
 ) -> KernelReport:
     """Without `compare`, of what runs alone: half the time."""
-    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype))
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, dtype, quantize))
     times = []
     for timed in measure_all(cases, device, ceiling, compare=compare):
         times.append(timed)
@@ -104,7 +106,7 @@ def run(
     return KernelReport(
         device=device_name(device),
         torch=torch.__version__,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch.") + (f", weights {quantize}" if quantize else ""),
         ceiling=ceiling,
         times=times,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

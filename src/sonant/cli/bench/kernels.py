@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sonant.cli.bench.facts import machine_facts
-from sonant.cli.options import DTYPES, whole_number
+from sonant.cli.options import DTYPES, add_quantize, whole_number
+from sonant.config import Quantization
 from sonant.errors import ConfigError
-from sonant.loading import pick_device, pick_dtype
+from sonant.kernels.gpu import gpu_of
+from sonant.loading import check_quantize, pick_device, pick_dtype
 from sonant.models.registry import family_module, family_names
 from sonant.models.workload import WorkloadProvider
 
@@ -28,6 +30,7 @@ sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
 sonant bench kernels --against accepted.json
 sonant bench kernels --tune
+sonant bench kernels --tune --quantize fp8
 sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
 """
 
@@ -51,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and values (default: auto)")
+    add_quantize(parser)
     parser.add_argument(
         "--tune", action="store_true", help="find each kernel's best tile on this GPU at the largest models' shapes"
     )
@@ -100,20 +104,23 @@ def run(args: argparse.Namespace) -> int:
         def wanted_case(case: Tunable) -> bool:
             return case.op in ops and args.where in case.where and (asked_rows is None or case.rows in asked_rows)
 
-        return _tune(tuned, device, wanted_case, args.tune_seconds, args.out)
+        return _tune(tuned, device, wanted_case, args.tune_seconds, args.out, args.quantize)
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
     wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
 
     def every() -> Iterator[Case]:
-        cases = Cases(device, dtype)
+        cases = Cases(device, dtype, args.quantize)
         for workloads in wanted:
             yield from cases.every(workloads, rows, prefill)
         if gpu:  # a CPU would take minutes for each
             yield from AttentionCases(device, dtype).every()
 
     asked = (case for case in every() if case.op in ops and args.where in case.where)
-    report = kernels.run(asked, device, dtype, on_time=_tell, compare=args.against is None)
+    check_quantize(args.quantize, gpu_of(device))
+    report = kernels.run(
+        asked, device, dtype, on_time=_tell, compare=args.against is None, quantize=args.quantize
+    )
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
@@ -176,6 +183,7 @@ def _tune(
     wanted: Callable[[Tunable], bool],
     seconds: int,
     out: Path | None,
+    quantize: Quantization | None,
 ) -> int:
     if device.type != "cuda":  # where triton need not be installed
         raise ConfigError(f"--tune needs a GPU, and {device} is none")
@@ -194,14 +202,15 @@ def _tune(
     every: list[Tunable] = []
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
         stacks = workloads.stacks
-        every += [*local_cases(stacks), *product_cases(stacks), *dual_cases(stacks), *conv_cases(workloads.codec)]
+        every += [*local_cases(stacks, quantize), *product_cases(stacks, quantize), *dual_cases(stacks, quantize)]
+        every += conv_cases(workloads.codec) if quantize is None else ()
     cases = [case for case in every if wanted(case)]
     if not cases:
         tunable = ", ".join(sorted({c.op for c in every}))
         raise ConfigError(
             f"none of these has tiles to tune: ops with tiles are {tunable}, and --rows those of a table's keys"
         )
-    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16))
+    ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16, quantize))
     results = tune.run(cases, device, ceiling, seconds, _say)
     print(tune.table(results))
     path = out or tuning.user_path(gpu)

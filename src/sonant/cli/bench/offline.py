@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from sonant import load
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.model_folder import given_codec, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_kv_cache_dtype, add_model, positive_numbers, whole_number
+from sonant.cli.options import (
+    DTYPES,
+    add_codec,
+    add_kv_cache_dtype,
+    add_model,
+    add_quantize,
+    positive_numbers,
+    whole_number,
+)
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
 from sonant.loading import pick_device
@@ -35,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_codec(parser)
     add_kv_cache_dtype(parser)
+    add_quantize(parser)
     parser.add_argument(
         "--streams", metavar="N,N…",
         help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
@@ -98,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
         if not {"streams", "steps"} <= wanted:
             raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
     folder = model_folder(args.model)
-    given = {"codec": given_codec(args.codec), "kv_cache_dtype": args.kv_cache_dtype}
+    given = {
+        "codec": given_codec(args.codec),
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "quantize": args.quantize,
+    }
     config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), **given)
     startup = _startup(args, folder, config) if "startup" in wanted else None
     engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
@@ -113,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
         _break_down(engine, report, streams)
     print(table(report))
     if args.out:
-        data = report.to_json() | {"model": str(folder), "machine": machine_facts(("triton", "matplotlib"))}
-        write_json(args.out, data, indent=1)
+        facts = {"model": str(folder), "quantize": args.quantize, "machine": machine_facts(("triton", "matplotlib"))}
+        write_json(args.out, report.to_json() | facts, indent=1)
     if args.plot:
         plots.write_png(args.plot, picture(report))
     return 0
@@ -126,7 +139,8 @@ def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> St
 
     assert config.max_rows is not None
     types = args.device, args.dtype, args.codec_dtype
-    return measure(StartupJob(str(folder), *types, config.max_rows, config.codec, config.kv_cache_dtype))
+    eight_bits = config.kv_cache_dtype, config.quantize
+    return measure(StartupJob(str(folder), *types, config.max_rows, config.codec, *eight_bits))
 
 
 def _find_sustained(args: argparse.Namespace, engine: Engine, rows: int) -> SustainedListeners:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from sonant import load
 from sonant.cli.model_folder import given_codec, given_once, model_folder
-from sonant.cli.options import DTYPES, add_codec, add_gpu_weights, add_kv_cache_dtype, add_model, whole_number
+from sonant.cli.options import (
+    DTYPES,
+    add_codec,
+    add_gpu_weights,
+    add_kv_cache_dtype,
+    add_model,
+    add_quantize,
+    whole_number,
+)
 from sonant.cli.profile.output import add_analysis, add_budget, add_output, show
 from sonant.cli.sound_file import OutputError
 from sonant.config import EngineConfig
@@ -26,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_codec(parser)
     add_gpu_weights(parser)
     add_kv_cache_dtype(parser)
+    add_quantize(parser)
     parser.add_argument(
         "--concurrency", metavar="N", type=whole_number(1), default=4, help="streams at once (default: 4)"
     )
@@ -63,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         "codec": given_codec(args.codec),
         "gpu_weights": args.gpu_weights,
         "kv_cache_dtype": args.kv_cache_dtype,
+        "quantize": args.quantize,
     }
     config = EngineConfig(max_rows=rows, warm_rows=rows, **given)
     types = {"dtype": args.dtype, "codec_dtype": args.codec_dtype}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.compiler import Program, unavailable
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
@@ -35,13 +35,14 @@ _MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core
 _MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
 _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
-_LEAST_UNITS = 4  # of 64 positions in a share: fewer are put together more slowly than they gather
+_LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
+_MOST_ALONE = 512  # positions of a row that one block has alone
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
-_DECODE = struct.Struct("<11Qq7iI5i2f4x")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI6i2f")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
@@ -49,7 +50,7 @@ _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 def decode_kernel(dim: int, stages: int, kv_bytes: int = 2) -> CudaKernel:
     """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
     return CudaKernel(
-        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 32 * dim
+        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 36 * dim
     )
 
 
@@ -81,11 +82,7 @@ def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
     if gpu.capability < _HOPPER:
         return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    missing = [program for program in programs() if find(program, gpu.arch) is None]
-    if missing and find_compiler() is None:
-        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
-    reasons = (refused(program, gpu.arch) for program in missing)
-    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+    return unavailable(programs(), gpu.arch)
 
 
 def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
@@ -161,7 +158,7 @@ def paged_step(
     out = qkv.new_empty(batch, 1, heads.heads, dim)
     norm = heads.q_weight is not None
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
-    partials = workspace(qkv, groups, splits, share * (dim + 2))
+    partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
     kernel.launch(
         qkv.device, (kv_heads, batch, splits),
@@ -169,7 +166,7 @@ def paged_step(
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
-        tables.shape[1] * block_tokens, splits, _LEAST_UNITS, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+        tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 
@@ -177,12 +174,17 @@ def paged_step(
 def splits_for(groups: int, span: int) -> int:
     """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
     shorter than is worth it. How many of them have work the device decides, by each row's length."""
-    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // (64 * _LEAST_UNITS))))
+    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // _LEAST_SHARE)))
 
 
 def stages_for(blocks: int) -> int:
-    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read."""
-    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 2 * _PROCESSORS else 2
+    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read.
+
+    Measured on an H200: up to two waves of two blocks a processor, much on its way is worth more than a third block
+    (64 rows × 300 and 1,024 positions: 23.9 and 65.0 µs against 26.6 and 73.6); with 256 rows × 200 it is the other
+    way round (73.9 against 63.6).
+    """
+    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 4 * _PROCESSORS else 2
 
 
 def magic(block_tokens: int) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -44,6 +44,7 @@ class Program:
 
     source: str
     defines: Mapping[str, int] = field(hash=False)
+    features: str = ""  # "a": what only this very architecture has
 
     def __hash__(self) -> int:
         return hash((self.source, *self.defines.items()))
@@ -55,7 +56,8 @@ class Program:
 
 @cache
 def _digest(program: Program, arch: int) -> str:
-    digest = sha256(repr((_FLAGS, arch, program.source, sorted(program.defines.items()))).encode())
+    facts = (_FLAGS, f"{arch}{program.features}", program.source, sorted(program.defines.items()))
+    digest = sha256(repr(facts).encode())
     for path in (SOURCES / program.source, *sorted(SOURCES.glob("*.cuh"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
@@ -100,6 +102,15 @@ def refused(program: Program, arch: int) -> str | None:
     return None if compiler is None else _noted(_note_path(program, arch), compiler)
 
 
+def unavailable(programs: Iterable[Program], arch: int) -> str | None:
+    """Why some of them are not to be had; None: all are compiled, or can be."""
+    missing = [program for program in programs if find(program, arch) is None]
+    if missing and find_compiler() is None:
+        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
+    reasons = (refused(program, arch) for program in missing)
+    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+
+
 def _note_path(program: Program, arch: int) -> Path:
     return (cache_folder() / program.file_name(arch)).with_suffix(".refused")
 
@@ -130,7 +141,7 @@ def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *,
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
             made = Path(folder) / "made.cubin"
-            command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}", *defines, "-o", str(made)]
+            command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}{program.features}", *defines, "-o", str(made)]
             done = subprocess.run(
                 [*command, str(SOURCES / program.source)], capture_output=True, text=True, timeout=timeout_s, cwd=folder
             )
@@ -164,10 +175,11 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda import attention, stack
+    from sonant.kernels.cuda import attention, stack, unit
 
     yield from attention.programs()
     yield from stack.programs()
+    yield from unit.programs()
 
 
 def main() -> int:

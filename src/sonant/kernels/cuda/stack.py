@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, find, find_compiler, refused
+from sonant.kernels.cuda.compiler import Program, unavailable
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
-from sonant.kernels.reference import LocalWeights
+from sonant.kernels.reference import LocalWeights, Weight
 
 _HOPPER = (9, 0)
 _DIM = 128
@@ -37,7 +37,7 @@ _AHEAD = 16  # chunks of weights that a warp asks for ahead of time, if there is
 _PACE = 1000  # cycles from one to the next
 _SHARED_BYTES = 232_448  # all there is
 _LOG2_E = math.log2(math.e)
-WHAT, ELSE = "a stack over few rows", "more than 32 rows, other widths, or not in bfloat16, go to Triton"
+WHAT, ELSE = "a stack over few rows", "more than 32 rows, other widths, or weights not in bfloat16, go to Triton"
 VARIABLE = "SONANT_STACK"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
@@ -130,11 +130,7 @@ def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
     if gpu.capability < _HOPPER:
         return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    missing = [program for program in programs() if find(program, gpu.arch) is None]
-    if missing and find_compiler() is None:
-        return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
-    reasons = (refused(program, gpu.arch) for program in missing)
-    return next((" ".join(reason.split()) for reason in reasons if reason), None)
+    return unavailable(programs(), gpu.arch)
 
 
 def refusal(x: Tensor, layers: Sequence[LocalWeights], grid: Grid = _USUAL) -> str | None:
@@ -147,34 +143,36 @@ def refusal(x: Tensor, layers: Sequence[LocalWeights], grid: Grid = _USUAL) -> s
         return f"{len(layers)} layers are more than {_MOST_LAYERS}"
     if heads.cos.shape[-1] != _DIM or len(heads.cos) != 1 or heads.q_weight is not None:
         return f"heads have not {_DIM} values, or norms of their own, or rotations that differ by sequence"
-    tensors = [x, heads.cos, heads.sin]
-    for layer in layers:
-        tensors += [layer.first_gain, layer.qkv, layer.out, layer.second_gain, layer.gate_up, layer.down]
+    weights = [weight for layer in layers for weight in _parts(layer)]
+    tensors = [x, heads.cos, heads.sin, *(weight for weight in weights if isinstance(weight, Tensor))]
+    if len(tensors) < 3 + len(weights):
+        return "weights are of eight bits"
     if any(t.dtype != torch.bfloat16 or not t.is_contiguous() or t.data_ptr() % 16 for t in tensors):
         return "not all of it is bfloat16, in one piece and at an address that is a multiple of 16"
     return Form.of(x, layers[0], grid).refusal()
 
 
-def local_stack(x: Tensor, layers: Sequence[LocalWeights], again: bool = False, *, grid: Grid = _USUAL) -> Tensor:
+def _parts(layer: LocalWeights) -> tuple[Weight, ...]:
+    """In the order of the kernel's own."""
+    return layer.qkv, layer.out, layer.gate_up, layer.down, layer.first_gain, layer.second_gain
+
+
+def local_stack(x: Tensor, layers: Sequence[LocalWeights], *, grid: Grid = _USUAL) -> Tensor:
     kernel = None
     if refusal(x, layers, grid) is None:
         kernel = stack_kernel(Form.of(x, layers[0], grid))
     if kernel is None or not kernel.is_ready(x.device):
         from sonant.kernels.triton import local_stack as chain
 
-        return chain.local_stack(x, layers, again)
+        return chain.local_stack(x, layers)
     from sonant.kernels.triton.split_k import counters
 
     batch, steps, _ = x.shape
     heads, rows = layers[0].heads, batch * steps
-    qkv, inner = x.new_empty(rows, len(layers[0].qkv)), x.new_empty(rows, layers[0].down.shape[1])
+    qkv, inner = x.new_empty(rows, layers[0].qkv.shape[0]), x.new_empty(rows, layers[0].down.shape[1])
     # kept with a gain, which no product keeps counters of its own with
     counter = counters(layers[0].first_gain, 1, 2)
-    pointers = [
-        tensor.data_ptr()
-        for layer in layers
-        for tensor in (layer.qkv, layer.out, layer.gate_up, layer.down, layer.first_gain, layer.second_gain)
-    ]
+    pointers = [part.data_ptr() for layer in layers for part in _parts(layer) if isinstance(part, Tensor)]
     kernel.launch(
         x.device, (grid.clusters * grid.ranks, 1, 1),
         x.data_ptr(), qkv.data_ptr(), inner.data_ptr(), heads.cos.data_ptr(), heads.sin.data_ptr(), counter.data_ptr(),

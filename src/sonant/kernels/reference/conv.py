@@ -24,6 +24,22 @@ class Snake(NamedTuple):
     log_scale: bool = True
 
 
+class Unit(NamedTuple):
+    """A residual unit: SnakeBeta, a dilated causal convolution [C, C, 7], SnakeBeta, one of a single tap [C, C, 1]."""
+
+    before: Snake
+    wide: Tensor
+    wide_bias: Tensor
+    dilation: int
+    between: Snake
+    point: Tensor
+    point_bias: Tensor
+
+    @property
+    def history(self) -> int:
+        return (self.wide.shape[2] - 1) * self.dilation
+
+
 class Bounds(NamedTuple):
     """Where results are: steps [start · scale + offset, end · scale + offset) of each row, all others being zero.
 
@@ -69,6 +85,17 @@ def causal_conv(
     if snake is None:
         return y, y
     return y, snake_beta(y.reshape(len(y), -1, len(snake.alpha)), *snake).view(shape)
+
+
+def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+    """x [B, T, C] plus what the unit makes of it, or `following` of that; and the next piece's `past`.
+
+    `past` [B, history, C] are the activated inputs before x; None: silence came before, and no piece comes after.
+    """
+    active = snake_beta(x, *unit.before)
+    _, inner = causal_conv(active, unit.wide, unit.wide_bias, past, unit.dilation, snake=unit.between, keep=False)
+    _, y = causal_conv(inner, unit.point, unit.point_bias, None, residual=x, snake=following)
+    return y, None if past is None else torch.cat([past, active], dim=1)[:, -unit.history :]
 
 
 def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -> Tensor:

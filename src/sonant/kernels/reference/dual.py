@@ -7,21 +7,25 @@ of it are zero there, the residual stream stays as it is, and whatever a padding
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from sonant.kernels.reference.quantized import Weight
 from sonant.kernels.reference.transformer import linear, norm_gated, rms_norm
 
 TEXT, AUDIO, PADDING = 0, 1, 2
 
 
-class Sides(NamedTuple):
-    """Two weights or gains of one shape."""
+W = TypeVar("W", bound=Weight, covariant=True)
 
-    text: Tensor
-    audio: Tensor
+
+class Sides(NamedTuple, Generic[W]):
+    """Two weights or gains of one shape and kind."""
+
+    text: W
+    audio: W
 
 
 class Split(NamedTuple):
@@ -39,19 +43,19 @@ def split_kinds(kinds: Tensor) -> Split:
     return Split(kinds, torch.argsort(flat, stable=True).int(), counts.int())
 
 
-def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
     """RMSNorm of [B, T, H] with the position's own gain."""
     text, audio = (rms_norm(x, gain, eps) for gain in gains)
     return _own(split, text, audio, torch.zeros_like(text))
 
 
-def dual_norm_gated(x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides) -> Tensor:
+def dual_norm_gated(x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]) -> Tensor:
     """The same into SwiGLU, weights [2I, H] → [B, T, I]; the first half of each makes the gate."""
     text, audio = (norm_gated(x, gain, eps, weight) for gain, weight in zip(gains, weights, strict=True))
     return _own(split, text, audio, torch.zeros_like(text))
 
 
-def dual_linear_add(inner: Tensor, split: Split, weights: Sides, residual: Tensor) -> Tensor:
+def dual_linear_add(inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
     """The end of the branch, weights [H, I]. It may be written over `residual`, which is not to be used afterwards."""
     text, audio = (residual + linear(inner, weight) for weight in weights)
     return _own(split, text, audio, residual)

@@ -1,19 +1,22 @@
 """What a transformer layer is made of: norm and projections, heads with their rotary positions, and attention.
 
 A projection comes with the norm that opens a residual branch or the sum that ends it. Attention is over paged keys and
-values, over a frame's own, and over dense ones.
+values, over a frame's own, over a ring's, and over dense ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sonant.kernels.reference.quantized import QuantizedWeight, Weight
 
 
 class Place(NamedTuple):
@@ -39,12 +42,37 @@ class LocalWeights(NamedTuple):
     """A layer over a few positions that all see each other: what opens its two branches, and what ends them."""
 
     first_gain: Tensor
-    qkv: Tensor
+    qkv: Weight
     heads: Heads
-    out: Tensor
+    out: Weight
     second_gain: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
+
+
+class RingPlace:
+    """Which rows of a ring a call is about, and where they stand: rows [B], and consecutive positions [B, T].
+
+    What follows from them is made when it is asked for, once for all layers.
+    """
+
+    def __init__(self, rows: Tensor, positions: Tensor, window: int, slots: int) -> None:
+        assert positions.shape[1] <= slots - window + 1, "a call brings more than its ring has room for"
+        self.rows, self.positions, self.window, self.slots = rows, positions, window, slots
+
+    @cached_property
+    def written(self) -> Tensor:
+        """[B · T]: where new keys and values go, over all rows' slots."""
+        return (self.rows[:, None] * self.slots + self.positions % self.slots).flatten()
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """[B, 1, T, slots]: 0 where a query sees a slot's key, else -∞, which is what masks are made into."""
+        last = self.positions[:, -1:]
+        held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots  # the position in each slot
+        age = self.positions[..., None] - held[:, None]
+        visible = ((age >= 0) & (age < self.window) & (held[:, None] >= 0))[:, None]
+        return torch.where(visible, 0.0, -torch.inf)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -59,26 +87,23 @@ def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tenso
     return total, rms_norm(total, gain, eps)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, weight, bias)
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight.dequantized(x.dtype) if isinstance(weight, QuantizedWeight) else weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards.
-
-    Here and below, `then` is the weight that the next product reads: a kernel may fetch it while it works.
-    """
-    return residual + F.linear(x, weight)
+def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
+    return residual + linear(x, weight)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     """The start of one: RMSNorm with `gain`, then the projection."""
-    return F.linear(rms_norm(x, gain, eps), weight)
+    return linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     """The same into SwiGLU; the first half of `weight` makes the gate."""
-    return swiglu(F.linear(rms_norm(x, gain, eps), weight))
+    return swiglu(linear(rms_norm(x, gain, eps), weight))
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -184,21 +209,30 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
     return dense_attention(q, cache[0, :, :end], cache[1, :, :end], visible)
 
 
+def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
+    """Queries, keys and values as `qk_rope` makes them, each query over the last `window` positions up to its own.
+
+    qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, heads, D]; new keys and values are added to the ring
+    [2, rows, slots, kv_heads, D]. Slots that were never written must be finite.
+    """
+    q, _, _ = qk_rope(qkv, heads, Place(ring, place.written))
+    keys, values = ring
+    return dense_attention(q, keys[place.rows], values[place.rows], place.bias.to(ring.dtype))
+
+
 def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     """Of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
     q, k, v = (x.transpose(1, 2) for x in qk_rope(qkv, heads))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
-def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None
-) -> Tensor:
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor) -> Tensor:
     """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
     return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
 
 
-def local_stack(x: Tensor, layers: Sequence[LocalWeights], again: bool = False) -> Tensor:
-    """All layers, of x [B, T, hidden], which may be written over. `again`: the same layers, of other rows, are next."""
+def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
+    """All layers, of x [B, T, hidden], which may be written over."""
     for layer in layers:
         eps = layer.heads.eps
         x = local_attention_add(norm_linear(x, layer.first_gain, eps, layer.qkv), layer.heads, layer.out, x)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.reference import Bounds, Snake
+from sonant.kernels.triton.conv_one import conv_one, is_for_one, values
 from sonant.kernels.triton.conv_tile import tile_for
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.snake import quick_sine, snake_beta, snake_factors
 from sonant.kernels.triton.snake import snake as snake_of
-from sonant.kernels.triton.snake import snake_beta, snake_factors
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -29,7 +30,7 @@ from sonant.kernels.tuning import Tile
 def _finish(
     total, row, batch, step, column, bias, residual, alpha, beta, start, end, raw, active, rows, columns, channels,
     residual_stride, scale, offset, ADD: tl.constexpr, APART: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr,
-    LOG_SCALE: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
+    LOG_SCALE: tl.constexpr, QUICK: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """Bias, residual and SnakeBeta, each rounded where the reference rounds it; then zeros outside of the bounds."""
     dtype = active.dtype.element_ty
@@ -51,7 +52,8 @@ def _finish(
         half_waves, factor = snake_factors(
             tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0), LOG_SCALE
         )
-        tl.store(active + at, snake_of(total.to(tl.float32), half_waves[None], factor[None]).to(dtype), mask=mask)
+        total = snake_of(total.to(tl.float32), half_waves[None], factor[None], QUICK)
+        tl.store(active + at, total.to(dtype), mask=mask)
 
 
 @triton.jit
@@ -61,17 +63,6 @@ def _weights(weight, column, at, columns, depth, inside, EVEN: tl.constexpr):
     if EVEN:
         return tl.load(start[None] + at[:, None])
     return tl.load(start[None] + at[:, None], mask=inside[:, None], other=0.0)
-
-
-@triton.jit
-def _values(fresh_start, past_start, fresh, k, inside, PAST: tl.constexpr, EVEN: tl.constexpr):
-    """[M, K] of this piece's inputs, and of the past's where those lie before it; without a past, zeros."""
-    if PAST:
-        start = tl.where(fresh, fresh_start, past_start)
-        if EVEN:
-            return tl.load(start[:, None] + k[None])
-        return tl.load(start[:, None] + k[None], mask=inside[None], other=0.0)
-    return tl.load(fresh_start[:, None] + k[None], mask=fresh[:, None] & inside[None], other=0.0)
 
 
 @triton.jit
@@ -115,7 +106,7 @@ def _conv(
     rows, steps, inputs, columns, channels, history, dilation, batch_stride, step_stride, past_stride,
     residual_stride, scale, offset, tiles_m, tiles_n,
     PAST: tl.constexpr, ADD: tl.constexpr, APART: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr,
-    LOG_SCALE: tl.constexpr, TAPS: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
+    LOG_SCALE: tl.constexpr, QUICK: tl.constexpr, TAPS: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +130,7 @@ def _conv(
         tap = k_tile % TAPS  # taps of one depth follow each other: they read nearly the same rows
         k = (k_tile // TAPS) * BLOCK_K + lane
         shift, inside = tap * dilation, k < inputs
-        value = _values(
+        value = values(
             fresh_from + shift * step_stride, past_from + shift * inputs, step + shift >= history, k, inside, PAST, EVEN
         )
         at = tap * inputs + k
@@ -155,12 +146,12 @@ def _conv(
     if last:
         _finish(
             total, row, batch, step, column, bias, residual, alpha, beta, start, end, raw, active, rows, columns,
-            channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, SAMPLED, BOUNDED,
+            channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, QUICK, SAMPLED, BOUNDED,
         )  # fmt: skip
         if WIDE:
             _finish(
                 more, row, batch, step, further, bias, residual, alpha, beta, start, end, raw, active, rows, columns,
-                channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, SAMPLED, BOUNDED,
+                channels, residual_stride, scale, offset, ADD, APART, KEEP, SNAKE, LOG_SCALE, QUICK, SAMPLED, BOUNDED,
             )  # fmt: skip
 
 
@@ -180,8 +171,11 @@ def causal_conv(
     """`tile` is what a tuner tries; None: the best known."""
     batch, steps, inputs = x.shape
     columns, _, taps = weight.shape
-    tile = tile or tile_for(x, columns, taps)
     flat = weight.permute(0, 2, 1)
+    if tile is None and residual is None and snake is None and bounds is None and is_for_one(flat, dilation):
+        y = conv_one(x, flat, bias, past)
+        return y, y
+    tile = tile or tile_for(x, columns, taps)
     if tile.library or not flat.is_contiguous():
         y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual, bounds=bounds)
         return y, y if snake is None else snake_beta(y.reshape(batch, -1, len(bias)), *snake).view(y.shape)
@@ -203,7 +197,8 @@ def causal_conv(
         (taps - 1) * dilation, dilation, x.stride(0), x.stride(1), 0 if past is None else past.stride(0),
         residual.stride(0) if residual is not None and apart else 0, scale, offset, tiles_m, tiles_n,
         PAST=past is not None, ADD=residual is not None, APART=apart, KEEP=raw.numel() > 0, SNAKE=snake is not None,
-        LOG_SCALE=log_scale, TAPS=taps, SAMPLED=columns > len(bias), BOUNDED=bounds is not None,
+        LOG_SCALE=log_scale, QUICK=snake is not None and quick_sine(x), TAPS=taps, SAMPLED=columns > len(bias),
+        BOUNDED=bounds is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", EVEN=inputs % tile.k == 0, WIDE=tile.wide,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),

@@ -59,7 +59,7 @@ def candidates(rows: int, inputs: int, columns: int, taps: int, item_bytes: int)
     elif columns % 256 == 0:
         shapes.append((128, 256, False))
     for m, n, wide in shapes:
-        for warps, stages in ((4, 4), (8, 3), (8, 4)):
+        for warps, stages in ((4, 4), (8, 3), (8, 4), (16, 3)):
             tile = Tile(m, n, k, warps, stages, wide=wide)
             if _sensible(tile, rows, columns, item_bytes):
                 for splits in _splits(tile, rows, columns, taps * -(-inputs // k)):
@@ -69,6 +69,8 @@ def candidates(rows: int, inputs: int, columns: int, taps: int, item_bytes: int)
 def _sensible(tile: Tile, rows: int, columns: int, item_bytes: int) -> bool:
     cells = tile.m * tile.width
     if not 8 <= cells // (32 * tile.warps) <= 128:  # sums in each thread's registers
+        return False
+    if tile.warps == 16 and cells < 256 * 128:  # so many share nothing but the inputs they read
         return False
     if tile.m > 64 and rows <= 8 * tile.m:
         return False

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sonant.kernels.reference import Snake
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.snake import quick_sine, snake_factors
 from sonant.kernels.triton.snake import snake as snake_of
-from sonant.kernels.triton.snake import snake_factors
 
 _CELLS = 512  # of a program
 
@@ -22,7 +22,7 @@ _CELLS = 512  # of a program
 def _depthwise(
     x, past, weight, bias, alpha, beta, out, steps, channels, batch_stride, step_stride, past_stride, tiles_t,
     TAPS: tl.constexpr, DILATION: tl.constexpr, PAST: tl.constexpr, SNAKE: tl.constexpr, LOG_SCALE: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    QUICK: tl.constexpr, PDL: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     history: tl.constexpr = (TAPS - 1) * DILATION
@@ -52,7 +52,7 @@ def _depthwise(
         half_waves, factor = snake_factors(
             tl.load(alpha + channel, mask=known, other=0.0), tl.load(beta + channel, mask=known, other=0.0), LOG_SCALE
         )
-        total = snake_of(total.to(tl.float32), half_waves[None], factor[None]).to(dtype)
+        total = snake_of(total.to(tl.float32), half_waves[None], factor[None], QUICK).to(dtype)
     tl.store(out + (batch * steps + step)[:, None] * channels + channel[None], total, mask=inside)
 
 
@@ -70,6 +70,7 @@ def depthwise(
         x, x if past is None else past, weight[:, 0].T.contiguous(), bias, alpha, beta, out, steps, channels,
         x.stride(0), x.stride(1), 0 if past is None else past.stride(0), tiles_t,
         TAPS=weight.shape[2], DILATION=dilation, PAST=past is not None, SNAKE=snake is not None, LOG_SCALE=log_scale,
+        QUICK=snake is not None and quick_sine(x),
         BLOCK_T=_CELLS // block_c, BLOCK_C=block_c, num_warps=4, **launch_options(x),
     )  # fmt: skip
     return out

@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import Sides, Split
+from sonant.kernels.reference import QuantizedWeight, Sides, Split, Weight, parts_of
 from sonant.kernels.triton.dual_tile import row_tiles, tile_for
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -83,8 +84,9 @@ def _reduce(
 
 @triton.jit(do_not_specialize=["rows"])
 def _dual_gemm(
-    x, order, counts, text_weight, audio_weight, residual, out, partials, arrivals, rows, columns, depth,
-    GATED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+    x, order, counts, text_weight, audio_weight, text_scale, audio_scale, residual, out, partials, arrivals,
+    rows, columns, depth,
+    GATED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """GATED: SwiGLU of the product's halves, zero for padding. Else the residual and the product, which padding lacks.
@@ -125,14 +127,19 @@ def _dual_gemm(
     for chunk in range(split * chunks // SPLITS, (split + 1) * chunks // SPLITS):
         at = chunk * BLOCK_K + k
         value = _strip(row_start, at, depth, EVEN).trans()
-        total = tl.dot(_strip(start, at, depth, EVEN), value, total, input_precision=PRECISION)
+        total = tl.dot(_strip(start, at, depth, EVEN).to(dtype), value, total, input_precision=PRECISION)
         if GATED:
-            other = tl.dot(_strip(up_start, at, depth, EVEN), value, other, input_precision=PRECISION)
+            other = tl.dot(_strip(up_start, at, depth, EVEN).to(dtype), value, other, input_precision=PRECISION)
 
     last = True
     if SPLITS > 1:
         total, other, last = _reduce(total, other, partials, arrivals, group, split, GATED, BLOCK_M, BLOCK_N, SPLITS)
     if last:
+        if SCALED:
+            scale = tl.where(side == 0, text_scale, audio_scale)
+            own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
+            total *= own_scale[:, None]
+            other *= up_scale[:, None]
         total = total.to(dtype).to(tl.float32)  # each result is rounded where the reference rounds it
         if GATED:
             silu = (total / (1 + tl.exp(-total))).to(dtype).to(tl.float32)
@@ -142,7 +149,7 @@ def _dual_gemm(
         tl.store(out + cell, total.to(dtype), mask=mask)
 
 
-def _product(x: Tensor, split: Split, weights: Sides, residual: Tensor | None, tile: Tile) -> Tensor:
+def _product(x: Tensor, split: Split, weights: Sides[Weight], residual: Tensor | None, tile: Tile) -> Tensor:
     """x: [B, T, depth]. Gated where nothing is to be added."""
     gated, depth = residual is None, x.shape[-1]
     columns = weights.text.shape[0] // (2 if gated else 1)
@@ -150,21 +157,24 @@ def _product(x: Tensor, split: Split, weights: Sides, residual: Tensor | None, t
     rows = out.numel() // columns
     groups = row_tiles(rows, tile.m) * triton.cdiv(columns, tile.n)
     cells = (2 if gated else 1) * tile.m * tile.n
+    (text, text_scale), (audio, audio_scale) = (parts_of(weight) for weight in weights)
     _dual_gemm[(groups, tile.splits)](
-        x.contiguous(), split.order, split.counts, *weights, out if residual is None else residual.contiguous(), out,
-        workspace(x, groups, tile.splits, cells), counters(weights.text, groups, tile.splits), rows, columns, depth,
-        GATED=gated, PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", EVEN=depth % tile.k == 0,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
+        x.contiguous(), split.order, split.counts, text, audio, x if text_scale is None else text_scale,
+        x if audio_scale is None else audio_scale, out if residual is None else residual.contiguous(), out,
+        workspace(x, groups, tile.splits, cells), counters(text, groups, tile.splits), rows, columns, depth,
+        GATED=gated, SCALED=text_scale is not None, PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
+        EVEN=depth % tile.k == 0, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
     return out
 
 
-def _suits(weights: Sides, like: Tensor) -> bool:
-    return all(weight.is_contiguous() and weight.dtype == like.dtype for weight in weights)
+def _suits(weights: Sides[Weight], like: Tensor) -> bool:
+    kinds = {None if isinstance(weight, QuantizedWeight) else weight.dtype for weight in weights}
+    return kinds in ({None}, {like.dtype}) and all(weight.is_contiguous() for weight in weights)
 
 
-def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
+def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
     x = x.contiguous()
     dim = x.shape[-1]
     out = torch.empty_like(x)
@@ -176,19 +186,19 @@ def dual_norm(x: Tensor, split: Split, gains: Sides, eps: float) -> Tensor:
 
 
 def dual_norm_gated(
-    x: Tensor, split: Split, gains: Sides, eps: float, weights: Sides, *, tile: Tile | None = None
+    x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight], *, tile: Tile | None = None
 ) -> Tensor:
     """`tile` is what a tuner tries; None: the best known."""
-    tile = tile or tile_for(x, weights.text.shape[0] // 2, gated=True)
+    tile = tile or tile_for(x, weights.text, gated=True)
     if tile.library or not _suits(weights, x):
         return reference.dual_norm_gated(x, split, gains, eps, weights)
     return _product(dual_norm(x, split, gains, eps), split, weights, None, tile)
 
 
 def dual_linear_add(
-    inner: Tensor, split: Split, weights: Sides, residual: Tensor, *, tile: Tile | None = None
+    inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor, *, tile: Tile | None = None
 ) -> Tensor:
-    tile = tile or tile_for(inner, weights.text.shape[0], gated=False)
+    tile = tile or tile_for(inner, weights.text, gated=False)
     if tile.library or not _suits(weights, inner):
         return reference.dual_linear_add(inner, split, weights, residual)
     return _product(inner, split, weights, residual, tile)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.tuning import Tile, find
 
 _PROCESSORS = 132  # of an H100 or H200
@@ -20,9 +21,9 @@ def shape_key(depth: int, columns: int, gated: bool, item_bytes: int) -> str:
     return f"{depth}x{columns}{'x2' if gated else ''} {8 * item_bytes}"
 
 
-def tile_for(x: Tensor, columns: int, gated: bool) -> Tile:
-    depth, item = x.shape[-1], x.dtype.itemsize
-    rows = x.numel() // depth
+def tile_for(x: Tensor, weight: Weight, gated: bool) -> Tile:
+    depth, item = x.shape[-1], parts_of(weight)[0].dtype.itemsize
+    rows, columns = x.numel() // depth, weight.shape[0] // (2 if gated else 1)
     found = find("dual_ffn", shape_key(depth, columns, gated, item), rows, x.device)
     return found or rule(rows, depth, columns, gated, item)
 
@@ -33,8 +34,8 @@ def row_tiles(rows: int, block: int) -> int:
 
 
 def shared_bytes(tile: Tile, gated: bool, item_bytes: int) -> int:
-    """What is on its way through shared memory."""
-    return tile.stages * tile.k * (tile.m + (2 if gated else 1) * tile.n) * item_bytes
+    """What is on its way through shared memory: rows of values, and weights, which may have fewer bits than those."""
+    return tile.stages * tile.k * (tile.m * max(2, item_bytes) + (2 if gated else 1) * tile.n * item_bytes)
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:

@@ -6,6 +6,9 @@ before it waits for the kernel that makes its input, so weights stream across ke
 each program anew, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py), and from
 there on, or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile`
 is what a tuner tries with more than one row; None: the best known.
+
+Weights may have eight bits: they are widened in registers, and each column's sum is multiplied by its scale. The
+library's product of such weights is scaled_product.py's.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.reference import QuantizedWeight, Weight, parts_of
 from sonant.kernels.triton import norm, small_m_gemm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.scaled_product import Around, scaled_product
+from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
 
@@ -29,8 +35,9 @@ _PROGRAMS = 512  # fewer would leave processors idle
 
 @triton.jit
 def _gemv(
-    x, weight, gain, bias, residual, out, columns, depth, eps,
+    x, weight, scale, gain, bias, residual, out, columns, depth, eps,
     NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -39,7 +46,7 @@ def _gemv(
     dtype = out.dtype.element_ty
     start = weight + column.to(tl.int64)[:, None] * depth
     up_start = start + columns.to(tl.int64) * depth
-    own, up, scales = (), (), ()  # a tile each; Triton knows no unpacking into a tuple
+    own, up, gains = (), (), ()  # a tile each; Triton knows no unpacking into a tuple
     for tile in tl.static_range(TILES):
         k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = known[:, None] & (k < depth)[None]
@@ -47,7 +54,8 @@ def _gemv(
         if GATED:
             up = up + (tl.load(up_start + k[None], mask=mask, other=0.0),)  # noqa: RUF005
         if NORM:
-            scales = scales + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)  # noqa: RUF005
+            gains = gains + (tl.load(gain + k, mask=k < depth, other=0.0).to(tl.float32),)  # noqa: RUF005
+    own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
     values = ()
     square = tl.zeros([BLOCK_K], tl.float32)
@@ -56,24 +64,29 @@ def _gemv(
         value = tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)
         values = values + (value,)  # noqa: RUF005
         square += value * value
-    scale = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
+    factor = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
     total, other = tl.zeros([BLOCK_N, BLOCK_K], tl.float32), tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for tile in tl.static_range(TILES):
         value = values[tile]
         if NORM:
             # each result is rounded where the reference rounds it; the arithmetic between is float32
-            value = (scales[tile] * (value * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+            value = (gains[tile] * (value * factor).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         total += own[tile].to(tl.float32) * value[None]
         if GATED:
             other += up[tile].to(tl.float32) * value[None]
     result = tl.sum(total, axis=1)
+    if SCALED:
+        result *= own_scale
     if BIAS:
         result += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
     result = result.to(dtype)
     if GATED:
         gate = result.to(tl.float32)
         silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        result = (silu * tl.sum(other, axis=1).to(dtype).to(tl.float32)).to(dtype)
+        beside = tl.sum(other, axis=1)
+        if SCALED:
+            beside *= up_scale
+        result = (silu * beside.to(dtype).to(tl.float32)).to(dtype)
     if ADD:
         before = tl.load(residual + column, mask=known, other=0.0).to(tl.float32)
         result = (before + result.to(tl.float32)).to(dtype)
@@ -81,14 +94,14 @@ def _gemv(
 
 
 def _product(
-    x: Tensor, weight: Tensor, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
-    bias: Tensor | None = None, residual: Tensor | None = None, then: Tensor | None = None, tile: Tile | None = None,
+    x: Tensor, weight: Weight, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
+    bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
     """None: too many rows (with a bias two are), an unusual layout, or a shape in which the library is faster."""
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     rows = x.numel() // depth
-    if not weight.is_contiguous() or x.dtype != weight.dtype or (bias is not None and rows > 1):
+    if not weight.is_contiguous() or not _same_kind(x, weight) or (bias is not None and rows > 1):
         return None
     out = x.new_empty(*x.shape[:-1], columns)
     flat, wanted = x.contiguous().view(rows, depth), out.view(rows, columns)
@@ -96,17 +109,28 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
-    if small_m_gemm.fits(rows, depth) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
+    if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
     ):
         return out
     return None
 
 
+def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:
+    """What a tuner tries, if it is not of the kernels for few rows."""
+    return tile if tile is None or tile.m or tile.library else None
+
+
+def _same_kind(x: Tensor, weight: Weight) -> bool:
+    """Eight bits go with values of any kind."""
+    return isinstance(weight, QuantizedWeight) or x.dtype == weight.dtype
+
+
 def _launch_gemv(
-    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, bias: Tensor | None,
+    x: Tensor, weight: Weight, out: Tensor, gain: Tensor | None, eps: float, gated: bool, bias: Tensor | None,
     residual: Tensor | None,
 ) -> None:  # fmt: skip
+    values, scale = parts_of(weight)
     depth, columns = x.shape[1], out.shape[1]
     planes = 2 if gated else 1
     block_k, tiles = triton.next_power_of_2(depth), 1
@@ -117,37 +141,45 @@ def _launch_gemv(
         most = min(_TILED_VECTORS * 32 * warps // (depth * planes), columns // _PROGRAMS)
         block_n = 1 << max(0, most.bit_length() - 1)
     _gemv[(triton.cdiv(columns, block_n),)](
-        x, weight, weight if gain is None else gain, weight if bias is None else bias,
+        x, values, x if scale is None else scale, x if gain is None else gain, x if bias is None else bias,
         out if residual is None else residual, out, columns, depth, eps,
-        NORM=gain is not None, GATED=gated, BIAS=bias is not None, ADD=residual is not None,
+        NORM=gain is not None, GATED=gated, BIAS=bias is not None, ADD=residual is not None, SCALED=scale is not None,
         BLOCK_N=block_n, BLOCK_K=block_k, TILES=tiles, num_warps=warps, **launch_options(x),
     )  # fmt: skip
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
     out = _product(x, weight, bias=bias, tile=tile)
-    return reference.linear(x, weight, bias) if out is None else out
-
-
-def linear_add(
-    x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, residual=residual, then=then, tile=tile)
     if out is not None:
         return out
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(bias=bias), _of_many(x, tile))
+    return reference.linear(x, weight, bias)
+
+
+def linear_add(x: Tensor, weight: Weight, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, residual=residual, tile=tile)
+    if out is not None:
+        return out
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(residual=residual), _of_many(x, tile))
     # into the residual itself: otherwise the library copies it first
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
-def norm_linear(
-    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, then=then, tile=tile)
-    return reference.linear(norm.rms_norm(x, gain, eps), weight) if out is None else out
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
+    if out is not None:
+        return out
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(norm=(gain, eps)), _of_many(x, tile))
+    return reference.linear(norm.rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(
-    x: Tensor, gain: Tensor, eps: float, weight: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True, then=then, tile=tile)
-    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight)) if out is None else out
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
+    if out is not None:
+        return out
+    if isinstance(weight, QuantizedWeight):
+        return scaled_product(x, weight, Around(norm=(gain, eps), gated=True), _of_many(x, tile))
+    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight))

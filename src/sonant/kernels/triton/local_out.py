@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.reference import Heads
+from sonant.kernels.reference import Heads, Weight, parts_of
 from sonant.kernels.triton import gemv
-from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -40,17 +40,16 @@ def _made_ready(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "then_elements", "then_piece"])
+@triton.jit(do_not_specialize=["rows"])
 def _local_attention_add(
-    qkv, q_weight, k_weight, cos, sin, weight, residual, out, partials, arrivals, then,
-    rows, columns, rope_stride, eps, scale, then_elements, then_piece,
+    qkv, q_weight, k_weight, cos, sin, weight, column_scale, residual, out, partials, arrivals,
+    rows, columns, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
-    NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    THEN: tl.constexpr,
+    NORM: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
-    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     own_heads: tl.constexpr = HEADS // SPLITS
     first = split * own_heads
     kv_head = first // (HEADS // KV_HEADS)
@@ -61,6 +60,7 @@ def _local_attention_add(
     tiles = ()  # one for each head; Triton knows no unpacking into a tuple
     for head in tl.static_range(own_heads):
         tiles = tiles + (tl.load(start + head * DIM),)  # noqa: RUF005
+    own_scale, _ = column_scales(column_scale, column, columns, False, SCALED)
     there = tl.minimum(line, rows - 1)
     sequence = there // STEPS
     angle = sequence * rope_stride + there % STEPS * DIM
@@ -76,7 +76,7 @@ def _local_attention_add(
         scores = tl.where(visible, scores, float("-inf"))
         share = tl.exp(scores - tl.max(scores, 1)[:, None])
         mixed = tl.dot(share.to(values.dtype), values, input_precision=PRECISION) / tl.sum(share, 1)[:, None]
-        total = tl.dot(mixed.to(values.dtype), tl.trans(tiles[head]), total, input_precision=PRECISION)
+        total = tl.dot(mixed.to(values.dtype), tl.trans(tiles[head].to(values.dtype)), total, input_precision=PRECISION)
     last = True
     if SPLITS > 1:
         cells: tl.constexpr = LINES * BLOCK_N
@@ -87,6 +87,8 @@ def _local_attention_add(
         if last:
             total = sum_partials(slot, cell, SPLITS, cells)
     if last:
+        if SCALED:
+            total *= own_scale[None]
         dtype = out.dtype.element_ty
         at = line[:, None] * columns + column[None]
         mask = (line < rows)[:, None] & (column < columns)[None]
@@ -95,26 +97,27 @@ def _local_attention_add(
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Tensor, residual: Tensor, then: Tensor | None = None, *, tile: Tile | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, *, tile: Tile | None = None
 ) -> Tensor:
     batch, steps, width = qkv.shape
-    rows, columns = batch * steps, len(weight)
+    rows, columns, (read, column_scale) = batch * steps, weight.shape[0], parts_of(weight)
     dim = width // (heads.heads + 2 * heads.kv_heads)
-    tile = tile or tile_for(qkv, heads, columns)
-    if tile.library or not weight.is_contiguous() or qkv.dtype != weight.dtype:
+    tile = tile or tile_for(qkv, heads, read)
+    if tile.library or not weight.is_contiguous() or (column_scale is None and qkv.dtype != read.dtype):
         return gemv.linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
     if not fits(tile, heads):
         raise ValueError(f"{tile} does not divide {heads.heads} heads of {heads.kv_heads} groups")
     qkv, cos, sin, residual = (x.contiguous() for x in (qkv, heads.cos, heads.sin, residual))
     out = qkv.new_empty(batch, steps, columns)
-    norm, launch = heads.q_weight is not None, launch_options(qkv)
+    norm = heads.q_weight is not None
     lines, strips = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, tile.n)
     _local_attention_add[(strips, tile.splits)](
-        qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin, weight, residual, out,
-        workspace(qkv, strips, tile.splits, lines * tile.n), counters(weight, strips, tile.splits),
+        qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
+        read, qkv if column_scale is None else column_scale, residual, out,
+        workspace(qkv, strips, tile.splits, lines * tile.n), counters(read, strips, tile.splits),
         rows=rows, columns=columns, rope_stride=0 if len(cos) == 1 else steps * dim, eps=heads.eps, scale=dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines, NORM=norm,
-        PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32", BLOCK_N=tile.n, SPLITS=tile.splits,
-        num_warps=tile.warps, **launch, **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
+        SCALED=column_scale is not None, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
+        BLOCK_N=tile.n, SPLITS=tile.splits, num_warps=tile.warps, **launch_options(qkv),
     )  # fmt: skip
     return out

@@ -20,9 +20,9 @@ def shape_key(heads: int, kv_heads: int, dim: int, columns: int, item_bytes: int
     return f"{heads}x{kv_heads}x{dim}x{columns} {8 * item_bytes}"
 
 
-def tile_for(qkv: Tensor, heads: Heads, columns: int) -> Tile:
+def tile_for(qkv: Tensor, heads: Heads, weight: Tensor) -> Tile:
     batch, steps, width = qkv.shape
-    rows, item = batch * steps, qkv.dtype.itemsize
+    rows, columns, item = batch * steps, len(weight), weight.dtype.itemsize
     dim = width // (heads.heads + 2 * heads.kv_heads)
     shape = shape_key(heads.heads, heads.kv_heads, dim, columns, item)
     if rows > ROWS:

@@ -5,6 +5,9 @@ before it waits for its input; the others follow through shared memory. Programs
 up as split_k.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
 of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
 own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
+
+Weights of eight bits travel and wait as such, and are widened to the input's dtype on their way into the product. A
+column's scale is a factor of its sum, and comes last.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.triton.fetch import fetch_share, next_options
+from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -33,12 +36,26 @@ def _values(x, gain, row, k, depth, NORM: tl.constexpr):
 
 
 @triton.jit
+def column_scales(scale, column, columns, GATED: tl.constexpr, SCALED: tl.constexpr):
+    """Of quantised columns and, if gated, of those beside them. They come with the weights, before there is input: at
+    the end somebody would wait for them."""
+    own = tl.full(column.shape, 1.0, tl.float32)
+    up = own
+    if SCALED:
+        there = tl.minimum(column, columns - 1)
+        own = tl.load(scale + there)
+        if GATED:
+            up = tl.load(scale + columns + there)
+    return own, up
+
+
+@triton.jit
 def _plus_product(total, own, value, FOLD: tl.constexpr, PRECISION: tl.constexpr):
     if FOLD > 1:
         deep: tl.constexpr = own.shape[1] // FOLD
         own = tl.permute(tl.reshape(own, (own.shape[0], FOLD, deep)), (1, 0, 2))
         value = tl.reshape(value, (FOLD, deep, value.shape[1]))
-    return tl.dot(own, value, total, input_precision=PRECISION)
+    return tl.dot(own.to(value.dtype), value, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -51,14 +68,17 @@ def _swiglu(gate, up):
 
 @triton.jit
 def _finish(
-    total, other, square, residual, out, row, column, rows, columns, depth, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    total, other, square, own_scale, up_scale, residual, out, row, column, rows, columns, depth, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     dtype = out.dtype.element_ty
     if NORM:
-        scale = tl.rsqrt(square / depth + eps)[None]
-        total *= scale
-        other *= scale
+        factor = tl.rsqrt(square / depth + eps)[None]
+        total *= factor
+        other *= factor
+    if SCALED:
+        total *= own_scale[:, None]
+        other *= up_scale[:, None]
     if GATED:
         total = _swiglu(total.to(dtype), other.to(dtype))
     at = row[None] * columns + column[:, None]
@@ -94,17 +114,15 @@ def _reduce(
     return total, other, square, last
 
 
-@triton.jit(do_not_specialize=["rows", "k_tiles", "then_elements", "then_piece"])
+@triton.jit(do_not_specialize=["rows", "k_tiles"])
 def _small_m_gemm(
-    x, weight, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
-    then_elements, then_piece,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
-    LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
+    x, weight, scale, gain, residual, out, partials, squares, arrivals, rows, columns, depth, k_tiles, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
-    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -116,6 +134,7 @@ def _small_m_gemm(
     up = own
     if GATED:
         up = tl.load(up_start + k[None])
+    own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
@@ -141,7 +160,10 @@ def _small_m_gemm(
             total, other, square, partials, squares, arrivals, strip, split, NORM, GATED, BLOCK_M, BLOCK_N, SPLITS
         )
     if last:
-        _finish(total, other, square, residual, out, row, column, rows, columns, depth, eps, NORM, GATED, ADD)
+        _finish(
+            total, other, square, own_scale, up_scale, residual, out, row, column, rows, columns, depth, eps,
+            NORM, GATED, ADD, SCALED,
+        )  # fmt: skip
 
 
 def fits(rows: int, depth: int) -> bool:
@@ -149,8 +171,8 @@ def fits(rows: int, depth: int) -> bool:
 
 
 def product(
-    x: Tensor, weight: Tensor, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    then: Tensor | None = None, tile: Tile | None = None,
+    x: Tensor, weight: Weight, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
+    tile: Tile | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
@@ -158,7 +180,8 @@ def product(
     """
     rows, depth = x.shape
     columns = out.shape[1]
-    tile = tile or tile_for(x, columns, gated, norm=gain is not None)
+    values, scale = parts_of(weight)
+    tile = tile or tile_for(x, values, columns, gated, norm=gain is not None)
     if tile.library:
         return False
     block_m = max(16, triton.next_power_of_2(rows))
@@ -167,16 +190,14 @@ def product(
     if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")
     squares = strips * tile.splits * block_m
-    launch = launch_options(x)
     partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
     _small_m_gemm[(strips, tile.splits)](
-        x, weight, weight if gain is None else gain, out if residual is None else residual, out,
-        partials, partials[max(0, partials.numel() - squares) :], counters(weight, strips, tile.splits),
+        x, values, x if scale is None else scale, x if gain is None else gain, out if residual is None else residual,
+        out, partials, partials[max(0, partials.numel() - squares) :], counters(values, strips, tile.splits),
         rows=rows, columns=columns, depth=depth, k_tiles=k_tiles, eps=eps,
-        NORM=gain is not None, GATED=gated, ADD=residual is not None,
+        NORM=gain is not None, GATED=gated, ADD=residual is not None, SCALED=scale is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
-        num_warps=tile.warps, num_stages=tile.stages, **launch,
-        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], weight),
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
     return True

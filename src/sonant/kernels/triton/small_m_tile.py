@@ -29,12 +29,13 @@ _TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
 
 
 def shape_key(depth: int, columns: int, gated: bool, norm: bool, item_bytes: int) -> str:
+    """The weight's bits come last: its bytes are what is waited for."""
     return f"{depth}x{columns}{'x2' if gated else ''}{' norm' if norm else ''} {8 * item_bytes}"
 
 
-def tile_for(x: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
+def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
     rows, depth = x.shape
-    item = x.dtype.itemsize
+    item = weight.dtype.itemsize
     found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
     return found or rule(rows, depth, columns, gated, item)
 
@@ -48,15 +49,30 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> T
     """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: about a program for
     each processor, which is what won wherever it was measured. Four bytes have no tensor cores, and a deep tile of
     them would be thousands of instructions."""
+    if item_bytes == 1:
+        return _widened_rule(rows, depth, columns, gated)
     if rows <= 16 and item_bytes < 4:
         k = block_depth(depth)
         return Tile(0, 64, k, warps=4, stages=2, splits=depth // k)
     n, most = (64, 128 if gated or rows > 32 else 256) if item_bytes < 4 else (32, 32)
     k = block_depth(depth, most)
-    strips, tiles = -(-columns // n), depth // k
-    divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
-    splits = min(divisors, key=lambda s: max(strips * s / _PROCESSORS, _PROCESSORS / (strips * s)))
+    splits = _nearest_splits(-(-columns // n), depth // k, _PROCESSORS)
     return Tile(0, n, k, warps=4, stages=2 if gated else 3, splits=splits)
+
+
+def _widened_rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
+    """One byte becomes two in registers, a whole tile at once: deeper ones, or both halves of a gated one with many
+    rows in four warps, were compiled with spills."""
+    n, k, warps = (128, 64, 8) if gated and rows > 16 else (64, 128 if gated or rows > 16 else 256, 4)
+    k = block_depth(depth, k)
+    programs = 4 * _PROCESSORS if rows <= 16 else _PROCESSORS
+    return Tile(0, n, k, warps, stages=3, splits=_nearest_splits(-(-columns // n), depth // k, programs))
+
+
+def _nearest_splits(strips: int, tiles: int, programs: int) -> int:
+    """The divisor of the depth's tiles that comes nearest to so many programs."""
+    divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
+    return min(divisors, key=lambda s: max(strips * s / programs, programs / (strips * s)))
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
@@ -83,10 +99,11 @@ def _splits(strips: int, tiles: int) -> list[int]:
 
 def _sensible(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int) -> bool:
     threads = 32 * tile.warps
-    held = planes * tile.n * tile.k * item_bytes // threads  # bytes of the first tile in each thread's registers
+    # bytes of the first tile in each thread's registers, where no item has less than two
+    held = planes * tile.n * tile.k * max(2, item_bytes) // threads
     sums = planes * tile.n * block_m * tile.fold // threads
     stages = tile.stages if depth // (tile.k * tile.splits) > 1 else 1
-    shared = (stages * tile.k * (planes * tile.n + block_m)) * item_bytes
+    shared = stages * tile.k * (planes * tile.n * item_bytes + block_m * max(2, item_bytes))
     if not 64 <= held <= 256 or sums > 64 or shared > _SHARED_BYTES:
         return False
     if tile.fold > 1:

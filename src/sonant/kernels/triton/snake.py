@@ -7,7 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+
+
+def quick_sine(x: Tensor) -> bool:
+    """Where values are rounded to eight bits anyway, and there is a GPU that has it."""
+    return x.dtype == torch.bfloat16 and gpu_of(x.device) is not None
 
 
 @triton.jit
@@ -20,14 +26,18 @@ def snake_factors(alpha, beta, LOG_SCALE: tl.constexpr):
 
 
 @triton.jit
-def snake(x, half_waves, factor):
+def snake(x, half_waves, factor, QUICK: tl.constexpr):
     """x + sin²(x·e^α) / (e^β + 1e-9), all float32.
 
     sin² repeats every half-wave, so the nearest whole number of them is taken off (adding and subtracting 3 · 2²²
     rounds), and a polynomial of degree 9, within 2e-7, gives the rest. The library's sine is exact for any angle and
     was two thirds of a convolution's instructions. Angles above 10⁷ have no fraction in float32: sin² is some value
-    up to 1 there.
+    up to 1 there. `QUICK`: the GPU's own sine, within 2⁻¹⁴ up to angles of 300, in half the instructions.
     """
+    if QUICK:
+        angle = x * (half_waves * 3.14159265)
+        sine = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [angle], tl.float32, True, 1)
+        return x + sine * sine * factor
     phase = x * half_waves
     part = phase - ((phase + 12582912.0) - 12582912.0)
     square = part * part
@@ -40,8 +50,8 @@ def snake(x, half_waves, factor):
 
 @triton.jit
 def _snake_beta(
-    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, LOG_SCALE: tl.constexpr, PDL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, alpha, beta, out, count, steps, channels, batch_stride, step_stride, LOG_SCALE: tl.constexpr,
+    QUICK: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -53,7 +63,7 @@ def _snake_beta(
     )
     wait_prior(PDL)
     value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, snake(value, half_waves, factor).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, snake(value, half_waves, factor, QUICK).to(out.dtype.element_ty), mask=inside)
 
 
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
@@ -64,6 +74,6 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -
     block = 1024
     _snake_beta[(triton.cdiv(out.numel(), block),)](
         x, alpha, beta, out, out.numel(), steps, channels, x.stride(0), x.stride(1),
-        LOG_SCALE=log_scale, BLOCK=block, num_warps=4, **launch_options(x),
+        LOG_SCALE=log_scale, QUICK=quick_sine(x), BLOCK=block, num_warps=4, **launch_options(x),
     )  # fmt: skip
     return out

@@ -13,6 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+_AT_ONCE = 4096  # counters that a weight is given: enough for all numbers of groups that batches of all sizes have
+_APART = 4  # so that each set begins where all memory of torch's begins for a compiler, at a multiple of 16 bytes
+
 
 @triton.jit
 def arrived_last(counter, SPLITS: tl.constexpr):
@@ -33,20 +36,44 @@ def sum_partials(partials, cell, SPLITS: tl.constexpr, CELLS: tl.constexpr):
     return total
 
 
+class Counters:
+    """Of one weight: a set for each number of groups, cut from memory that was cleared at once."""
+
+    def __init__(self) -> None:
+        self._sets: dict[int, Tensor] = {}
+        self._cleared: list[Tensor] = []  # what is left of them, the newest last
+
+    def of(self, groups: int, device: torch.device) -> Tensor:
+        if groups not in self._sets:
+            if not self._cleared or len(self._cleared[-1]) < groups:
+                self._cleared.append(_cleared(max(groups, _AT_ONCE), device))
+            left = self._cleared[-1]
+            self._sets[groups], self._cleared[-1] = left[:groups], left[-(-groups // _APART) * _APART :]
+        return self._sets[groups]
+
+
 def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
     """A counter for each group of programs, which every product leaves at zero.
 
     A set serves one weight and number of groups, since one engine uses a weight once at a time and two engines have
-    two. It is made by the run that comes before a capture and given up with the weight, never earlier: graphs hold its
-    address. The weight is the tensor itself, not its address, which another may have later: hand over what the layer
-    keeps, or there is a set for each call.
+    two. It is given up with the weight, never earlier: graphs hold its address. The weight is the tensor itself, not
+    its address, which another may have later: hand over what the layer keeps, or there is a set for each call.
     """
     if splits == 1:
         return _unused(weight.device)
-    sets: dict[int, Tensor] = _sets_by_weight().setdefault(weight, {})
-    if groups not in sets:
-        sets[groups] = torch.zeros(groups, dtype=torch.int32, device=weight.device)
-    return sets[groups]
+    sets: Counters = _sets_by_weight().setdefault(weight, Counters())
+    return sets.of(groups, weight.device)
+
+
+def _cleared(count: int, device: torch.device) -> Tensor:
+    """On a stream of its own during a capture: that graph alone would clear it else, in memory where others work."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    aside = torch.cuda.Stream(device)
+    with torch.cuda.stream(aside):
+        made = torch.zeros(count, dtype=torch.int32, device=device)
+    aside.synchronize()
+    return made
 
 
 @cache

@@ -35,18 +35,23 @@ def load(
     prompter = load_prompter(folder, options)
     codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
     decoder, encoder = load_codec(codec, device, codec_dtype, host)
-    model = _load_language_model(prompter.config, weights, device, dtype, host)
+    model = _load_language_model(prompter.config, weights, device, dtype, host, options.quantize)
     sizes = options.frame_sizes(prompter.spec.frame_s, decoder.context_frames)
     return HiggsAudioV2(prompter, Modules(model, decoder, encoder), sizes)
 
 
 def _load_language_model(
-    config: HiggsConfig, weights: TensorSource, device: torch.device, dtype: torch.dtype, host: HostMemory | None
+    config: HiggsConfig,
+    weights: TensorSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    host: HostMemory | None,
+    quantize: str | None,
 ) -> LanguageModel:
     """Under transformers' names or Boson's. The text head is known and left out: nothing at inference reads it."""
     with torch.device("meta"):
         empty = LanguageModel(config)
-    model = allocate(empty, device, dtype, host, (*layer_blocks(empty), text_table(empty)))
+    model = allocate(empty, device, dtype, host, (*layer_blocks(empty), text_table(empty)), quantize=quantize)
     native = any(name.startswith("model.") for name in weights.tensors)
     if native:  # a converted file may hold the heads under their old names as well
         load_into(model, weights, unused=("text_lm_head.", "audio_decoder_proj."))

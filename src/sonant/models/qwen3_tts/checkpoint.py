@@ -31,6 +31,7 @@ def load_modules(
     dtype: torch.dtype,
     codec_dtype: torch.dtype,
     host: HostMemory | None = None,
+    quantize: str | None = None,
 ) -> Modules:
     """Memory is taken once, uninitialised, and then filled; the encoders stay in float32, as published."""
     weights, codec_weights = open_weights(folder), open_weights(folder / "speech_tokenizer")
@@ -39,7 +40,7 @@ def load_modules(
         decoder = CodecDecoder(config.codec.decoder)
         speaker = SpeakerEncoder(config.speaker) if config.speaker else None
         encoder = CodecEncoder(config.codec.encoder, config.codec.encoder_valid_num_quantizers) if speaker else None
-    talker = allocate(talker, device, dtype, host, (*talker_blocks(talker), text_table(talker)))
+    talker = allocate(talker, device, dtype, host, (*talker_blocks(talker), text_table(talker)), quantize=quantize)
     load_into(talker, weights, prefix="talker.", unused=("speaker_encoder.",))
     talker.prepare(config.talker.max_position_embeddings)
     decoder = allocate(decoder, device, codec_dtype)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonant.kernels import ops
+from sonant.kernels.reference import Unit
 from sonant.layers.attention import Context, FullContext, RingContext
 from sonant.layers.conv_stream import (
     CausalConv1d,
@@ -120,7 +122,7 @@ class ConvNeXt(nn.Module):
 
     def forward(self, x: Tensor, state: StreamState | None) -> Tensor:
         y = self.norm(self.dwconv(x, state))
-        return x + self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return torch.addcmul(x, self.pwconv2(F.gelu(self.pwconv1(y))), self.gamma)
 
 
 class ResidualUnit(nn.Module):
@@ -132,11 +134,26 @@ class ResidualUnit(nn.Module):
         self.conv2 = CausalConv1d(channels, channels, 1)
 
     def forward(
-        self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta
+        self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta, *, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made."""
+        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made.
+
+        `keep=False`: nobody asks for the next x.
+        """
         _, inner = self.conv1(active, state, snake=self.act2, keep=False)
-        return self.conv2(inner, state, residual=x, snake=following)
+        return self.conv2(inner, state, residual=x, snake=following, keep=keep)
+
+    def whole(self, x: Tensor, state: StreamState | None, following: SnakeBeta | None) -> Tensor:
+        """In one op, of an x that nobody has activated: the next x, or `following` of it. State is as of `forward`."""
+        slot, wide, point = self.conv1.slot, self.conv1.conv, self.conv2.conv
+        assert wide.bias is not None and point.bias is not None
+        before, between = self.act1.values(), self.act2.values()
+        unit = Unit(before, wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias)
+        past = None if state is None else state[slot]
+        y, tail = ops.residual_unit(x, unit, past, None if following is None else following.values())
+        if state is not None and tail is not None:
+            state[slot] = tail
+        return y
 
 
 class UpsampleBlock(nn.Module):
@@ -157,9 +174,15 @@ class UpsampleBlock(nn.Module):
 
     def forward(self, active: Tensor, state: StreamState | None, following: SnakeBeta) -> Tensor:
         units = [cast(ResidualUnit, unit) for unit in self.block[2:]]
-        x, active = self.block[1](active, state, snake=units[0].act1)
+        upsampling = cast(CausalConvTranspose1d, self.block[1])
+        if ops.whole_units(active, len(active), active.shape[1] * upsampling.rate, upsampling.outputs):
+            x, _ = upsampling(active, state)
+            for unit in units:
+                x = unit.whole(x, state, following if unit is units[-1] else None)
+            return x
+        x, active = upsampling(active, state, snake=units[0].act1)
         for unit, snake in zip(units, [*(u.act1 for u in units[1:]), following], strict=True):
-            x, active = unit(x, active, state, snake)
+            x, active = unit(x, active, state, snake, keep=unit is not units[-1])
         return active
 
 

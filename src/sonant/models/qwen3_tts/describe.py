@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def describe(folder: Path) -> Description:
     config = Qwen3TTSConfig.read(folder)
-    builder = PromptBuilder(config, TextTokenizer(folder))
+    builder = PromptBuilder(config, TextTokenizer(folder, read_now=False))
     return Description(
         family="qwen3_tts",
         kind=config.kind,
@@ -38,6 +38,7 @@ def check(folder: Path, options: EngineConfig, dtype: torch.dtype, codec_dtype: 
     from sonant.models.qwen3_tts.load import load
 
     model = load(folder, options, torch.device("meta"), dtype, codec_dtype)
+    model.prompter.builder.tokenizer.read()
     parts = model.modules
     modules = [m for m in (parts.talker, parts.decoder, parts.speaker, parts.encoder) if m is not None]
     tensors = [t for m in modules for t in m.state_dict().values()]

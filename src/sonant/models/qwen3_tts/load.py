@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from sonant.config import EngineConfig
+from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.prompter import load_prompter
@@ -21,6 +25,23 @@ def load(
     codec_dtype: torch.dtype,
     host: HostMemory | None = None,
 ) -> Qwen3TTS:
-    prompter = load_prompter(folder, options)
-    modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host)
+    prompter = load_prompter(folder, options, read_now=False)
+    read_vocabulary = prompter.builder.tokenizer.read
+    speaks = device.type != "meta"  # else nobody will ask it to
+    reading = threading.Thread(target=_quietly, args=(read_vocabulary,), name="sonant-vocabulary")
+    if speaks:  # It takes about as long as the weights, which are only copied.
+        reading.start()
+    try:
+        modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host, options.quantize)
+    except CheckpointError:
+        read_vocabulary()  # What is wrong with it is told first.
+        raise
+    if speaks:
+        read_vocabulary()
     return Qwen3TTS(prompter, modules, options.frame_sizes(prompter.spec.frame_s))
+
+
+def _quietly(read: Callable[[], object]) -> None:
+    """Who reads it again will be told what is wrong."""
+    with suppress(CheckpointError):
+        read()

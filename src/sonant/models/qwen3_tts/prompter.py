@@ -87,11 +87,12 @@ def _spec(config: Qwen3TTSConfig, builder: PromptBuilder, segment_chars: int | N
     )
 
 
-def load_prompter(folder: Path, options: EngineConfig) -> Qwen3TTSPrompter:
+def load_prompter(folder: Path, options: EngineConfig, *, read_now: bool = True) -> Qwen3TTSPrompter:
+    """Without `read_now` its tokenizer's vocabulary is read when it is first needed."""
     if options.codec is not None:
         raise ConfigError("this model's codec is in its own folder; leave --codec out, and SONANT_CODEC")
     config, manifest = Qwen3TTSConfig.read(folder), Manifest.read(folder)
-    builder = PromptBuilder(config, TextTokenizer(folder), _front_end(folder, manifest))
+    builder = PromptBuilder(config, TextTokenizer(folder, read_now=read_now), _front_end(folder, manifest))
     frame_s = config.codec.samples_per_frame / config.codec.sample_rate
     return Qwen3TTSPrompter(config, builder, _budget(options, manifest, frame_s), manifest.segment_chars)
 

@@ -7,6 +7,7 @@ text, where the official code would end the turn. Control tokens come from our o
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,21 +29,26 @@ PLACEHOLDER = "{text}"
 class TextTokenizer:
     """Byte-level BPE from vocab.json and merges.txt; `added` are the control tokens and their ids."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, read_now: bool = True) -> None:
+        """Without `read_now` the two files are read by `read`, or when a text comes: they take longest of all."""
+        self._folder = folder
         self.added: Mapping[str, int] = _added_tokens(folder / "tokenizer_config.json")
         # The BPE itself is never told of them, so that no text can spell one. Longest first, because that is
         # how they are matched officially.
         longest_first = sorted(self.added, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._known: dict[str, list[int]] = {}
-        self._bpe = Tokenizer(_bpe(folder / "vocab.json", folder / "merges.txt"))
-        self._bpe.normalizer = normalizers.NFC()
-        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        self._reading = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
+        if read_now:
+            self.read()
+
+    def read(self) -> Tokenizer:
+        """Once, whoever asks."""
+        with self._reading:
+            if self._tokenizer is None:
+                self._tokenizer = _tokenizer(self._folder)
+            return self._tokenizer
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """The ids of `text`. With `specials`, for text of our own only, control tokens in it count."""
@@ -75,7 +81,7 @@ class TextTokenizer:
             piece.encode()
         except UnicodeEncodeError as e:
             raise BadText(f"the text is not valid Unicode: {e.reason} at character {e.start}") from None
-        return self._bpe.encode(piece).ids if piece else []
+        return (self._tokenizer or self.read()).encode(piece).ids if piece else []
 
 
 def _added_tokens(path: Path) -> dict[str, int]:
@@ -86,6 +92,18 @@ def _added_tokens(path: Path) -> dict[str, int]:
         return {entry["content"]: int(i) for i, entry in entries.items()}
     except (KeyError, TypeError, ValueError) as e:
         raise CheckpointError(f"{path}: 'added_tokens_decoder' does not map ids to tokens ({e!r})") from e
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    made = Tokenizer(_bpe(folder / "vocab.json", folder / "merges.txt"))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return made
 
 
 def _bpe(vocab_path: Path, merges_path: Path) -> models.BPE:

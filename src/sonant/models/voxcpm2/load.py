@@ -30,7 +30,7 @@ def load(
     )
     with torch.device("meta"):
         empty = VoxCPM2Modules(config)
-    model = allocate(empty, device, dtype, host, (*stack_lanes(empty), text_table(empty)))
+    model = allocate(empty, device, dtype, host, (*stack_lanes(empty), text_table(empty)), quantize=options.quantize)
     load_into(model, weights)
     model.prepare(prompter.spec.max_positions, config.patch_size)
     return VoxCPM2(prompter, Modules(model, decoder, encoder), options.frame_sizes(prompter.spec.frame_s))

@@ -14,12 +14,16 @@ import torch
 from torch import nn
 
 from sonant.errors import CheckpointError
+from sonant.kernels.reference import QuantizedWeight, Weight, quantize_rows
+from sonant.layers.quantized import QuantizedLinear
+from sonant.layers.transformer import quantize_projections
 from sonant.models.weight_blocks import LookupTable, WeightBlock
 from sonant.models.weights.host_memory import HostMemory
 from sonant.models.weights.naming import Naming
 from sonant.models.weights.source import Read, TensorSource
 
 WINDOW_BYTES = 128 << 20
+_QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
 
@@ -28,13 +32,21 @@ Movable = WeightBlock | LookupTable
 class Filling:
     """Rows of a parameter and the stored tensors that they come from, row by row."""
 
-    target: torch.Tensor
+    target: Weight
     stored: tuple[str, ...]  # one as it is, or weight norm's magnitude and direction
     row_bytes: int
 
     def fill(self, read: Read, start: int, end: int) -> None:
         values = [read(name, start, end) for name in self.stored]
-        self.target[start:end].copy_(values[0] if len(values) == 1 else fold_weight_norm(*values))
+        put(_rows(self.target, start, end), values[0] if len(values) == 1 else fold_weight_norm(*values))
+
+    @property
+    def rows(self) -> int:
+        return self.target.shape[0]
+
+    @property
+    def is_meta(self) -> bool:
+        return (self.target.values if isinstance(self.target, QuantizedWeight) else self.target).is_meta
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +57,24 @@ class Piece:
 
 
 def allocate(
-    module: M, device: torch.device, dtype: torch.dtype, host: HostMemory | None = None, movable: Sequence[Movable] = ()
+    module: M,
+    device: torch.device,
+    dtype: torch.dtype,
+    host: HostMemory | None = None,
+    movable: Sequence[Movable] = (),
+    *,
+    quantize: str | None = None,
 ) -> M:
     """Memory for a module made on the meta device, to be filled. The dtype is set while it has none yet, so that
-    nothing is allocated twice. What is `movable` and named by `host` comes to lie there instead.
+    nothing is allocated twice. What is `movable` and named by `host` comes to lie there instead. `quantize`: the
+    projections of its layers have weights of eight bits.
 
     Not by `to_empty`: it asks for memory like that of a meta tensor, for which torch imports sympy, half a second.
     """
 
     module = module.to(dtype)
+    if quantize is not None:
+        quantize_projections(module)
     away: dict[int, torch.Tensor] = {}
     for part in movable:
         if host is not None and part.name in host.names:
@@ -87,10 +108,41 @@ def load_into(
     `CheckpointError` with its name. On the meta device all is checked and nothing is read.
     """
     fillings = _plan(module, source, prefix, unused, naming or Naming())
-    for window in windows([f for f in fillings if not f.target.is_meta]):
+    for window in windows([f for f in fillings if not f.is_meta]):
         with source.window() as read, torch.no_grad():
             for piece in window:
                 piece.filling.fill(read, piece.start, piece.end)
+
+
+def put(place: Weight, rows: torch.Tensor) -> None:
+    """Stored rows into their place, quantised there if that is what it holds: on the place's own device, and little by
+    little, since they are wider on the way."""
+    if not isinstance(place, QuantizedWeight):
+        place.copy_(rows)
+        return
+    at_once = max(1, _QUANTIZED_AT_ONCE // max(1, rows[0].numel()))
+    for start in range(0, len(rows), at_once):
+        some = slice(start, min(start + at_once, len(rows)))
+        values, scale = quantize_rows(rows[some].to(place.values.device))
+        place.values[some].copy_(values)
+        place.scale[some].copy_(scale[:, 0])
+
+
+def _rows(weight: Weight, start: int, end: int) -> Weight:
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[start:end], weight.scale[start:end])
+    return weight[start:end]
+
+
+def targets(module: nn.Module) -> Iterator[tuple[str, Weight]]:
+    """All that is to be filled, by the names that it would have if nothing were quantised."""
+    quantized = {name: part for name, part in module.named_modules() if isinstance(part, QuantizedLinear)}
+    for name, param in module.state_dict(keep_vars=True).items():
+        owner, _, own = name.rpartition(".")
+        if owner not in quantized:
+            yield name, param.data
+        elif own == "values":
+            yield f"{owner}.weight", QuantizedWeight(quantized[owner].values.data, quantized[owner].scale.data)
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -108,7 +160,7 @@ def windows(fillings: Sequence[Filling]) -> Iterator[list[Piece]]:
     window: list[Piece] = []
     held = 0
     for filling in fillings:
-        rows, rows_at_once = len(filling.target), max(1, WINDOW_BYTES // max(filling.row_bytes, 1))
+        rows, rows_at_once = filling.rows, max(1, WINDOW_BYTES // max(filling.row_bytes, 1))
         for start in range(0, rows, rows_at_once):
             end = min(start + rows_at_once, rows)
             part = filling.row_bytes * (end - start)
@@ -129,12 +181,12 @@ def _plan(
     ours = naming.renamed((n for n in source.tensors if not n.startswith(ignored)), source.label)
     fillings: list[Filling] = []
     missing: list[str] = []
-    for name, param in module.state_dict(keep_vars=True).items():
+    for name, target in targets(module):
         parts = naming.parts(prefix + name, ours)
         lacks = [part for group in parts for part in group if part not in ours]
         missing += lacks
         if not lacks:
-            fillings += _fill_parameter(param.data, [tuple(ours[n] for n in group) for group in parts], source)
+            fillings += _fill_parameter(target, [tuple(ours[n] for n in group) for group in parts], source)
     if missing:
         raise CheckpointError(f"{source.label} lacks {_some(missing)}")
     taken = {stored for filling in fillings for stored in filling.stored}
@@ -146,24 +198,32 @@ def _plan(
     return sorted(fillings, key=lambda filling: order[filling.stored[-1]])
 
 
-def _fill_parameter(param: torch.Tensor, parts: Sequence[tuple[str, ...]], source: TensorSource) -> Iterator[Filling]:
+def _fill_parameter(target: Weight, parts: Sequence[tuple[str, ...]], source: TensorSource) -> Iterator[Filling]:
     """The parts of one parameter follow each other along its rows and fill it exactly."""
     start = 0
-    rows = param if param.dim() else param[None]
+    shape, floating = target.shape, isinstance(target, QuantizedWeight) or target.dtype.is_floating_point
+    rows = target if isinstance(target, QuantizedWeight) or shape else target[None]
+    count = rows.shape[0]
     for group in parts:
         stored = source.tensors[group[-1]]
-        if len(stored.shape) != param.dim() or stored.shape[1:] != param.shape[1:] or start + stored.rows > len(rows):
-            wanted = [len(rows) - start, *param.shape[1:]] if param.dim() else []
+        if len(stored.shape) != len(shape) or stored.shape[1:] != shape[1:] or start + stored.rows > count:
+            wanted = [count - start, *shape[1:]] if shape else []
             raise CheckpointError(
                 f"{source.label}: {group[-1]} has shape {list(stored.shape)}, but config.json asks for {wanted}"
             )
-        if stored.dtype.is_floating_point != param.dtype.is_floating_point:
-            raise CheckpointError(f"{source.label}: {group[-1]} is stored as {stored.dtype}, not as {param.dtype}")
-        yield Filling(rows[start : start + stored.rows], group, _bytes_of_row(group, source))
+        if stored.dtype.is_floating_point != floating:
+            kind = "a floating-point number" if floating else "a whole number"
+            raise CheckpointError(f"{source.label}: {group[-1]} is stored as {stored.dtype}, not as {kind}")
+        if floating and stored.dtype.itemsize == 1:
+            raise CheckpointError(
+                f"{source.label}: {group[-1]} is quantised already ({stored.dtype}), and what to multiply it by is not "
+                "known here: give the checkpoint as it was published; --quantize fp8 quantises it"
+            )
+        yield Filling(_rows(rows, start, start + stored.rows), group, _bytes_of_row(group, source))
         start += stored.rows
-    if start != len(rows):
+    if start != count:
         raise CheckpointError(
-            f"{source.label}: {parts[-1][-1]} ends at row {start} of {len(rows)} that config.json asks for"
+            f"{source.label}: {parts[-1][-1]} ends at row {start} of {count} that config.json asks for"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,13 @@ from sonant.models.prompt import Prompt
 from sonant.serving.channel.messages import Array, Staged, WirePrompt
 
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "uint32", "float32", "float64", "bool", "uint8")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # numpy makes a name up anew each time
+_AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
 
 
 def to_wire(prompt: Prompt) -> WirePrompt:
-    payload = {f.name: _value(getattr(prompt.payload, f.name)) for f in fields(prompt.payload)}
+    layout: Any = prompt.payload  # a dataclass; `fields` of it takes longer than all the rest
+    payload = {name: _value(getattr(layout, name)) for name in layout.__dataclass_fields__}
     return WirePrompt(
         prompt.length,
         pack_array(prompt.keys),
@@ -50,7 +52,7 @@ def from_wire(wire: WirePrompt, layout: type) -> Prompt:
 
 
 def pack_array(array: npt.NDArray[Any]) -> Array:
-    return Array(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+    return Array(_NAMES.get(array.dtype) or array.dtype.name, array.shape, array.tobytes())
 
 
 def unpack_array(array: Array) -> npt.NDArray[Any]:
@@ -68,6 +70,8 @@ def _staged(values: Mapping[str, Any]) -> Staged:
 
 
 def _value(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, np.ndarray):
         return pack_array(value)
     if isinstance(value, np.generic):

@@ -78,11 +78,13 @@ class EngineChild:
 
     def _run(self) -> int:
         command = [sys.executable, "-m", "sonant.serving.processes.engine_process"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        # Without a buffer: what one that died could not be told would be written again, and fail again, at the end.
+        with subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, start_new_session=True) as process:
             self._process = process
+            if self._closing.is_set():  # and whoever closed it may not have seen this one
+                process.terminate()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.write(replace(self.setup, restarts=self.deaths).to_json() + b"\n")
-                process.stdin.flush()
             # Not `communicate`, nor leaving this block: both would close the pipe, which tells it to go.
             return process.wait()

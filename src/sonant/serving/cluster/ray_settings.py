@@ -30,6 +30,9 @@ def ray_environment(options: ServeOptions, route: Route = "load") -> Mapping[str
         # HAProxy, straight into the replica's own port. Ray's proxy in Python takes milliseconds of a core for each
         # request, and copies each chunk of sound through three processes.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # Ray's workers, and with them HAProxy and engines, would give way to all else on the machine (15 by default):
+        # first sounds and steps have their deadlines, with Ray as without.
+        "RAY_worker_niceness": "0",
         # The app runs on the event loop that reads and writes its sockets; else each chunk crosses two threads.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "sonant.serving.cluster.replica_edge:middlewares",

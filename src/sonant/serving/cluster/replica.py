@@ -7,6 +7,7 @@ event loop of this process; limits on connections are the proxy's (see `ray_sett
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ DEPLOYMENT = "SpeechReplica"
 _TICK_S = 1.0
 _PAGES_S = 5.0  # for the other replicas to tell their figures
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSetup:
@@ -43,11 +46,21 @@ class ReplicaSetup:
 
 class SpeechReplica:
     async def __init__(self, setup: ReplicaSetup) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._held = ExitStack()
+        try:
+            await self._load(setup)
+        except BaseException:
+            await asyncio.to_thread(self._held.close)
+            raise
+        self._idle_memory = IdleMemory()
+        self._ticks = asyncio.create_task(self._tick())
+
+    async def _load(self, setup: ReplicaSetup) -> None:
+        """Until its engine has spoken. What is there by then is held, so that it goes if the rest cannot come."""
         from sonant.models.registry import describe, load_prompter
         from sonant.serving.app import create_app
         from sonant.serving.channel.engine_link import EngineLink
 
-        self._held = ExitStack()
         share_arenas()
         folder = setup.folder or bundled_voice()
         if folder is None:
@@ -67,8 +80,6 @@ class SpeechReplica:
         self.app_of_replica: FastAPI = create_app(self.link, setup.serving, describe(folder), folder.name)
         self.service = self.app_of_replica.state.service
         self.service.all_metrics = self._all_metrics
-        self._idle_memory = IdleMemory()
-        self._ticks = asyncio.create_task(self._tick())
 
     def __serve_build_asgi_app__(self) -> AtPrefix:
         return AtPrefix(self.app_of_replica)
@@ -87,13 +98,19 @@ class SpeechReplica:
         return serve.get_replica_context().replica_id.unique_id, await self.service.metrics_text()
 
     async def _all_metrics(self) -> bytes:
+        """Of all replicas; of this one alone where the others cannot be asked, or one of them does not answer."""
         from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
         context = serve.get_replica_context()
-        handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        pages = await handle.broadcast("metrics_page").results_async(
-            timeout_s=_PAGES_S, return_exceptions=True
-        )
+        try:
+            # The first time it asks the controller and waits, which this loop, and all that it streams, must not.
+            handle = await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
+            pages = await handle.broadcast("metrics_page").results_async(timeout_s=_PAGES_S, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException) as e:
+            logger.warning("/metrics is of this replica only: %s", e)
+            pages = [await self.metrics_page()]
         told = dict(page for page in pages if not isinstance(page, BaseException))  # One that is going tells nothing.
         return await asyncio.to_thread(merged, told)
 

@@ -15,6 +15,9 @@ from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.start_check import page_address
 
 _KEEP_ALIVE_S = 75  # as without Ray, see `server.py`
+_LOOK_S = 30.0  # for some machine of the cluster to tell its settings
+
+NAME = "sonant"  # of the application
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +45,15 @@ def run_on_ray(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
 def _check_settings(wanted: Mapping[str, str]) -> None:
     """Of a Ray that others started: it works without them, but more slowly and with Ray's own limits."""
     import ray
+    from ray.exceptions import GetTimeoutError
 
     names = list(wanted)
-    there = ray.get(ray.remote(num_cpus=0)(lambda: {name: os.environ.get(name) for name in names}).remote())
+    asked = ray.remote(num_cpus=0)(lambda: {name: os.environ.get(name) for name in names}).remote()
+    try:
+        there = ray.get(asked, timeout=_LOOK_S)
+    except GetTimeoutError:
+        logger.warning("no machine of this Ray told its settings within %g s; see deploy/ray.env", _LOOK_S)
+        return
     missing = [name for name, value in wanted.items() if there[name] != value]
     if missing:
         logger.warning("this Ray was started without, or with another, %s; see deploy/ray.env", ", ".join(missing))
@@ -52,30 +61,46 @@ def _check_settings(wanted: Mapping[str, str]) -> None:
 
 async def _deploy(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
     from ray import serve
+    from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
-
-    from sonant.serving.ray_app import application
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for what in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(what, stop.set)
+    try:
+        return await _until_stopped(setup, cluster, stop)
+    except (RayError, RayServeException, RuntimeError) as e:  # Ray tells a deployment that failed by the last of these.
+        logger.error("the replicas could not be started: %s", reason_of(e))
+        return 1
+    finally:
+        await asyncio.to_thread(serve.delete, NAME)
+        await asyncio.to_thread(serve.shutdown)
+
+
+async def _until_stopped(setup: ReplicaSetup, cluster: ClusterOptions, stop: asyncio.Event) -> int:
+    from ray import serve
+
+    from sonant.serving.ray_app import application
+
     host, port = setup.serving.host, setup.serving.port
     http = {"host": host, "port": port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     await asyncio.to_thread(serve.start, http_options=http, proxy_location="EveryNode")
-    deployed = asyncio.create_task(asyncio.to_thread(serve.run, application(setup, cluster), name="sonant"))
+    deployed = asyncio.create_task(asyncio.to_thread(serve.run, application(setup, cluster), name=NAME))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({deployed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        if deployed.done():
-            deployed.result()
-            logger.info("the page is at %s, with %d replicas on Ray", page_address(host, port), cluster.least)
-            await stop.wait()
-            logger.info("draining: %g s at most", setup.serving.drain_s)
-    except RayServeException as e:
-        logger.error("the replicas could not be started: %s", e)
-        return 1
-    finally:
-        await asyncio.to_thread(serve.delete, "sonant")
-        await asyncio.to_thread(serve.shutdown)
+    if not deployed.done():  # Whatever is said of it when it is taken away is of no interest.
+        deployed.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return 0
+    stopped.cancel()
+    deployed.result()
+    logger.info("the page is at %s, with %d replicas on Ray", page_address(host, port), cluster.least)
+    await stop.wait()
+    logger.info("draining: %g s at most", setup.serving.drain_s)
     return 0
+
+
+def reason_of(error: Exception) -> str:
+    """What HAProxy says of itself, else all of it: the cause is somewhere inside what Ray wraps around."""
+    alerts = [line.strip() for line in str(error).splitlines() if line.startswith("[ALERT]")]
+    return "; ".join(alerts) or str(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from http import HTTPStatus
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +21,39 @@ from sonant.serving.options import ServeOptions
 MAX_HEAD_BYTES = 64 << 10  # of the request line and all headers; also of anything else that is not a body
 MIN_BYTES_PER_S = 16 << 10  # a body that comes at this pace may take as long as it needs
 _UNSENT_BYTES = 128 << 10  # that the kernel keeps for a connection; more would only wait there
+
+
+class HeadWithBody:
+    """A transport that sends the head of an answer together with what follows it: uvicorn writes them one by one, and
+    each time is a call to the kernel and a client that is woken. A head that nothing follows goes at the next turn."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head = b""
+        # What is asked for often, without a way round.
+        self.is_closing, self.get_extra_info = transport.is_closing, transport.get_extra_info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif data.startswith(b"HTTP/1."):
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def _send_head(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 class HeadTooLarge(Exception):
@@ -38,7 +71,7 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0  # of the request that is coming
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, HeadWithBody(transport, self.loop)))
         _limit_unread(transport.get_extra_info("socket"), self.options.unread_s)
         self._expect()
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 
+from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
 
 _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
@@ -15,14 +16,19 @@ _SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or w
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
+    share_arenas()
+    keep_scratch()
     return run_child(_serve, when_orphaned=lambda setup: shutil.rmtree(setup.scratch, ignore_errors=True))
 
 
 def _serve(setup: Setup) -> int:
     from sonant.engine.compiler import compiler_for
+    from sonant.engine.early_context import begin_context
 
     m = setup.model
     compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
+    begin_context(m.device)
+    gc.disable()  # All that is imported stays alive, and need not be looked through again and again.
     from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
     from sonant.loading import load_engine
@@ -30,6 +36,8 @@ def _serve(setup: Setup) -> int:
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
 
+    gc.freeze()
+    gc.enable()
     imports_s = process_age_s()
     seats, awake = None, setup.serving.awake_models
     if awake is not None:

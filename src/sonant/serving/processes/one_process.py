@@ -11,6 +11,7 @@ from sonant.models.prompt import Prompter
 from sonant.serving.app import create_app
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.engine_supervisor import EngineSupervisor
+from sonant.serving.idle_memory import keep_scratch
 from sonant.serving.limits.admission import Admission
 from sonant.serving.options import ServeOptions
 from sonant.serving.processes.scratch import scratch_folder
@@ -28,6 +29,7 @@ def one_process(
     warm: Callable[[Engine], None] = warm_up,
 ) -> Iterator[tuple[DrainingServer, EngineSupervisor]]:
     """A server that is yet to be run, and who loads its engine meanwhile."""
+    keep_scratch()
     with scratch_folder() as folder:
         path = folder / "engine"
         supervisor = EngineSupervisor(load, path, Admission(options), warm)

@@ -1,22 +1,14 @@
 // One new position a row over its paged keys and values: norms, rotations, the write to the cache, attention.
 //
 // A block serves one row, one key-value head and one share of the row's positions. The query heads that share the
-// key-value head are rows of one 16-row tile. Each warp has a pipeline of its own over chunks of 16 positions, so the
-// loop has no barrier of the block; the warps' sums are put together at the end, and those of the blocks by whichever
+// key-value head are rows of one 16-row tile. Each warp has a pipeline of its own over chunks of 16 or 32 positions, so
+// the loop has no barrier of the block; the warps' sums are put together at the end, and those of the blocks by whichever
 // block arrives last. How many blocks share a row's positions follows from its length, which only the device knows: the
 // others of the grid leave at once.
-#include "gathered.cuh"
 #include "heads.cuh"
+#include "shares.cuh"
 
-constexpr int STAGE_BYTES = 2 * CHUNK_BYTES;
-constexpr int UNIT = WARPS * CHUNK;  // positions that all warps take in one turn
-constexpr int MOST_SPLITS = 64;
-// after the loop, in the place of the rings
-constexpr int TOTALS_BYTES = WARPS * 16 * DIM * 4;           // [WARPS, 16, DIM]
-constexpr int WEIGHTS_AT = TOTALS_BYTES;                     // [WARPS, 16, 2]: highest score, sum
-constexpr int FACTORS_AT = WEIGHTS_AT + WARPS * 16 * 2 * 4;  // [2, MOST_SPLITS, 16], then [16] sums
-constexpr int FLAG_AT = FACTORS_AT + (2 * MOST_SPLITS + 1) * 16 * 4;
-static_assert(FLAG_AT + 4 <= 2 * WARPS * 2 * 16 * 256, "they fit into the least of rings");
+constexpr int RING_UNIT = 8192;  // bytes of a warp's ring by which the host counts
 
 struct DecodeArgs {
     const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
@@ -24,136 +16,55 @@ struct DecodeArgs {
     const int* tables;
     const void* positions;
     uint16_t* out;
-    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share]
+    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + as much again, unused]
     uint32_t* arrivals;  // [rows, kv_heads], zero between launches
     int64_t plane;       // elements from keys to values
     int table_stride, position_stride, wide_positions, rope_stride, heads, kv_heads, block_tokens;
     uint32_t block_magic;
     int capacity;        // positions that a table has room for
-    int splits, least_units, norm, early;
+    int splits;
+    int least, alone;    // positions in a share of a long row, and in a row that one block has alone
+    int norm, early;
     float eps, scale;    // of scores, times log2(e)
 };
 static_assert(sizeof(DecodeArgs) == 160, "as attention.py packs it");
 
-// The new position's key and value, by one warp: into the cache, and as a chunk of one position to `keys`, `values`.
+// The new position's key and value, by one warp: into the cache, and to `fresh`, one behind the other.
 __device__ __forceinline__ void make_position(
     const DecodeArgs& a, const uint16_t* source, const Columns& gain, const Columns& cos, const Columns& sin,
-    const int* table, int at, int kv_head, uint8_t* keys, uint8_t* values, int lane
+    const int* table, int at, int kv_head, uint8_t* fresh, int lane
 ) {
     Columns key, value;
     key.read(source + (a.heads + kv_head) * DIM, lane);
     value.read(source + (a.heads + a.kv_heads + kv_head) * DIM, lane);
     const int block = at / a.block_tokens;
     const int64_t begin = static_cast<int64_t>(read_fresh(table + block)) * a.block_tokens;
-    for (int byte = lane * 4; byte < CHUNK_BYTES; byte += 128) *reinterpret_cast<uint32_t*>(values + byte) = 0;
     key = make_head(key, gain, cos, sin, a.norm, a.eps);
-    __syncwarp();  // zeros were written by other lanes than the values that follow
     cached_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
-    put_cached(keys, to, key, lane);
-    put_cached(values, to + a.plane, value, lane);
+    put_cached(fresh, to, key, lane);
+    put_cached(fresh + ROW_BYTES, to + a.plane, value, lane);
 }
 
-// One warp's sums, to where all threads of the block find them.
-__device__ __forceinline__ void leave(const Gathered& sums, int share, int warp, int lane) {
-    float* totals = reinterpret_cast<float*>(shared_memory);
-    float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int member = warp * 16 + lane / 4 + half * 8;
-        float weight = sums.weight[half];
-        weight += __shfl_xor_sync(ALL, weight, 1);
-        weight += __shfl_xor_sync(ALL, weight, 2);
-        if (lane / 4 + half * 8 >= share) continue;
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) totals[member * DIM + column_of(n, i, lane)] = sums.total[n][2 * half + i];
-        if ((lane & 3) == 0) {
-            weights[member * 2] = sums.best[half];
-            weights[member * 2 + 1] = weight;
-        }
+// … and as sixteen positions, keys and then values, where nothing is on its way to. Values after the first must be zeros.
+constexpr int FRESH_BYTES = 16 * ROW_BYTES;
+__device__ __forceinline__ void lay_out(uint8_t* stage, const uint8_t* fresh, int lane) {
+    for (int byte = lane * 4; byte < FRESH_BYTES; byte += 128)
+        *reinterpret_cast<uint32_t*>(stage + FRESH_BYTES + byte) = 0;
+    __syncwarp();  // zeros were written by other lanes than the values that follow
+    if (lane < 2 * PIECES) {
+        const int value = lane / PIECES, piece = lane % PIECES;
+        move16(stage + value * FRESH_BYTES + place<ROW_BYTES>(0, piece), fresh + lane * 16);
     }
+    __syncwarp();  // each lane reads what all have laid out
 }
 
-// All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
-__device__ __forceinline__ void add_warps(float* own, uint16_t* out, bool alone, int share) {
-    const float* totals = reinterpret_cast<const float*>(shared_memory);
-    const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
-    for (int cell = threadIdx.x; cell < share * DIM; cell += THREADS) {
-        const int member = cell / DIM;
-        float best = lowest(), total = 0.0f, weight = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) best = fmaxf(best, weights[(w * 16 + member) * 2]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
-            const float factor = power_of_two(weights[(w * 16 + member) * 2] - best);
-            total += factor * totals[w * 16 * DIM + cell];
-            weight += factor * weights[(w * 16 + member) * 2 + 1];
-        }
-        if (alone) {
-            out[cell] = to_bf16(total / weight);
-            continue;
-        }
-        own[cell] = total;
-        if (cell % DIM == 0) {
-            own[share * DIM + member] = best;
-            own[share * DIM + share + member] = weight;
-        }
-    }
-}
-
-// Whether this block is the last of `active`; the count is at zero then, for the next launch.
-__device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
-    int* is_last = reinterpret_cast<int*>(shared_memory + FLAG_AT);
-    __threadfence();  // what I wrote is seen by other blocks before the count that says so
-    __syncthreads();  // … and so is what all my threads wrote
-    if (threadIdx.x == 0) {
-        const uint32_t most = active - 1;
-        *is_last = atomicInc(arrivals, most) == most;
-        __threadfence();  // the others' sums are not read before the count
-    }
-    __syncthreads();  // all threads know
-    return *is_last;
-}
-
-// The last block's work: all blocks' sums, in their order, whoever came last.
-__device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, uint16_t* out) {
-    float* factors = reinterpret_cast<float*>(shared_memory + FACTORS_AT);
-    float *weights = factors + MOST_SPLITS * 16, *sums = weights + MOST_SPLITS * 16;
-    for (int n = threadIdx.x; n < active * share; n += THREADS) {
-        const int s = n / share, row = n - s * share;
-        const float* best = slots + static_cast<int64_t>(s) * cells + share * DIM + row;
-        factors[s * 16 + row] = read_fresh(best);
-        weights[s * 16 + row] = read_fresh(best + share);
-    }
-    __syncthreads();  // one thread a row goes through what all have read
-    const int row = threadIdx.x;
-    if (row < share) {
-        float best = lowest(), sum = 0.0f;
-        for (int s = 0; s < active; s++) best = fmaxf(best, factors[s * 16 + row]);
-        for (int s = 0; s < active; s++) {
-            const float factor = power_of_two(factors[s * 16 + row] - best);
-            factors[s * 16 + row] = factor;
-            sum += factor * weights[s * 16 + row];
-        }
-        sums[row] = 1.0f / sum;
-    }
-    __syncthreads();  // factors are other threads'
-    for (int cell = threadIdx.x; cell < share * DIM; cell += THREADS) {
-        const int of = cell / DIM;
-        float total = 0.0f;
-#pragma unroll 8
-        for (int s = 0; s < active; s++)
-            total += factors[s * 16 + of] * read_fresh(slots + static_cast<int64_t>(s) * cells + cell);
-        out[cell] = to_bf16(total * sums[of]);
-    }
-}
-
-// STAGES: chunks of a warp that shared memory has room for, of which all but one are on their way.
-template <int STAGES>
+// All chunks that a warp's ring has room for are on their way before the kernel waits.
+template <int RING_BYTES, int CHUNK>
 __device__ __forceinline__ void decode(const DecodeArgs& a) {
-    constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of one warp
+    constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES, STAGE_BYTES = 2 * CHUNK_BYTES, STAGES = RING_BYTES / STAGE_BYTES;
+    constexpr int UNIT = WARPS * CHUNK;               // positions that all warps take in one turn
     constexpr int QUERIES_AT = WARPS * RING_BYTES;    // [16, DIM] of factors
+    constexpr int FRESH_AT = QUERIES_AT + 16 * WIDE_BYTES;
     const int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int share = a.heads / a.kv_heads;
@@ -167,12 +78,13 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (!a.early) wait_prior();
     // where shares are the smallest for any length, a block knows where its own begins: the table is then on its way
     // together with the row's length
-    const bool fixed = a.splits == 1 || a.splits * a.least_units * UNIT >= a.capacity;
+    const int least = max(1, a.least / UNIT);
+    const bool fixed = a.splits == 1 || a.splits * least * UNIT >= a.capacity;
     int slots[STAGES];
     if (fixed) {
-        const int from = split * a.least_units * UNIT + warp * CHUNK;
+        const int from = split * least * UNIT + warp * CHUNK;
 #pragma unroll
-        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up(from + n * UNIT, a.capacity, lane);
+        for (int n = 0; n < STAGES; n++) slots[n] = pages.look_up<CHUNK>(from + n * UNIT, a.capacity, lane);
     }
     const int64_t last = read_position(a.positions, static_cast<int64_t>(row) * a.position_stride, a.wide_positions);
     if (last < 0 || last >= a.capacity) {  // no such position: nothing to see, nowhere to write
@@ -182,7 +94,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         return;
     }
     const int past = static_cast<int>(last), units = (past + UNIT - 1) / UNIT;
-    const int each = max(a.least_units, (units + a.splits - 1) / a.splits);
+    const int each = past <= a.alone ? max(1, units) : max(least, (units + a.splits - 1) / a.splits);
     const int active = max(1, (units + each - 1) / each);
     if (split >= active) return;  // the first block of each row waits for the kernel before, so the grid does not end
     const int first = split * each * UNIT;
@@ -193,14 +105,15 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
 #pragma unroll
     for (int n = 0; n < STAGES; n++) {
         const int from = mine + n * UNIT;
-        slots[n] = fixed ? pages.slot_in(slots[n], from, lane) : pages.slot(from, lane);
+        slots[n] = fixed ? pages.slot_in<CHUNK>(slots[n], from, lane) : pages.slot<CHUNK>(from, lane);
     }
 #pragma unroll
-    for (int n = 0; n < STAGES - 1; n++) {
-        if (n < chunks) pages.copy(ring + n * STAGE_BYTES, ring + n * STAGE_BYTES + CHUNK_BYTES, slots[n], lane);
+    for (int n = 0; n < STAGES; n++) {
+        const shared_t to = ring + n * STAGE_BYTES;
+        if (n < chunks) pages.copy<CHUNK>(to, to + CHUNK_BYTES, slots[n], lane);
         copies_commit();
     }
-    int next_slot = slots[STAGES - 1];
+    int next_slot = pages.slot<CHUNK>(mine + STAGES * UNIT, lane);
     Columns q_gain = {}, k_gain = {}, cos, sin;
     if (a.norm) {  // weights, which no kernel writes
         q_gain.read(a.q_weight, lane);
@@ -220,15 +133,10 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         }
         put_query(queries, head, made, lane);
     }
-    // the new position is a chunk of its own, in the one stage of the first warp that no copy is under way to
-    const int fresh = (STAGES - 1) * STAGE_BYTES;
-    if (split == 0 && warp == WARPS - 1) {
-        make_position(
-            a, source, k_gain, cos, sin, pages.table, past, kv_head, shared_memory + fresh,
-            shared_memory + fresh + CHUNK_BYTES, lane
-        );
-    }
-    __syncthreads();  // every warp reads all queries; the first reads the new position, which the last has made
+    const bool has_fresh = split == 0 && warp == WARPS - 1;  // the warp that has least to do
+    if (has_fresh)
+        make_position(a, source, k_gain, cos, sin, pages.table, past, kv_head, shared_memory + FRESH_AT, lane);
+    __syncthreads();  // every warp reads all queries
     uint32_t q[DIM / 16][4];
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
@@ -236,44 +144,50 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     }
     Gathered sums;
     sums.clear();
-    if (split == 0 && warp == 0) sums.add(q, ring + fresh, ring + fresh + CHUNK_BYTES, 1, a.scale, lane);
 
     int stage = 0;
     for (int n = 0; n < chunks; n++) {
-        copies_wait<STAGES - 2>();
-        __syncwarp();  // all lanes' copies of this chunk are there, and all have read the stage that is filled next
-        if (n + STAGES - 1 < chunks) {
-            const shared_t to = ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
-            pages.copy(to, to + CHUNK_BYTES, next_slot, lane);
-            next_slot = pages.slot(mine + (n + STAGES) * UNIT, lane);
+        copies_wait<STAGES - 1>();
+        __syncwarp();  // all lanes' copies of this chunk are there
+        const shared_t keys = ring + stage * STAGE_BYTES;
+        sums.add<CHUNK>(q, keys, keys + CHUNK_BYTES, pages.end - (mine + n * UNIT), a.scale, lane);
+        if (n + STAGES < chunks) {
+            __syncwarp();  // all have read it
+            pages.copy<CHUNK>(keys, keys + CHUNK_BYTES, next_slot, lane);
+            next_slot = pages.slot<CHUNK>(mine + (n + STAGES + 1) * UNIT, lane);
         }
         copies_commit();  // an empty group keeps the count
-        const shared_t keys = ring + stage * STAGE_BYTES;
-        sums.add(q, keys, keys + CHUNK_BYTES, pages.end - (mine + n * UNIT), a.scale, lane);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+    if (has_fresh) {  // a chunk of its own: all that was on its way to my ring has arrived and been read
+        __syncwarp();
+        lay_out(shared_memory + warp * RING_BYTES, shared_memory + FRESH_AT, lane);
+        sums.add<16>(q, ring, ring + FRESH_BYTES, 1, a.scale, lane);
     }
 
     __syncthreads();  // the rings are read to the end: their place is taken
     leave(sums, share, warp, lane);
     __syncthreads();  // each thread now adds what all warps left
-    const int cells = share * (DIM + 2);
+    const int cells = share * (DIM + 4);  // a multiple of 16 bytes
     const int64_t group = static_cast<int64_t>(row) * a.kv_heads + kv_head;
     float* slots_of = a.partials + group * a.splits * cells;
     add_warps(slots_of + static_cast<int64_t>(split) * cells, out, active == 1, share);
     if (active > 1 && arrived_last(a.arrivals + group, active)) combine(slots_of, cells, active, share, out);
 }
 
-// More blocks on a processor with fewer chunks each, or the reverse: which is for what grid is the host's to say.
-constexpr int CHUNKS = 256 / ROW_BYTES;
+// More blocks on a processor with shorter rings, or the reverse: which is for what grid is the host's to say. A chunk is of
+// 4 KiB of keys, as far as a warp can look so many positions up at once; in the longest rings, which are for few blocks,
+// of 32 positions: a sum over scores takes as long for them as for 16.
+constexpr int USUAL = 4096 / ROW_BYTES < 32 ? 4096 / ROW_BYTES : 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) paged_decode_2(const __grid_constant__ DecodeArgs a) {
-    decode<2 * CHUNKS>(a);
+    decode<2 * RING_UNIT, USUAL>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode_3(const __grid_constant__ DecodeArgs a) {
-    decode<3 * CHUNKS>(a);
+    decode<3 * RING_UNIT, USUAL>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_decode_4(const __grid_constant__ DecodeArgs a) {
-    decode<4 * CHUNKS>(a);
+    decode<4 * RING_UNIT, 32>(a);
 }

@@ -1,4 +1,4 @@
-// What one warp gathers from chunks of 16 positions for 16 queries: an online softmax over products of 16 × 8 × 16.
+// What one warp gathers from chunks of positions for 16 queries: an online softmax over products of 16 × 8 × 16.
 #pragma once
 #include "products.cuh"
 
@@ -16,24 +16,15 @@ struct Gathered {
     }
 
     // A chunk of which the first `valid` positions (at least one) count; the values of all others must be zeros.
+    template <int CHUNK>
     __device__ __forceinline__ void add(
         const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
     ) {
-        float s[2][4];
-        const shared_t keys_at = keys + by_pieces(lane), values_at = values + by_rows<ROW_BYTES>(lane);
+        constexpr int TILES = CHUNK / 8;  // of scores
+        float s[TILES][4];
+        score<CHUNK>(s, q, keys + by_pieces(lane));
 #pragma unroll
-        for (int k = 0; k < DIM / 16; k += AT_ONCE) {
-            uint32_t right[AT_ONCE][2][2];
-            load_keys(right, pair(keys_at, k / AT_ONCE));
-#pragma unroll
-            for (int m = 0; m < 2 * AT_ONCE; m++) {
-                const uint32_t(&b)[2] = right[m / 2][m % 2];
-                if (k + m / 2 == 0) multiply_first(s[m % 2], q[k + m / 2], b[0], b[1]);
-                else multiply(s[m % 2], q[k + m / 2], b[0], b[1]);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++)
+        for (int n = 0; n < TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[n][i] = n * 8 + (lane & 3) * 2 + (i & 1) < valid ? s[n][i] * scale : lowest();
@@ -41,7 +32,9 @@ struct Gathered {
         float shrink[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float highest = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+            float highest = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+            for (int n = 1; n < TILES; n++) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
             highest = fmaxf(highest, __shfl_xor_sync(ALL, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(ALL, highest, 2));
             highest = fmaxf(highest, best[half]);
@@ -50,7 +43,7 @@ struct Gathered {
             best[half] = highest;
             weight[half] *= shrink[half];
 #pragma unroll
-            for (int n = 0; n < 2; n++)
+            for (int n = 0; n < TILES; n++)
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++) {
                     s[n][i] = power_of_two(s[n][i] - highest);
@@ -63,16 +56,47 @@ struct Gathered {
 #pragma unroll
                 for (int i = 0; i < 4; i++) total[n][i] *= shrink[i / 2];
         }
-        const uint32_t p[4] = {pack_factors(s[0][0], s[0][1]), pack_factors(s[0][2], s[0][3]),
-                               pack_factors(s[1][0], s[1][1]), pack_factors(s[1][2], s[1][3])};
+        take<CHUNK>(s, values + by_rows<ROW_BYTES>(lane));
+    }
+
+    template <int CHUNK>
+    static __device__ __forceinline__ void score(
+        float (&s)[CHUNK / 8][4], const uint32_t (&q)[DIM / 16][4], shared_t keys
+    ) {
 #pragma unroll
-        for (int n = 0; n < DIM / 16; n += AT_ONCE) {
-            uint32_t right[AT_ONCE][2][2];
-            load_values(right, pair(values_at, n / AT_ONCE));
+        for (int k = 0; k < DIM / 16; k += AT_ONCE)
 #pragma unroll
-            for (int m = 0; m < 2 * AT_ONCE; m++) {
-                const uint32_t(&b)[2] = right[m / 2][m % 2];
-                multiply(total[2 * n + m], p, b[0], b[1]);
+            for (int sixteen = 0; sixteen < CHUNK / 16; sixteen++) {
+                uint32_t right[AT_ONCE][2][2];
+                load_keys(right, pair(keys, k / AT_ONCE) + sixteen * 16 * ROW_BYTES);
+#pragma unroll
+                for (int m = 0; m < 2 * AT_ONCE; m++) {
+                    const uint32_t(&b)[2] = right[m / 2][m % 2];
+                    float(&sum)[4] = s[2 * sixteen + m % 2];
+                    if (k + m / 2 == 0) multiply_first(sum, q[k + m / 2], b[0], b[1]);
+                    else multiply(sum, q[k + m / 2], b[0], b[1]);
+                }
+            }
+    }
+
+    // Values by their weights.
+    template <int CHUNK>
+    __device__ __forceinline__ void take(const float (&s)[CHUNK / 8][4], shared_t values) {
+#pragma unroll
+        for (int sixteen = 0; sixteen < CHUNK / 16; sixteen++) {
+            const float(&first)[4] = s[2 * sixteen];
+            const float(&second)[4] = s[2 * sixteen + 1];
+            const uint32_t p[4] = {pack_factors(first[0], first[1]), pack_factors(first[2], first[3]),
+                                   pack_factors(second[0], second[1]), pack_factors(second[2], second[3])};
+#pragma unroll
+            for (int n = 0; n < DIM / 16; n += AT_ONCE) {
+                uint32_t right[AT_ONCE][2][2];
+                load_values(right, pair(values, n / AT_ONCE) + sixteen * 16 * ROW_BYTES);
+#pragma unroll
+                for (int m = 0; m < 2 * AT_ONCE; m++) {
+                    const uint32_t(&b)[2] = right[m / 2][m % 2];
+                    multiply(total[2 * n + m], p, b[0], b[1]);
+                }
             }
         }
     }

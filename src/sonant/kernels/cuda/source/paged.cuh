@@ -1,4 +1,4 @@
-// Keys and values in blocks: how a warp brings sixteen positions of one head into shared memory, and how a tile of them
+// Keys and values in blocks: how a warp brings a chunk of positions of one head into shared memory, and how a tile of them
 // lies there. A row is one position's head; its 16-byte pieces are permuted by the row's number, so that the eight rows
 // which a matrix load reads at once lie in different banks.
 #pragma once
@@ -20,8 +20,6 @@ constexpr int DIM = HEAD_DIM;
 constexpr int ROW_BYTES = KV_BYTES * DIM;  // of a key or value
 constexpr int WIDE_BYTES = 2 * DIM;        // of a query or result
 constexpr int PIECES = ROW_BYTES / 16, WIDE_PIECES = WIDE_BYTES / 16;
-constexpr int CHUNK = 16;  // positions that a warp copies at once
-constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
 constexpr uint32_t ALL = 0xffffffffu;
@@ -58,23 +56,28 @@ struct Pages {
         return block_magic ? static_cast<int>(__umulhi(static_cast<uint32_t>(at), block_magic)) : at;
     }
 
-    // Of position `first` + lane % 16, which is below `limit`: what the table says of its block.
+    // A chunk is of 16 or 32 positions. Of position `first` + lane % CHUNK, which is below `limit`: what the table says
+    // of its block.
+    template <int CHUNK>
     __device__ __forceinline__ int look_up(int first, int limit, int lane) const {
-        const int at = first + (lane & 15);
+        const int at = first + (lane & (CHUNK - 1));
         return at < limit ? read_fresh(table + block_of(at)) : 0;
     }
 
     // … and where it then lies in the cache, or -1 where there is nothing to read.
+    template <int CHUNK>
     __device__ __forceinline__ int slot_in(int block, int first, int lane) const {
-        const int at = first + (lane & 15);
+        const int at = first + (lane & (CHUNK - 1));
         return at < end ? (block - block_of(at)) * block_tokens + at : -1;
     }
 
+    template <int CHUNK>
     __device__ __forceinline__ int slot(int first, int lane) const {
-        return slot_in(look_up(first, end, lane), first, lane);
+        return slot_in<CHUNK>(look_up<CHUNK>(first, end, lane), first, lane);
     }
 
-    // Sixteen positions by one warp, `slot` being each lane's own as above; the copies are not committed.
+    // A chunk by one warp, `slot` being each lane's own as above; the copies are not committed.
+    template <int CHUNK>
     __device__ __forceinline__ void copy(shared_t to_keys, shared_t to_values, int slot, int lane) const {
         constexpr int ROWS = 32 / PIECES;  // in one turn
         const int row = lane / PIECES, piece = lane % PIECES;

@@ -4,9 +4,8 @@
 // lie side by side, position after position, so that keys and values are read once for all of them. Each of the four
 // warps has 16 or 32 queries. Keys and values of 64 positions are multiplied while the next 64 are on their way. The
 // blocks with the longest way come first in the grid, and the short ones fill what is left of the GPU at its end.
-#include "products.cuh"
+#include "tiles.cuh"
 
-constexpr int KEYS = WARPS * CHUNK;
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;  // of keys, and of values
 constexpr int STAGE_BYTES = 2 * TILE_BYTES;
 constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: it hides nothing, and is not written
@@ -29,135 +28,6 @@ static_assert(sizeof(PrefillArgs) == 88, "as attention.py packs it");
 __device__ __forceinline__ int64_t query_at(const PrefillArgs& a, int row, int kv_head, int share, int n) {
     const int at = n / share;
     return ((static_cast<int64_t>(row) * a.length + at) * a.heads + kv_head * share + n - at * share) * DIM;
-}
-
-// What one warp gathers for its M tiles of 16 queries: totals over weights, relative to scores of `best` before their
-// scaling. A lane has rows lane / 4 and + 8 of each tile.
-template <int M>
-struct Gathered {
-    float total[M][DIM / 8][4], best[M][2], weight[M][2];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) total[m][n][i] = 0.0f;
-            best[m][0] = best[m][1] = lowest();
-            weight[m][0] = weight[m][1] = 0.0f;
-        }
-    }
-
-    // Scores into their exponentials, and what was gathered so far made relative to the new highest ones.
-    __device__ __forceinline__ void weigh(float (&s)[M][KEYS / 8][4], float scale) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float high = best[m][half];
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++) high = fmaxf(high, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                high = fmaxf(high, __shfl_xor_sync(ALL, high, 1));
-                high = fmaxf(high, __shfl_xor_sync(ALL, high, 2));
-                // a query that has seen nothing yet has a highest score of minus infinity, which must not meet itself
-                const float origin = high == lowest() ? 0.0f : high * scale;
-                const float shrink = power_of_two(best[m][half] * scale - origin);
-                best[m][half] = high;
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[m][n][i] = power_of_two(s[m][n][i] * scale - origin);
-                        sum += s[m][n][i];
-                    }
-                weight[m][half] = weight[m][half] * shrink + sum;
-                if (__any_sync(ALL, shrink != 1.0f)) {  // seldom, once the first tiles have been seen
-#pragma unroll
-                    for (int n = 0; n < DIM / 8; n++) {
-                        total[m][n][2 * half] *= shrink;
-                        total[m][n][2 * half + 1] *= shrink;
-                    }
-                }
-            }
-    }
-
-    __device__ __forceinline__ void add(const float (&s)[M][KEYS / 8][4], shared_t values) {
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) {
-            uint32_t p[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                p[m][0] = pack_factors(s[m][2 * k][0], s[m][2 * k][1]);
-                p[m][1] = pack_factors(s[m][2 * k][2], s[m][2 * k][3]);
-                p[m][2] = pack_factors(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
-                p[m][3] = pack_factors(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
-            }
-#pragma unroll
-            for (int n = 0; n < DIM / 16; n += AT_ONCE) {
-                uint32_t right[AT_ONCE][2][2];
-                load_values(right, pair(values, n / AT_ONCE) + k * 16 * ROW_BYTES);
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int i = 0; i < 2 * AT_ONCE; i++) {
-                        const uint32_t(&b)[2] = right[i / 2][i % 2];
-                        multiply(total[m][2 * n + i], p[m], b[0], b[1]);
-                    }
-            }
-        }
-    }
-
-    // Results into shared memory, from tile row `rows_at` on.
-    __device__ __forceinline__ void leave(int rows_at, int lane) const {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float sum = weight[m][half];
-                sum += __shfl_xor_sync(ALL, sum, 1);
-                sum += __shfl_xor_sync(ALL, sum, 2);
-                const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // who saw nothing gets zeros
-                const int at = rows_at + m * 16 + half * 8 + lane / 4;
-#pragma unroll
-                for (int n = 0; n < DIM / 8; n += AT_ONCE)
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE; i++) {  // two neighbours of a lane's columns
-                        const int column = column_of(n, i, lane);
-                        const float second = KV_BYTES == 1 ? total[m][n + 1][2 * half + i] : total[m][n][2 * half + 1];
-                        const uint32_t both = pack(total[m][n][2 * half + i] * inverse, second * inverse);
-                        uint8_t* to = shared_memory + place<WIDE_BYTES>(at, column >> 3);
-                        *reinterpret_cast<uint32_t*>(to + (column & 7) * 2) = both;
-                    }
-            }
-    }
-};
-
-// Scores of a tile's 64 keys, not scaled.
-template <int M>
-__device__ __forceinline__ void score(float (&s)[M][KEYS / 8][4], shared_t queries, shared_t keys) {
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k += AT_ONCE) {
-        uint32_t q[AT_ONCE][M][4];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-            for (int m = 0; m < M; m++) load_matrices(q[i][m], pair(queries, k + i) + m * 16 * WIDE_BYTES);
-#pragma unroll
-        for (int n = 0; n < KEYS / 16; n++) {
-            uint32_t right[AT_ONCE][2][2];
-            load_keys(right, pair(keys, k / AT_ONCE) + n * 16 * ROW_BYTES);
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int i = 0; i < 2 * AT_ONCE; i++) {
-                    const uint32_t(&b)[2] = right[i / 2][i % 2];
-                    if (k + i / 2 == 0) multiply_first(s[m][2 * n + i % 2], q[i / 2][m], b[0], b[1]);
-                    else multiply(s[m][2 * n + i % 2], q[i / 2][m], b[0], b[1]);
-                }
-        }
-    }
 }
 
 // Keys from `first` on are hidden from the queries that do not see as far; `positions` are those of this warp's.
@@ -254,10 +124,11 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         a.block_tokens, a.block_magic, range.x + 1,
     };
     const int tiles = (pages.end + KEYS - 1) / KEYS;
-    const uint32_t mine = warp * CHUNK_BYTES;  // my sixteen of a tile's positions, as far as copies go
-    if (tiles > 0) pages.copy(stages + mine, stages + TILE_BYTES + mine, pages.slot(warp * CHUNK, lane), lane);
+    const uint32_t mine = warp * CHUNK * ROW_BYTES;  // my sixteen of a tile's positions, as far as copies go
+    if (tiles > 0)
+        pages.copy<CHUNK>(stages + mine, stages + TILE_BYTES + mine, pages.slot<CHUNK>(warp * CHUNK, lane), lane);
     copies_commit();
-    int next_slot = pages.slot(KEYS + warp * CHUNK, lane);
+    int next_slot = pages.slot<CHUNK>(KEYS + warp * CHUNK, lane);
 
     Gathered<M> sums;
     sums.clear();
@@ -273,8 +144,8 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
         if (tile + 1 < tiles) {
             const shared_t to = stages + ((tile + 1) & 1) * STAGE_BYTES + mine;
-            pages.copy(to, to + TILE_BYTES, next_slot, lane);
-            next_slot = pages.slot((tile + 2) * KEYS + warp * CHUNK, lane);
+            pages.copy<CHUNK>(to, to + TILE_BYTES, next_slot, lane);
+            next_slot = pages.slot<CHUNK>((tile + 2) * KEYS + warp * CHUNK, lane);
         }
         copies_commit();
         const shared_t stage = stages + (tile & 1) * STAGE_BYTES;

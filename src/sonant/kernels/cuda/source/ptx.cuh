@@ -110,6 +110,7 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
     return __ldcg(reinterpret_cast<const long long*>(from));
 }
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
+__device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
 
 // Programmatic dependent launch, as kernels/triton/pdl.py has it.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -1,0 +1,127 @@
+// What kernels of several warpgroups ask of a Hopper GPU that C++ has no words for. All of it is here and in
+// warpgroup_products.cuh, so that a test can put the same functions on a CPU in its place, and run the very source of
+// the kernels (tests/kernels/hopper_on_cpu.h).
+#pragma once
+
+#ifdef SONANT_ON_CPU
+#include "hopper_on_cpu.h"
+#else
+
+#include <stdint.h>
+
+typedef uint32_t shared_t;  // an address in shared memory
+
+extern __shared__ __align__(1024) uint8_t shared_memory[];
+
+__device__ __forceinline__ shared_t shared_base() {
+    return static_cast<shared_t>(__cvta_generic_to_shared(shared_memory));
+}
+
+// 16 bytes on their way to shared memory.
+__device__ __forceinline__ void copy16(shared_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but this thread's last `LEFT` groups have arrived.
+template <int LEFT>
+__device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ uint4 read16(const void* from) { return __ldcg(static_cast<const uint4*>(from)); }
+// 128 bytes into the second-level cache.
+__device__ __forceinline__ void fetch128(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+__device__ __forceinline__ void write16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
+__device__ __forceinline__ void store16(shared_t to, uint4 value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
+// What this thread has written to shared memory becomes visible to products, once others know of it by a barrier.
+__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barriers in shared memory, 8 bytes each: a phase ends when `count` threads have arrived.
+__device__ __forceinline__ void barrier_start(shared_t barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(shared_t barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+// Until the phase of this parity, counted from 0, has ended.
+__device__ __forceinline__ void barrier_wait(shared_t barrier, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni finished;\nbra.uni again;\nfinished:\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// Turns among warpgroups: `turn_wait` returns when `count` threads have come to the same number by either.
+__device__ __forceinline__ void turn_wait(int number, int count) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
+}
+__device__ __forceinline__ void turn_give(int number, int count) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(count) : "memory");
+}
+
+// A matrix in shared memory for a product of 16 of its columns: pieces of 8 lines by 16 bytes, each in one piece of
+// 128 bytes, so lines may begin at any multiple of 16 bytes. `across`: from one piece to the next along the depth.
+__device__ __forceinline__ uint64_t matrix(shared_t start, int across) {
+    const uint64_t along = 128;
+    return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(across >> 4) << 16 | (along >> 4) << 32;
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until all but the last `LEFT` groups of products are done. What holds them must not be touched before.
+template <int LEFT>
+__device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Values of products in registers, before `products_begin` and after the wait: what is made of them must not be moved
+// in between.
+template <int N>
+__device__ __forceinline__ void settled(float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void settled(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+template <int COUNT>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
+
+// Within 2^-14 up to angles of 300, and 2^-20 near zero: bfloat16 has eight bits.
+__device__ __forceinline__ float sine(float x) {
+    float y;
+    asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Programmatic dependent launch, as kernels/triton/pdl.py has it.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+#include "warpgroup_products.cuh"
+
+#endif
+
+__device__ __forceinline__ float low_of(uint32_t both) { return from_bits(both << 16); }
+__device__ __forceinline__ float high_of(uint32_t both) { return from_bits(both & 0xffff0000u); }

@@ -1,0 +1,77 @@
+"""Matrix products of quantised weights with many rows: both sides in eight bits, ours or the library's.
+
+The rows of the input are quantised too, in the same pass as the norm before them if there is one. Ours has what comes
+after inside; which of the two is faster is measured. Where neither fits (a GPU older than Hopper, an unusual size,
+values that have not 16 bits), weights are widened first, and only they were rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonant.kernels import reference
+from sonant.kernels.gpu import gpu_of
+from sonant.kernels.reference import QuantizedWeight
+from sonant.kernels.triton.norm import rms_norm
+from sonant.kernels.triton.quantize import quantize_rows
+from sonant.kernels.triton.scaled_gemm import scaled_gemm
+from sonant.kernels.triton.scaled_tile import fits, tile_for
+from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.tuning import Tile
+
+_HOPPER = (9, 0)
+_UNIT = 16  # of which the library wants depth and columns to be multiples
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a product comes with: an RMSNorm's gain and epsilon before it, and a sum or SwiGLU after."""
+
+    norm: tuple[Tensor, float] | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None  # may be written over
+    gated: bool = False
+
+
+def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
+    """Whether it has such a product: with a scale for each row and column, on Hopper."""
+    gpu, whole = gpu_of(x.device), not any(size % _UNIT for size in weight.shape)
+    return gpu is not None and gpu.capability >= _HOPPER and x.dtype == torch.bfloat16 and whole
+
+
+def _ours(x: Tensor, around: Around, tile: Tile) -> bool:
+    """Tiles are for Hopper's shared memory."""
+    gpu = gpu_of(x.device)
+    suits = x.dtype.itemsize == 2 and around.bias is None and fits(tile, x.shape[-1])
+    return suits and not tile.library and (gpu is None or gpu.capability >= _HOPPER)
+
+
+def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Tile | None = None) -> Tensor:
+    """x [..., depth] times weight [columns (twice if gated), depth], with what is around. A tuner tries a `tile`."""
+    depth = x.shape[-1]
+    columns = weight.shape[0] // (2 if around.gated else 1)
+    flat = x.reshape(-1, depth)
+    tile = tile or tile_for(len(flat), depth, columns, around.gated, x.device)
+    if _ours(x, around, tile):
+        residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
+        out = x.new_empty(len(flat), columns)
+        scaled_gemm(*quantize_rows(flat, around.norm), weight, out, residual, around.gated, tile)
+    elif in_library(x, weight):
+        values, scales = quantize_rows(flat, around.norm)
+        product = torch._scaled_mm(
+            values, weight.values.T, scales, weight.scale[None], around.bias, out_dtype=x.dtype, use_fast_accum=True
+        )
+        out = _after(product, around)
+    else:
+        normed = flat if around.norm is None else rms_norm(flat, *around.norm)
+        out = _after(reference.linear(normed, weight, around.bias), around)
+    return out.view(*x.shape[:-1], columns)
+
+
+def _after(product: Tensor, around: Around) -> Tensor:
+    if around.gated:
+        return swiglu(product)
+    return product if around.residual is None else around.residual.view(product.shape).add_(product)

@@ -1,0 +1,137 @@
+"""On a GPU: how long graphs take to be captured, with and without a run before each, and whether they do the same.
+
+    python tests/gpu_captures.py MODEL [--rows 256]
+
+Each way has a process of its own, so that neither finds kernels loaded; a first one fills Triton's caches if they are
+empty. Printed for each: time by phase, by kind of step and the slowest graphs, and which were run after all. Then every
+frame and codec graph is replayed between others, in random order, and its results and the rows that it leaves are
+compared, bit for bit, with an eager run on the same rows. At the end a digest of what a crowd of rows has said, which
+must be the same both ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from hashlib import blake2b
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import sonant
+from sonant.bench.engine.step_rig import StepRig
+from sonant.config import EngineConfig
+from sonant.engine import graphs
+from sonant.engine.graphs import GraphedStep, GraphPool
+from sonant.engine.runner import Runner
+
+FRAMES, ROUNDS = 24, 2
+WAYS = ("after a run", "at once")
+
+
+class Captures(logging.Handler):
+    """What is logged of them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.ms: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self.run_first: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("captured"):
+            name, seconds = record.args  # type: ignore[misc]
+            self.ms[str(name).split(" for ")[0].split(" of ")[0]].append((1e3 * float(seconds), str(name)))  # type: ignore[arg-type]
+        elif "before it is captured" in record.msg:
+            self.run_first.append(record.getMessage())
+
+    def show(self) -> None:
+        for kind, each in self.ms.items():
+            slowest = ", ".join(f"{name} {ms:.0f}" for ms, name in sorted(each)[-3:])
+            print(f"  {kind:<9} {len(each):3} graphs {sum(ms for ms, _ in each):7.0f} ms; slowest {slowest}")
+        print(f"  run after all: {len(self.run_first)}")
+        for line in self.run_first[:12]:
+            print("   ", line[:160])
+
+
+def state_of(runner: Runner) -> list[Tensor]:
+    return [runner.rows.slab, *(runner.rows.fields[f.name] for f in runner.rows.tensors)]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@torch.inference_mode()
+def compare(runner: Runner, rows: list[int]) -> None:
+    runner.span_blocks = runner.table_blocks
+    saved = [tensor.clone() for tensor in state_of(runner)]
+
+    def outcome(step: GraphedStep, size: int, replay: bool) -> list[Tensor]:
+        for tensor, before in zip(state_of(runner), saved, strict=True):
+            tensor.copy_(before)
+        runner.replay_graphs(replay)
+        out = step(rows[:size]).clone()
+        return [out, *(tensor.clone() for tensor in state_of(runner))]
+
+    steps = [*runner.frame.values(), *runner.codec.values()]
+    graphs_there = [(step, size) for step in steps for size in step.captured if size <= len(rows)]
+    wrong: list[str] = []
+    for round_ in range(ROUNDS):
+        random.Random(round_).shuffle(graphs_there)
+        for step, size in graphs_there:
+            eager, replayed = outcome(step, size, False), outcome(step, size, True)
+            if not all(same(a, b) for a, b in zip(eager, replayed, strict=True)):
+                apart = (eager[0].float() - replayed[0].float()).abs().max().item()
+                wrong.append(f"{step.name} for {size}: results up to {apart:g} apart")
+    print(f"  {ROUNDS * len(graphs_there)} replays held against eager runs, {len(wrong)} differ")
+    for line in wrong[:20]:
+        print("   ", line)
+
+
+def one_way(folder: str, rows: int, way: str) -> None:
+    noted = Captures()
+    graphs.logger.addHandler(noted)
+    graphs.logger.setLevel(logging.DEBUG)
+    config = EngineConfig(max_rows=rows, max_batch=rows, kv_tokens=256 * rows)
+
+    def pool(device: torch.device, runs_first: bool = False) -> GraphPool:
+        return GraphPool(device, runs_first or way == WAYS[0])
+
+    with mock.patch("sonant.engine.runner.GraphPool", pool):
+        engine = sonant.load(folder, device="cuda", config=config, sound="int16")
+    print(f"== {way}: {engine.start_times}", flush=True)
+    noted.show()
+    engine.close()
+    began_s = time.monotonic()
+    with StepRig(engine, rows, FRAMES) as rig:
+        said = blake2b(digest_size=8)
+        for f in rig.runner.model.spec.state:
+            if not f.dtype.is_floating_point:
+                said.update(rig.runner.rows.fields[f.name].narrow(f.row_dim, 0, rows).cpu().numpy().tobytes())
+        compare(rig.runner, rig.rows)
+    took_s = time.monotonic() - began_s
+    print(f"  digest of what {rows} rows have said: {said.hexdigest()} ({took_s:.1f} s)", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    args: Any = parser.parse_args()
+    if args.way is not None:
+        return one_way(args.folder, args.rows, args.way)
+    for way in WAYS:
+        subprocess.run([sys.executable, __file__, args.folder, "--rows", str(args.rows), "--way", way], check=False)
+    return None
+
+
+if __name__ == "__main__":
+    main()

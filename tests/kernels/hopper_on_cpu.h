@@ -1,0 +1,294 @@
+// Several warpgroups of a Hopper GPU on one CPU thread, for the source of our CUDA kernels (hopper.cuh). Every thread
+// of a block is a fibre, which runs until it must wait; who runs next is drawn. Copies and products that are under way
+// happen at any time until they are waited for, and shared memory is NaN at first: so what lacks a barrier or a wait
+// comes out wrong, and what waits for ever is told.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct Index {
+    unsigned x, y, z;
+};
+static Index threadIdx, blockIdx, gridDim;
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+typedef uint32_t shared_t;
+typedef std::vector<std::function<void()>> Group;
+alignas(1024) static uint8_t shared_memory[232448];
+
+struct Fibre {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool done = false;
+    std::function<bool()> can_go;
+    int shows = 0;
+    uint32_t shown[2][4];
+    std::vector<Group> copies, products;  // the last group is open
+};
+struct Phases {
+    int count, arrived, ended;
+};
+struct Turn {
+    int arrived, ended;
+};
+static std::vector<Fibre> fibres;
+static ucontext_t scheduler;
+static int current, shared_bytes;
+static std::mt19937 draws;
+static std::function<void()> body;
+static std::map<shared_t, Phases> barriers;
+static std::map<int, Turn> turns;
+
+static inline Fibre& me() { return fibres[current]; }
+static inline void fail(const char* what) {
+    fprintf(stderr, "thread %d: %s\n", current, what);
+    abort();
+}
+static void flush(std::vector<Group>& groups, size_t left) {
+    while (groups.size() > left + 1) {
+        for (auto& one : groups.front()) one();
+        groups.erase(groups.begin());
+    }
+}
+static inline void until(std::function<bool()> can_go) {
+    if (draws() % 3 == 0) flush(me().copies, draws() % 3);
+    if (draws() % 3 == 0) flush(me().products, draws() % 3);
+    me().can_go = can_go;
+    swapcontext(&me().context, &scheduler);
+}
+static void begin() {
+    body();
+    me().done = true;
+    swapcontext(&me().context, &scheduler);
+}
+static void check(shared_t at, int bytes) {
+    if (at + bytes > static_cast<uint32_t>(shared_bytes)) fail("outside of its shared memory");
+}
+
+// Lanes of a warp.
+static inline int show(const uint32_t* words, int count) {
+    const int turn = me().shows & 1, mine = ++me().shows, warp = current / 32 * 32;
+    memcpy(me().shown[turn], words, 4 * count);
+    until([=] {
+        for (int n = warp; n < warp + 32; n++)
+            if (fibres[n].shows < mine) return false;
+        return true;
+    });
+    return turn;
+}
+template <class T>
+T __shfl_xor_sync(uint32_t, T value, int step) {
+    static_assert(sizeof(T) == 4);
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    const int turn = show(&word, 1);
+    memcpy(&value, fibres[current ^ step].shown[turn], 4);
+    show(&word, 1);  // nobody shows more before all have read
+    return value;
+}
+
+static inline void turn_give(int number, int count) {
+    Turn& turn = turns[number];
+    if (++turn.arrived == count) turn = {0, turn.ended + 1};
+}
+static inline void turn_wait(int number, int count) {
+    const int before = turns[number].ended;
+    turn_give(number, count);
+    until([=] { return turns[number].ended != before; });
+}
+static inline void __syncthreads() { turn_wait(0, static_cast<int>(fibres.size())); }
+
+static inline void barrier_start(shared_t at, int count) {
+    check(at, 8);
+    if (at % 8) fail("a barrier at no multiple of 8");
+    barriers[at] = {count, 0, 0};
+}
+static inline void barrier_arrive(shared_t at) {
+    if (!barriers.count(at)) fail("no such barrier");
+    Phases& phases = barriers[at];
+    if (++phases.arrived == phases.count) phases = {phases.count, 0, phases.ended + 1};
+}
+static inline void barrier_wait(shared_t at, int parity) {
+    if (!barriers.count(at)) fail("no such barrier");
+    until([=] { return (barriers[at].ended & 1) != parity; });
+}
+
+static inline shared_t shared_base() { return 0; }
+static inline void show_to_products() {}
+static inline uint4 read16(const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) fail("a read at no multiple of 16");
+    uint4 value;
+    memcpy(&value, from, 16);
+    return value;
+}
+static inline void fetch128(const void*) {}
+static inline void write16(void* to, uint4 value) {
+    if (reinterpret_cast<uintptr_t>(to) % 16) fail("a write at no multiple of 16");
+    memcpy(to, &value, 16);
+}
+static inline void store16(shared_t to, uint4 value) {
+    check(to, 16);
+    write16(shared_memory + to, value);
+}
+static inline void copy16(shared_t to, const void* from) {
+    check(to, 16);
+    const auto arrive = [=] { store16(to, read16(from)); };
+    if (draws() & 1) arrive();
+    else me().copies.back().push_back(arrive);
+}
+static inline void copies_commit() { me().copies.emplace_back(); }
+template <int LEFT>
+void copies_wait() { flush(me().copies, LEFT); }
+
+static inline uint64_t matrix(shared_t start, int across) {
+    if (start % 16 || across % 16) fail("a matrix at no multiple of 16");
+    return start >> 4 | static_cast<uint64_t>(across >> 4) << 16 | static_cast<uint64_t>(8) << 32;
+}
+static inline float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+// Of a matrix as the machine reads it.
+static inline float element(uint64_t matrix, int line, int k) {
+    const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
+    const shared_t at = bytes(0) + k / 8 * bytes(16) + line / 8 * bytes(32) + line % 8 * 16 + k % 8 * 2;
+    check(at, 2);
+    uint16_t bits;
+    memcpy(&bits, shared_memory + at, 2);
+    return from_bits(static_cast<uint32_t>(bits) << 16);
+}
+static inline void products_begin() {}
+static inline void products_commit() { me().products.emplace_back(); }
+template <int LEFT>
+void products_wait() {  // a warp's lanes do so together
+    flush(me().products, LEFT);
+    const uint32_t nothing = 0;
+    show(&nothing, 1);
+}
+template <int N>
+void settled(uint32_t (&a)[N][4]) {}
+template <int N>
+void settled(float (&c)[N]) {
+    if (me().products.size() > 1) fail("products are still under way");
+}
+
+template <int N>
+void multiply_by(float (&c)[N], std::function<float(int, int)> left, uint64_t b, int more) {
+    const int lane = current % 32, top = current % 128 / 32 * 16 + lane / 4;
+    me().products.back().push_back([=, &c] {
+        float right[16];
+        for (int column = 0; column < 2 * N; column++) {
+            if (column % 8 / 2 != lane % 4) continue;
+            for (int k = 0; k < 16; k++) right[k] = element(b, column, k);
+            for (int half = 0; half < 2; half++) {
+                float sum = 0.0f;
+                for (int k = 0; k < 16; k++) sum += left(top + 8 * half, k) * right[k];
+                float& to = c[column / 8 * 4 + 2 * half + column % 2];
+                to = more ? to + sum : sum;
+            }
+        }
+    });
+}
+template <int N>
+void multiply(float (&c)[N], uint64_t a, uint64_t b, int more) {
+    multiply_by(c, [=](int line, int k) { return element(a, line, k); }, b, more);
+}
+template <int N>
+void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
+    const int turn = show(a, 4), warp = current / 32 * 32;
+    std::vector<uint32_t> all(128);
+    for (int lane = 0; lane < 32; lane++) memcpy(&all[4 * lane], fibres[warp + lane].shown[turn], 16);
+    show(a, 4);
+    const auto left = [=](int line, int k) {
+        const uint32_t word = all[4 * (line % 8 * 4 + k % 8 / 2) + line % 16 / 8 + k / 8 * 2];
+        return from_bits(k % 2 ? word & 0xffff0000u : word << 16);
+    };
+    multiply_by(c, left, b, more);
+}
+
+template <int COUNT>
+void more_registers() {}
+template <int COUNT>
+void fewer_registers() {}
+static inline float sine(float x) { return sinf(x); }
+static inline uint32_t rounded_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline void launch_dependents() {}
+static inline void wait_prior() {}
+
+static void run_block() {
+    memset(shared_memory, 0xff, sizeof shared_memory);
+    barriers.clear();
+    turns.clear();
+    std::vector<int> order;
+    for (size_t n = 0; n < fibres.size(); n++) {
+        Fibre& fibre = fibres[n];
+        fibre = Fibre();
+        getcontext(&fibre.context);
+        fibre.stack.resize(1 << 16);
+        fibre.context.uc_stack.ss_sp = fibre.stack.data();
+        fibre.context.uc_stack.ss_size = fibre.stack.size();
+        fibre.context.uc_link = nullptr;
+        fibre.copies.resize(1);
+        fibre.products.resize(1);
+        makecontext(&fibre.context, begin, 0);
+        order.push_back(static_cast<int>(n));
+    }
+    for (bool moved = true; moved;) {
+        moved = false;
+        std::rotate(order.begin(), order.begin() + draws() % order.size(), order.end());
+        for (int n : order) {
+            Fibre& fibre = fibres[n];
+            if (fibre.done || (fibre.can_go && !fibre.can_go())) continue;
+            moved = true;
+            current = n;
+            threadIdx = {static_cast<unsigned>(n), 0, 0};
+            swapcontext(&scheduler, &fibre.context);
+        }
+    }
+    for (current = 0; current < static_cast<int>(fibres.size()); current++)
+        if (!me().done) fail("waits for ever");
+    for (const auto& turn : turns)
+        if (turn.second.arrived) fail("a turn that nobody took");
+}
+
+static void run_grid(std::function<void()> kernel, const int* grid, int threads, int bytes, unsigned seed) {
+    body = kernel;
+    shared_bytes = bytes;
+    draws.seed(seed);
+    gridDim = {static_cast<unsigned>(grid[0]), 1, 1};
+    for (unsigned x = 0; x < gridDim.x; x++) {
+        fibres = std::vector<Fibre>(threads);
+        blockIdx = {x, 0, 0};
+        run_block();
+    }
+}

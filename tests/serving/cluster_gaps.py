@@ -1,0 +1,227 @@
+"""Whether listeners run out of sound more often with Ray than without: the same listeners, by turns.
+
+    python tests/serving/cluster_gaps.py [FOLDER] [--pairs 4] [--seconds 20] [--share 0.75] [--port 8775]
+
+FOLDER is a checkpoint's, or `tiny` for one that is written here, or nothing for the built-in voice. As many servers
+(`sonant serve`, each a front end and an engine, no Ray anywhere) as there are replicas are asked for all they can make:
+that is the capacity. Then listeners come at random moments, so that this share of it is heard at once, to servers and
+to replicas on Ray by turns, at the same moments of each pair; without Ray the client picks the server with the fewest
+requests, as the proxy would. Each stream is heard as it is made: a gap is when the next sound came after the last had
+run out. A block begins when others leave the machine alone, if they do within `--patience`.
+
+Printed: streams with a gap, for how long they lacked sound, core seconds that a second of sound took of all that serves
+(Ray's own processes too, not the client), how busy the machine was. It ends with 1 if a bootstrap over pairs has more
+gaps with Ray in 95 of 100 draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from serving.cluster_processes import alone, cluster, fetch, folder_of
+from serving.cluster_storm import new_session
+from serving.core_time import busy_s, core_s, descendants, wait_for_quiet
+from sonant.config import EngineConfig
+from sonant.serving.cluster.replica import ReplicaSetup
+from sonant.serving.options import ModelOptions, ServeOptions
+
+TEXT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree."
+FRAMES = 25
+STREAM_S = FRAMES * 0.08
+BODY = {"input": TEXT, "response_format": "pcm", "seed": 1, "max_frames": FRAMES}
+_RATE = 2 * 24_000  # bytes a second
+_DRAWS = 10_000
+
+
+@dataclass
+class Heard:
+    """By the listeners of one block."""
+
+    streams: int = 0
+    gaps: int = 0
+    lacked_s: float = 0.0
+    refused: int = 0
+    first_s: list[float] = field(default_factory=list)
+
+    async def listen(self, session: aiohttp.ClientSession, url: str) -> None:
+        size, began_s, first_s, lacked_s = 0, time.monotonic(), 0.0, 0.0
+        async with session.post(f"{url}/v1/audio/speech", json=BODY) as answer:
+            if answer.status != 200:
+                self.refused += 1
+                return
+            async for data in answer.content.iter_any():
+                now_s = time.monotonic()
+                first_s = first_s or now_s
+                if size:  # What came late moves all that follows.
+                    lacked_s += max(0.0, now_s - first_s - size / _RATE - lacked_s)
+                size += len(data)
+        assert size == FRAMES * 2 * 1920, f"{size} bytes"
+        self.streams += 1
+        self.gaps += lacked_s > 0
+        self.lacked_s += lacked_s
+        self.first_s.append(first_s - began_s)
+
+    def show(self, name: str, used_s: float, busy: float) -> None:
+        first = 1e3 * np.quantile(self.first_s, (0.5, 0.99))
+        print(f"    {name:<12}{self.gaps} of {self.streams} with a gap, {self.lacked_s / self.streams:.3f} s each; "
+              f"first sound {first[0]:.0f}, {first[1]:.0f} ms; {self.refused} refused; "
+              f"{used_s / (self.streams * STREAM_S):.3f} core seconds a second of sound; {busy:.2f} cores busy, load "
+              f"{os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
+
+
+class Addresses:
+    """Who answers: one proxy, or servers of which the client takes that with the fewest requests."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.open = dict.fromkeys(urls, 0)
+
+    @contextmanager
+    def taken(self) -> Iterator[str]:
+        url = min(self.open, key=lambda each: self.open[each])
+        self.open[url] += 1
+        try:
+            yield url
+        finally:
+            self.open[url] -= 1
+
+
+async def block(urls: Sequence[str], listeners: float, seconds: float, seed: int) -> Heard:
+    heard, addresses = Heard(), Addresses(urls)
+    chance = random.Random(seed)
+
+    async def come(session: aiohttp.ClientSession) -> None:
+        with addresses.taken() as url:
+            await heard.listen(session, url)
+
+    async with new_session() as session, asyncio.TaskGroup() as tasks:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            tasks.create_task(come(session))
+            await asyncio.sleep(chance.expovariate(listeners / STREAM_S))
+    return heard
+
+
+async def capacity(urls: Sequence[str], clients: int, seconds: float) -> float:
+    """Seconds of sound a second, of clients who never stop."""
+    heard, addresses = Heard(), Addresses(urls)
+
+    async def ask_on(session: aiohttp.ClientSession, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            with addresses.taken() as url:
+                await heard.listen(session, url)
+
+    async with new_session() as session:
+        began_s = time.monotonic()
+        await asyncio.gather(*(ask_on(session, began_s + seconds) for _ in range(clients)))
+        return heard.streams * STREAM_S / (time.monotonic() - began_s)
+
+
+@contextmanager
+def servers(folder: Path | None, count: int, port: int) -> Iterator[list[str]]:
+    with ExitStack() as held:
+        urls = []
+        for n in range(count):
+            options = ["--port", str(port + n), "--device", "cpu", "--workers", "1", "--log-level", "error"]
+            command = [sys.executable, "-m", "sonant.cli.main", "serve", *([str(folder)] if folder else []), *options]
+            process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            held.callback(process.wait)
+            held.callback(process.terminate)
+            urls.append(f"http://127.0.0.1:{port + n}")
+        deadline_s = time.monotonic() + 120
+        while any(fetch(f"{url}/ready") is None for url in urls):
+            assert time.monotonic() < deadline_s, "the servers did not start"
+            time.sleep(0.2)
+        yield urls
+
+
+@contextmanager
+def on_ray(folder: Path | None, count: int, port: int) -> Iterator[list[str]]:
+    serving = ServeOptions(port=port, log_level="error")
+    setup = ReplicaSetup(folder=folder, model=ModelOptions(device="cpu"), serving=serving, engine=EngineConfig())
+    with cluster(setup, count) as c:
+        yield [c.url]
+
+
+def apart(urls: Sequence[str], listeners: float, seconds: float, seed: int) -> Heard:
+    """By a process of its own session, since Linux shares cores out among sessions, and Ray's workers are in ours."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=os.setsid) as pool:
+        return pool.submit(run_block, urls, listeners, seconds, seed).result()
+
+
+def run_block(urls: Sequence[str], listeners: float, seconds: float, seed: int) -> Heard:
+    return asyncio.run(block(urls, listeners, seconds, seed))
+
+
+def measured(
+    urls: Sequence[str], name: str, listeners: float, seconds: float, seed: int, patience_s: float
+) -> Heard:
+    apart(urls, listeners, 3.0, seed=-1)  # so that nothing is done for the first time
+    wait_for_quiet(patience_s)
+    serving = descendants(os.getpid())
+    before = np.array([core_s(serving), busy_s(), time.monotonic()])
+    heard = apart(urls, listeners, seconds, seed)
+    used_s, all_s, took_s = np.array([core_s(serving), busy_s(), time.monotonic()]) - before
+    heard.show(name, used_s, all_s / took_s)
+    return heard
+
+
+def verdict(pairs: list[tuple[Heard, Heard]]) -> int:
+    """Of pairs (without, with): whether those with Ray have more gaps than chance explains."""
+    shares = np.array([[heard.gaps / heard.streams for heard in pair] for pair in pairs])
+    more = shares[:, 1] - shares[:, 0]
+    drawn = np.random.default_rng(0).integers(0, len(more), (_DRAWS, len(more)))
+    low, high = np.quantile(more[drawn].mean(axis=1), (0.05, 0.95))
+    worse = low > 0
+    print(f"{'FAILED' if worse else 'ok'}: of a hundred streams {100 * shares[:, 0].mean():.1f} had a gap without Ray, "
+          f"{100 * shares[:, 1].mean():.1f} with it; more by {100 * more.mean():+.1f}, 90 of 100 draws between "
+          f"{100 * low:+.1f} and {100 * high:+.1f}")  # fmt: skip
+    return int(worse)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for others to be quiet")
+    parser.add_argument("--share", type=float, default=0.75)
+    parser.add_argument("--port", type=int, default=8775)
+    args = parser.parse_args()
+    pairs: list[tuple[Heard, Heard]] = []
+    with alone(), folder_of(args.folder) as folder:
+        with servers(folder, args.replicas, args.port) as urls:
+            asyncio.run(capacity(urls, 2 * args.replicas, 3.0))
+            wait_for_quiet(args.patience)
+            most = asyncio.run(capacity(urls, 4 * args.replicas, 10.0))
+        listeners = args.share * most
+        print(f"capacity {most:.1f} s of sound a second, load {os.getloadavg()[0]:.1f}: {listeners:.1f} listeners")
+        for n in range(args.pairs):
+            ways = {"without Ray": servers, "with Ray": on_ray}
+            heard = {}
+            for name in sorted(ways, reverse=n % 2 == 0):  # either goes first by turns
+                with ways[name](folder, args.replicas, args.port) as urls:
+                    heard[name] = measured(urls, name, listeners, args.seconds, n, args.patience)
+            pairs.append((heard["without Ray"], heard["with Ray"]))
+    return verdict(pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

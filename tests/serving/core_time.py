@@ -1,0 +1,97 @@
+"""What processes had of the cores, and how long one was wanted in vain: what a clock hides."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class CoreWait:
+    """For how long processes were ready to run and did not, as the scheduler counts it for each thread.
+
+    Of a process only the thread that waited longest counts: a request goes through one after the other, and threads
+    that wait beside each other hold it up once.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._threads = [_opened(pid) for pid in pids]
+
+    def look(self) -> list[list[int]]:
+        return [[_waited_ns(file) for file in files] for files in self._threads]
+
+    def since_s(self, before: list[list[int]]) -> float:
+        pairs = (zip(was, now, strict=True) for was, now in zip(before, self.look(), strict=True))
+        return sum(max((late - early for early, late in threads), default=0) for threads in pairs) / 1e9
+
+    def close(self) -> None:
+        for file in (file for files in self._threads for file in files):
+            os.close(file)
+
+
+def _opened(pid: int) -> list[int]:
+    """Threads that there are now."""
+    files = []
+    for task in (Path("/proc") / str(pid) / "task").iterdir():
+        with suppress(OSError):
+            files.append(os.open(task / "schedstat", os.O_RDONLY))
+    return files
+
+
+def _waited_ns(file: int) -> int:
+    try:
+        return int(os.pread(file, 100, 0).split()[1])
+    except ProcessLookupError:  # It has ended since.
+        return 0
+
+
+def core_s(pids: Iterable[int]) -> float:
+    """Seconds of a core that these have used in all; one that has ended counts nothing."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children, and theirs, now."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (parent := parent_of(int(entry.name))) is not None:
+            parents[int(entry.name)] = parent
+    found, look = [], [pid]
+    while look:
+        new = [child for child, parent in parents.items() if parent in look]
+        found += new
+        look = new
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def busy_s() -> float:
+    """Seconds of a core that all processes of this machine have used since it was started, and the system for them."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+def wait_for_quiet(patience_s: float, most: float = 0.35) -> float:
+    """Until all processes together use less than so many cores, or patience ends → cores used in the last second."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        before_s, began_s = busy_s(), time.monotonic()
+        time.sleep(1.0)
+        used = (busy_s() - before_s) / (time.monotonic() - began_s)
+        if used < most or time.monotonic() > deadline_s:
+            return used
