@@ -2,7 +2,7 @@
    The structures are those of cuda.h, written down once more. */
 #include <string.h>
 
-typedef struct { int id; char pad[4]; union { char all[64]; int allowed; } value; } Attribute;
+typedef struct { int id; char pad[4]; union { char all[64]; int allowed, cluster[3]; } value; } Attribute;
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
     void* stream;
@@ -13,6 +13,7 @@ typedef struct {
 struct {
     unsigned grid[3], block[3], shared_bytes, attribute_count;
     int attribute, allowed, launches, context_set, asked_attribute, asked_value, refuse, carveout;
+    int clusters, refuse_early, cluster[3], cooperative;
     void *stream, *function;
     char arguments[16], code[16], entry[32];
 } seen;
@@ -46,5 +47,18 @@ int cuLaunchKernelEx(const Config* config, void* function, void** arguments, voi
     seen.attribute_count = config->attribute_count;
     seen.attribute = config->attributes[0].id, seen.allowed = config->attributes[0].value.allowed;
     memcpy(seen.arguments, arguments[0], 16);
+    int early = 0;
+    seen.cooperative = 0;
+    for (unsigned n = 0; n < config->attribute_count; n++) {
+        const Attribute* told = config->attributes + n;
+        if (told->id == 6) early = told->value.allowed;
+        if (told->id == 4) memcpy(seen.cluster, told->value.cluster, 12);
+        if (told->id == 2) seen.cooperative = told->value.allowed;
+    }
+    if (early && seen.refuse_early) return seen.refuse_early;
     return extra ? 1 : seen.refuse;
+}
+int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Config* config) {
+    *clusters = config->attributes[0].id == 4 && config->attributes[0].value.cluster[0] == 4 ? seen.clusters : 0;
+    return 0;
 }

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sonant.kernels.cuda import driver
-from sonant.kernels.cuda.driver import DriverError
+from sonant.kernels.cuda.driver import BlockSize, DriverError
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 STREAM = 0x7FFF_0000_1234_5678
@@ -26,6 +26,8 @@ class Seen(ctypes.Structure):
         ("attribute_count", ctypes.c_uint), ("attribute", ctypes.c_int), ("allowed", ctypes.c_int),
         ("launches", ctypes.c_int), ("context_set", ctypes.c_int), ("asked_attribute", ctypes.c_int),
         ("asked_value", ctypes.c_int), ("refuse", ctypes.c_int), ("carveout", ctypes.c_int),
+        ("clusters", ctypes.c_int), ("refuse_early", ctypes.c_int), ("cluster", ctypes.c_int * 3),
+        ("cooperative", ctypes.c_int),
         ("stream", ctypes.c_void_p), ("function", ctypes.c_void_p), ("arguments", ctypes.c_char * 16),
         ("code", ctypes.c_char * 16), ("entry", ctypes.c_char * 32),
     )  # fmt: skip
@@ -60,7 +62,7 @@ def cubin(tmp_path: Path) -> Path:
 
 
 def test_a_launch_has_its_grid_memory_stream_and_one_structure(seen: Seen, cubin: Path) -> None:
-    function = driver.load(cubin, "paged_decode", 0, 128, 102416)
+    function = driver.load(cubin, "paged_decode", 0, BlockSize(128, 102416))
     assert (seen.code, seen.entry, seen.asked_attribute, seen.asked_value) == (
         b"machine code",
         b"paged_decode",
@@ -77,17 +79,41 @@ def test_a_launch_has_its_grid_memory_stream_and_one_structure(seen: Seen, cubin
 
 
 def test_a_thread_that_has_not_met_the_gpu_is_given_torchs_context(seen: Seen, cubin: Path) -> None:
-    function = driver.load(cubin, "paged_decode", 0, 128, 1024)
+    function = driver.load(cubin, "paged_decode", 0, BlockSize(128, 1024))
     seen.context_set = 0
     function.launch((1, 1, 1), bytes(16))
     assert seen.launches == 2 and seen.context_set == 1
 
 
 def test_a_refusal_says_what_was_refused(seen: Seen, cubin: Path) -> None:
-    function = driver.load(cubin, "paged_decode", 0, 128, 1024)
+    function = driver.load(cubin, "paged_decode", 0, BlockSize(128, 1024))
     seen.refuse = 209
     with pytest.raises(DriverError, match=r"cuLaunchKernelEx: stand-in says no \(209\)"):
         function.launch((1, 1, 1), bytes(16))
     driver._module.cache_clear()
     with pytest.raises(DriverError, match=r"made\.cubin: stand-in"):
-        driver.load(cubin, "paged_decode", 0, 128, 1024)
+        driver.load(cubin, "paged_decode", 0, BlockSize(128, 1024))
+
+
+def test_a_grid_that_must_be_whole_says_so(seen: Seen, cubin: Path) -> None:
+    seen.clusters = 32
+    function = driver.load(cubin, "local_stack", 0, BlockSize(288, 2048, cluster=4, resident=128))
+    function.launch((128, 1, 1), bytes(16))
+    told: Any = seen
+    assert (told.attribute_count, told.attribute, list(told.cluster), told.cooperative) == (3, 6, [4, 1, 1], 1)
+    seen.clusters = 31
+    with pytest.raises(DriverError, match="only 31 clusters of 4 run at once, not 128 blocks"):
+        driver.load(cubin, "local_stack", 0, BlockSize(288, 2048, cluster=4, resident=128))
+
+
+def test_a_driver_that_has_no_early_start_for_such_a_grid_is_not_asked_again(seen: Seen, cubin: Path) -> None:
+    seen.clusters, seen.refuse_early = 32, 801
+    function = driver.load(cubin, "local_stack", 0, BlockSize(288, 2048, cluster=4, resident=128))
+    function.launch((128, 1, 1), bytes(16))
+    told: Any = seen
+    assert (told.launches, told.attribute_count, told.cooperative) == (2, 2, 1)  # the second time without
+    function.launch((128, 1, 1), bytes(16))
+    assert told.launches == 3
+    other = driver.load(cubin, "paged_decode", 0, BlockSize(128, 1024))
+    with pytest.raises(DriverError, match="801"):  # others have asked for nothing unusual
+        other.launch((1, 1, 1), bytes(16))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from sonant.kernels.cuda.compiler import BuildError
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_REFUSED = (1, 801)  # CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the GPU yet
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
 
 
 class _Config(ctypes.Structure):
@@ -42,39 +46,72 @@ class DriverError(BuildError):
     """The driver refused, as it does machine code that is newer than it."""
 
 
+@dataclass(frozen=True)
+class BlockSize:
+    threads: int
+    shared_bytes: int
+    cluster: int = 0  # blocks of one; 0: there are none
+    resident: int = 0  # blocks that must all run at once; 0: each for itself
+
+
 class Function:
     """One kernel on one GPU."""
 
-    def __init__(self, handle: int, device: int, threads: int, shared_bytes: int) -> None:
-        self._handle, self._device = ctypes.c_void_p(handle), device
-        self._threads, self._shared_bytes = threads, shared_bytes
-        # it lets the kernel start while the one before it ends: see kernels/triton/pdl.py
-        self._early = _Attribute(_STREAM_SERIALIZATION, 0, 1)
+    def __init__(self, handle: int, device: int, size: BlockSize) -> None:
+        self._handle, self._device, self._size = ctypes.c_void_p(handle), device, size
+        # early: it lets the kernel start while the one before it ends: see kernels/triton/pdl.py
+        self._late, self._attributes = _attributes(size, early=False), _attributes(size, early=True)
 
     def launch(self, grid: Sequence[int], arguments: bytes) -> None:
         """With one argument, a structure that is passed by value."""
         held = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
-        config = _Config(
-            (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(self._threads, 1, 1), self._shared_bytes,
-            torch._C._cuda_getCurrentRawStream(self._device), ctypes.addressof(self._early), 1,
-        )  # fmt: skip
         if torch.cuda.current_device() == self._device:
-            self._start(config, pointers)
+            self._start(grid, pointers)
         else:
             with torch.cuda.device(self._device):
-                self._start(config, pointers)
+                self._start(grid, pointers)
 
-    def _start(self, config: _Config, pointers: Any) -> None:
-        launch = _driver().cuLaunchKernelEx
-        code = launch(ctypes.byref(config), self._handle, pointers, None)
+    def _start(self, grid: Sequence[int], pointers: Any) -> None:
+        code = self._try(grid, pointers)
         if code == _NO_CONTEXT:
             _use_primary_context(self._device)
-            code = launch(ctypes.byref(config), self._handle, pointers, None)
+            code = self._try(grid, pointers)
+        if code in _REFUSED and self._size.resident and self._attributes is not self._late:
+            # a driver that has no early start for grids which must be whole: from now on it is not asked for
+            self._attributes = self._late
+            code = self._try(grid, pointers)
         _check(code, "cuLaunchKernelEx")
 
+    def _try(self, grid: Sequence[int], pointers: Any) -> int:
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        config = _config(grid, self._size, stream, self._attributes)
+        return int(_driver().cuLaunchKernelEx(ctypes.byref(config), self._handle, pointers, None))
 
-def load(cubin: Path, entry: str, device: int, threads: int, shared_bytes: int) -> Function:
+    def check_room(self) -> None:
+        """DriverError if not all of its blocks can run at once."""
+        size, found = self._size, ctypes.c_int()
+        config = _config((size.resident, 1, 1), size, 0, self._late)
+        asked = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
+        _check(asked, "cuOccupancyMaxActiveClusters")
+        if found.value * size.cluster < size.resident:
+            raise DriverError(f"only {found.value} clusters of {size.cluster} run at once, not {size.resident} blocks")
+
+
+def _attributes(size: BlockSize, *, early: bool) -> ctypes.Array[_Attribute]:
+    asked: list[tuple[int, tuple[int, ...]]] = [(_STREAM_SERIALIZATION, (1,))] * early
+    asked += [(_CLUSTER, (size.cluster, 1, 1))] * bool(size.cluster) + [(_COOPERATIVE, (1,))] * bool(size.resident)
+    return (_Attribute * len(asked))(*(_Attribute(name, 0, (ctypes.c_uint * 16)(*value)) for name, value in asked))
+
+
+def _config(grid: Sequence[int], size: BlockSize, stream: int, attributes: ctypes.Array[_Attribute]) -> _Config:
+    return _Config(
+        (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(size.threads, 1, 1), size.shared_bytes, stream,
+        ctypes.addressof(attributes), len(attributes),
+    )  # fmt: skip
+
+
+def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
     driver, handle = _driver(), ctypes.c_void_p()
     with torch.cuda.device(device):
         _use_primary_context(device)
@@ -82,9 +119,13 @@ def load(cubin: Path, entry: str, device: int, threads: int, shared_bytes: int) 
         _check(driver.cuModuleGetFunction(ctypes.byref(handle), module, entry.encode()), f"looking for {entry}")
         # as many blocks of a processor as its shared memory holds: its first-level cache is of no use to us
         _check(driver.cuFuncSetAttribute(handle, _CARVEOUT, 100), f"shared memory for {entry}")
-        _check(driver.cuFuncSetAttribute(handle, _SHARED_BYTES, shared_bytes), f"{shared_bytes} bytes for {entry}")
-    assert handle.value is not None
-    return Function(handle.value, device, threads, shared_bytes)
+        asked = driver.cuFuncSetAttribute(handle, _SHARED_BYTES, size.shared_bytes)
+        _check(asked, f"{size.shared_bytes} bytes for {entry}")
+        assert handle.value is not None
+        function = Function(handle.value, device, size)
+        if size.resident:
+            function.check_room()
+    return function
 
 
 @cache

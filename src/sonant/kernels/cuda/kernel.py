@@ -37,6 +37,8 @@ class CudaKernel:
     arguments: struct.Struct = field(hash=False, compare=False)
     shared_bytes: int
     threads: int = 128
+    cluster: int = 0  # blocks of one; 0: there are none
+    resident: int = 0  # blocks that must all run at once
 
     @property
     def form(self) -> CudaForm:
@@ -63,7 +65,8 @@ def _function(kernel: CudaKernel, index: int) -> driver.Function | None:
     assert gpu is not None
     try:
         cubin = build(kernel.program, gpu.arch)
-        return driver.load(cubin, kernel.entry, index, kernel.threads, kernel.shared_bytes)
+        size = driver.BlockSize(kernel.threads, kernel.shared_bytes, kernel.cluster, kernel.resident)
+        return driver.load(cubin, kernel.entry, index, size)
     except BuildError as error:
         _LOG.warning("%s runs in Triton, since our own kernel cannot: %s", kernel.entry, error)
         return None

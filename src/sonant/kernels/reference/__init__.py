@@ -43,6 +43,7 @@ from sonant.kernels.reference.sampling import (
 from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
+    LocalWeights,
     Place,
     RingPlace,
     add_norm,
@@ -51,6 +52,7 @@ from sonant.kernels.reference.transformer import (
     linear_add,
     local_attention,
     local_attention_add,
+    local_stack,
     norm_gated,
     norm_linear,
     paged_attention,
@@ -70,6 +72,7 @@ __all__ = [
     "FlowEnds",
     "FlowGiven",
     "Heads",
+    "LocalWeights",
     "LogitMask",
     "Lookup",
     "PatchCounters",
@@ -106,6 +109,7 @@ __all__ = [
     "linear_add",
     "local_attention",
     "local_attention_add",
+    "local_stack",
     "norm_gated",
     "norm_linear",
     "normals",
