@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 # see test_any_familys_workloads_can_be_measured
 OF_OTHER_FAMILIES = {
     "dual_norm", "dual_norm_gated", "dual_linear_add", "ras_sample", "delay_step", "local_attention",
-    "local_attention_add", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu", "patch_step",
+    "local_attention_add", "local_stack", "flow_open", "flow_move", "flow_turn", "normals", "add_norm", "swiglu",
+    "patch_step",
 }  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def test_any_familys_workloads_can_be_measured() -> None:
         ("norm_linear", "waves qkv", 42), ("linear_add", "waves o", 42), ("norm_gated", "waves gate, up", 42),
         ("linear_add", "waves down", 42), ("rms_norm", "waves norm", 42),
         ("local_attention", "waves 7 positions", 3), ("local_attention_add", "waves 7 positions", 3),
+        ("local_stack", "waves 4 layers", 3),
         ("add_norm", "waves sum, norm", 3), ("swiglu", "waves gate", 3),
         *((op, "waves 2 × 8", 3) for op in ("flow_open", "flow_move", "flow_turn", "patch_step")),
     }  # fmt: skip
@@ -126,6 +128,9 @@ def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:
     assert cases["flow_turn"].streamed_bytes == 4 * 2 * 64 * 1024
     assert cases["norm_gated"].flops == 2 * 66 * 2 * 1024 * 4096
     assert "sample" not in cases and "linear" not in cases
+    assert "local_stack" not in cases  # of 66 tokens
+    few = {case.op: case for case in Cases(CPU, torch.float32).every(replace(told, stacks=(flow,)), [1], prefill=0)}
+    assert few["local_stack"].streamed_bytes == 4 * 4 * 1024 * (2560 + 2048 + 3 * 4096)
 
 
 def test_the_floor_is_bytes_for_one_row_and_arithmetic_for_many() -> None:

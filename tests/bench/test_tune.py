@@ -63,9 +63,6 @@ class Fake:
     def with_other_weights(self, call: Call) -> Call:
         return call
 
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return calls
-
     def run(self, call: Call, tile: Tile) -> Tensor:
         return call.args[0] * (2 if tile == WRONG else 1)
 
@@ -160,19 +157,6 @@ def test_the_middle_of_a_local_layer_is_tuned_for_the_rows_that_a_flow_has() -> 
         16: (1, 11), 32: (2, 11), 64: (5, 11),
     }  # fmt: skip
     assert len({case.key for case in LOCAL}) == len(LOCAL)
-
-
-def test_in_a_local_stack_each_call_is_told_the_next_ones_weight() -> None:
-    """And only there, since elsewhere nobody says so."""
-    told = [case for case in FLOW_PRODUCTS if case.told and case.rows == 16]
-    assert {case.where.split()[-1] for case in told} == {"qkv", "up", "down"}
-    for case in (told[0], LOCAL[-1]):
-        first = case.make(CPU)
-        calls = case.in_turn([first, case.with_other_weights(first)])
-        weights = [call.args[case.weight_at if isinstance(case, ProductCase) else 2] for call in calls]
-        assert calls[0].kwargs["then"] is weights[1] and calls[1].kwargs["then"] is weights[0]
-        assert torch.equal(case.run(calls[0], LIBRARY), case.run(first, LIBRARY))
-    assert not any(case.told for case in PRODUCTS) and PRODUCTS[0].in_turn([first]) == [first]
 
 
 def test_the_products_of_two_sided_layers_are_tuned_and_of_no_others() -> None:

@@ -164,6 +164,54 @@ def test_frames_never_outgrow_their_ring() -> None:
     assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut
 
 
+def slow_to_vocode() -> Scheduler:
+    """On a host that takes 0.03 s to decode, and 0.02 s for each frame's sound."""
+    scheduler = make()
+    scheduler.telemetry.decode_s.add(0.03)
+    scheduler.telemetry.vocode_s.add(0.02)
+    return scheduler
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_where_sound_takes_time_the_rich_get_no_more_than_the_poorest_can_wait_for(live: bool) -> None:
+    scheduler = slow_to_vocode()
+    poor, rich = speaking(scheduler, 0.0, 1), speaking(scheduler, 0.0, 40, frames=100, live=live)
+    rich.launched, poor.vocoded, poor.launched = 40 + 16, 1, 2  # 16 frames take 0.32 s, and one has sound for 0.1
+    scheduler.plan(0.0)
+    assert (poor.vocoded, rich.vocoded) == (2, 42)  # three would do
+    poor.vocoded, poor.launched = 5, 6
+    scheduler.plan(0.0)
+    assert rich.vocoded == 50  # 0.5 s: 23 would do
+    poor.vocoded = 12
+    scheduler.plan(0.0)
+    assert rich.vocoded == 50  # less than 16 are decoded
+    rich.launched = 50 + 16
+    scheduler.plan(0.0)
+    assert rich.vocoded == 66
+
+
+def test_the_first_sound_of_one_is_not_late_for_anothers_plenty() -> None:
+    scheduler = slow_to_vocode()
+    rich, new = speaking(scheduler, 0.0, 40, frames=100), speaking(scheduler, 0.0, 0)
+    new.first_audio_s, new.launched, rich.launched = None, 1, 40 + 16
+    plan = scheduler.plan(0.0)
+    assert (new.vocoded, rich.vocoded) == (1, 40) and list(plan.codec) == [1]
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_nobody_waits_for_ever_where_somebody_is_always_poor(live: bool, ends: bool) -> None:
+    scheduler = slow_to_vocode()
+    poor, rich = speaking(scheduler, 0.0, 1, frames=100), speaking(scheduler, 0.0, 40, frames=100, live=live)
+    rich.launched = 40 + 16
+    if ends:
+        rich.state, rich.total = State.DRAINING, 40 + 16
+    for step in range(60):
+        poor.vocoded, poor.launched = 1 + step, 2 + step  # has always less than a decode step takes
+        scheduler.plan(0.1 * step + 0.08)
+    assert rich.vocoded >= 56
+
+
 @pytest.mark.parametrize("left", [1, 3, 16, 20])
 def test_the_last_chunks_cover_all_that_is_left(left: int) -> None:
     scheduler = make()

@@ -3,6 +3,6 @@
 
 #include SOURCE
 
-extern "C" void run(const void* args, const int* grid, int threads, int shared_bytes, unsigned seed) {
-    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, shared_bytes, seed);
+extern "C" void run(const void* args, const int* grid, int threads, int cluster, int shared_bytes, unsigned seed) {
+    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, cluster, shared_bytes, seed);
 }

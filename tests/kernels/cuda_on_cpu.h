@@ -1,6 +1,7 @@
-// A GPU's block on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
-// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives: at once, when it is
-// waited for, or between; shared memory is NaN at first. So what lacks a barrier or a wait comes out wrong.
+// A GPU's blocks on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
+// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives, or a store into
+// another block's memory: at once, when it is waited for, or between; shared memory is NaN at first. So what lacks a
+// barrier or a wait comes out wrong. Blocks run one after another, or, if they are of clusters, all at once.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <ucontext.h>
 
 #include <functional>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -31,7 +33,8 @@ struct float4 {
     float x, y, z, w;
 };
 typedef uint32_t shared_t;
-alignas(1024) static uint8_t shared_memory[232448];
+static constexpr int MOST_SHARED = 232448;
+static uint8_t* shared_memory;  // of the block that runs
 
 struct Copy {
     shared_t to;
@@ -39,41 +42,86 @@ struct Copy {
     bool there;
 };
 
+// Those who wait for each other: so many have come to the next barrier, and so many barriers are behind all.
+struct Barrier {
+    int members = 0, come = 0, behind = 0;
+
+    void arrive() { come++, settle(); }
+    void leave() { members--, settle(); }
+    void settle() {
+        if (members > 0 && come == members) come = 0, behind++;
+    }
+};
+
 struct Fibre {
     ucontext_t context;
-    std::vector<char> stack;
+    char* stack = nullptr;
     bool done;
-    int warp_waits, block_waits;  // how many barriers it has reached
+    int warp_waits, block_waits, cluster_waits;  // how many barriers it has reached
+    std::function<bool()> until;                 // what else it waits for
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
     uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
 };
 
+// An mbarrier.
+struct Gate {
+    int count = 0, missing_arrivals = 0;
+    int64_t missing_bytes = 0;  // less than none while they are not yet expected
+    uint32_t turns = 0;
+
+    void settle() {
+        if (missing_arrivals == 0 && missing_bytes == 0) missing_arrivals = count, turns++;
+    }
+};
+
+struct Block {
+    Index index;
+    uint8_t* memory;
+    Barrier barrier;
+    std::map<shared_t, Gate> gates;
+};
+
+struct Push {
+    int block;
+    shared_t to, gate;
+    uint32_t words[2];
+    int count;
+};
+
 struct Machine {
     std::vector<Fibre> fibres;
+    std::vector<Block> blocks;  // that run now
+    std::vector<Barrier> warps, clusters;
+    std::vector<Push> pushes;  // on their way
     ucontext_t scheduler;
-    int current = 0, shared_bytes = 0;
+    int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
+    int64_t events = 0;  // after each of them, who looks at a gate in vain looks again
+    uint32_t clock = 0;
     std::mt19937 draws;
     std::function<void()> body;
 };
 static Machine machine;
 
 static inline Fibre& me() { return machine.fibres[machine.current]; }
+static inline int my_block() { return machine.current / machine.threads; }
+static inline Barrier& my_warp() { return machine.warps[machine.current / 32]; }
+static inline Barrier& my_cluster() { return machine.clusters[my_block() / machine.cluster]; }
 static inline void rest() { swapcontext(&me().context, &machine.scheduler); }
 static void begin() {
     machine.body();
     me().done = true;
+    my_warp().leave(), machine.blocks[my_block()].barrier.leave();
     rest();
 }
 
 static bool ready(int index) {
     const Fibre& mine = machine.fibres[index];
-    if (mine.done) return false;
-    for (int n = index / 32 * 32; n < index / 32 * 32 + 32; n++)
-        if (!machine.fibres[n].done && machine.fibres[n].warp_waits < mine.warp_waits) return false;
-    for (const Fibre& other : machine.fibres)
-        if (!other.done && other.block_waits < mine.block_waits) return false;
-    return true;
+    const int block = index / machine.threads;
+    if (mine.done || mine.warp_waits > machine.warps[index / 32].behind) return false;
+    if (mine.block_waits > machine.blocks[block].barrier.behind) return false;
+    if (machine.cluster && mine.cluster_waits > machine.clusters[block / machine.cluster].behind) return false;
+    return !mine.until || mine.until();
 }
 
 static void check(shared_t at, int bytes) {
@@ -96,8 +144,11 @@ static void some_arrive() {
     }
 }
 
-static inline void __syncwarp() { me().warp_waits++, rest(), some_arrive(); }
-static inline void __syncthreads() { me().block_waits++, rest(), some_arrive(); }
+static inline void __syncwarp() { me().warp_waits++, my_warp().arrive(), rest(), some_arrive(); }
+static inline void __syncthreads() {
+    me().block_waits++, machine.blocks[my_block()].barrier.arrive(), rest(), some_arrive();
+}
+static inline void cluster_meet() { me().cluster_waits++, my_cluster().arrive(), rest(), some_arrive(); }
 static inline void __threadfence() {}
 
 // Each lane shows some words; all can read everybody's.
@@ -122,6 +173,13 @@ T __shfl_sync(uint32_t, T value, int lane) {
 }
 template <class T>
 T __shfl_xor_sync(uint32_t all, T value, int step) { return __shfl_sync(all, value, (machine.current & 31) ^ step); }
+static inline bool __all_sync(uint32_t, bool value) {
+    const uint32_t word = value;
+    const int turn = shown(&word, 1);
+    bool all = true;
+    for (int lane = 0; lane < 32; lane++) all &= of_lane(lane, turn)[0] != 0;
+    return all;
+}
 static inline bool __any_sync(uint32_t, bool value) {
     const uint32_t word = value;
     const int turn = shown(&word, 1);
@@ -150,14 +208,15 @@ static inline void copies_commit() {
     me().groups.push_back(me().open);
     me().open.clear();
 }
-template <int LEFT>
-void copies_wait() {
+static inline void copies_wait_for(int left) {
     auto& groups = me().groups;
-    while (groups.size() > LEFT) {
+    while (static_cast<int>(groups.size()) > left) {
         for (const Copy& copy : groups.front()) arrive(copy);
         groups.erase(groups.begin());
     }
 }
+template <int LEFT>
+void copies_wait() { copies_wait_for(LEFT); }
 
 static inline void matrices(uint32_t (&to)[4], shared_t from, bool turned) {
     check(from, 16);
@@ -199,10 +258,76 @@ static inline void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_
 static inline float power_of_two(float x) { return exp2f(x); }
 template <class T>
 T read_fresh(const T* from) { return *from; }
+static inline void read_fresh16(void* to, const void* from) { memcpy(to, from, 16); }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
 
+// Another block's memory is told by its rank in the cluster.
+static inline uint32_t anew(uint32_t value) { return value; }
+static inline shared_t in_block(shared_t at, int rank) {
+    if (rank < 0 || rank >= machine.cluster) abort();
+    return at | (rank + 1) << 24;
+}
+static inline Gate& gate_of(int block, shared_t at) {
+    auto found = machine.blocks[block].gates.find(at);
+    if (found == machine.blocks[block].gates.end()) abort();  // not made yet, or another place
+    return found->second;
+}
+static inline void gate_make(shared_t at, int count) { machine.blocks[my_block()].gates[at] = {count, count}; }
+static inline void gate_expect(shared_t at, uint32_t bytes) {
+    Gate& gate = gate_of(my_block(), at);
+    if (gate.missing_arrivals-- == 0) abort();
+    gate.missing_bytes += bytes;
+    gate.settle();
+    machine.events++;
+}
+static inline void gate_arrive(shared_t at) { gate_expect(at, 0); }
+static inline bool gate_passed(shared_t at, uint32_t odd) {
+    const bool passed = (gate_of(my_block(), at).turns & 1) != odd;
+    if (!passed) {
+        me().until = [seen = machine.events] { return machine.events != seen; };
+        rest();
+    }
+    return passed;
+}
+static void land(const Push& push) {
+    check(push.to, 4 * push.count);
+    memcpy(machine.blocks[push.block].memory + push.to, push.words, 4 * push.count);
+    Gate& gate = gate_of(push.block, push.gate);
+    gate.missing_bytes -= 4 * push.count;
+    gate.settle();
+    machine.events++;
+}
+static inline void push_words(shared_t to, shared_t gate, std::vector<float> values) {
+    const int block = my_block() / machine.cluster * machine.cluster + static_cast<int>(to >> 24) - 1;
+    if (to >> 24 == 0 || to >> 24 != gate >> 24) abort();
+    Push push = {block, to & 0xffffff, gate & 0xffffff, {}, static_cast<int>(values.size())};
+    if (push.to % (4 * push.count)) abort();
+    gate_of(block, push.gate);
+    memcpy(push.words, values.data(), 4 * values.size());
+    if (machine.draws() & 1) land(push);
+    else machine.pushes.push_back(push);
+}
+static inline void push(shared_t to, shared_t gate, float value) { push_words(to, gate, {value}); }
+static inline void push(shared_t to, shared_t gate, float a, float b) { push_words(to, gate, {a, b}); }
+static inline uint32_t ticks() { return machine.clock += machine.draws() % 1000; }
+static inline void count_in(uint32_t* counter) { ++*counter, machine.events++; }
+static inline void count_wait(const uint32_t* counter, uint32_t goal) {
+    me().until = [=] { return static_cast<int32_t>(*counter - goal) >= 0; };
+    rest();
+}
+static inline uint32_t product2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
+}
+static inline uint32_t sum2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) + half_of(b, 0), half_of(a, 1) + half_of(b, 1));
+}
+static inline uint32_t difference2(uint32_t a, uint32_t b) {
+    return pack(half_of(a, 0) - half_of(b, 0), half_of(a, 1) - half_of(b, 1));
+}
+static inline float inverse(float x) { return 1.0f / x; }
+static inline void copy_weights16(shared_t to, const void* from) { copy16(to, from, true); }
 // All lanes up to their next barrier; whether any could move.
 static bool run_warp(int warp) {
     bool moved = false;
@@ -210,50 +335,84 @@ static bool run_warp(int warp) {
         if (!ready(index)) continue;
         moved = true;
         machine.current = index;
-        threadIdx = {index, 0, 0};
+        me().until = nullptr;
+        threadIdx = {index % machine.threads, 0, 0};
+        blockIdx = machine.blocks[my_block()].index;
+        shared_memory = machine.blocks[my_block()].memory;
         swapcontext(&machine.scheduler, &me().context);
     }
     return moved;
 }
 
-static void run_block() {
-    memset(shared_memory, 0xff, sizeof shared_memory);
-    for (Fibre& fibre : machine.fibres) {
-        getcontext(&fibre.context);
-        fibre.stack.resize(1 << 16);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = fibre.stack.size();
-        fibre.context.uc_link = nullptr;
-        fibre.done = false;
-        fibre.warp_waits = fibre.block_waits = 0;
-        fibre.groups.clear();
-        fibre.open.clear();
-        makecontext(&fibre.context, begin, 0);
+static void prepare(Fibre& fibre) {
+    constexpr int STACK = 1 << 16;
+    getcontext(&fibre.context);
+    if (!fibre.stack) fibre.stack = static_cast<char*>(malloc(STACK));
+    fibre.context.uc_stack.ss_sp = fibre.stack;
+    fibre.context.uc_stack.ss_size = STACK;
+    fibre.context.uc_link = nullptr;
+    fibre.done = false;
+    fibre.warp_waits = fibre.block_waits = fibre.cluster_waits = 0;
+    fibre.until = nullptr;
+    fibre.groups.clear();
+    fibre.open.clear();
+    makecontext(&fibre.context, begin, 0);
+}
+
+// Pushes come in another order than they were sent in.
+static bool some_land(bool all) {
+    auto& pushes = machine.pushes;
+    std::shuffle(pushes.begin(), pushes.end(), machine.draws);
+    const size_t left = all ? 0 : pushes.size() / 2;
+    const bool any = pushes.size() > left;
+    for (; pushes.size() > left; pushes.pop_back()) land(pushes.back());
+    return any;
+}
+
+// Blocks that are all there at once.
+static void run_blocks(const std::vector<Index>& indices) {
+    const int blocks = static_cast<int>(indices.size()), warps = blocks * machine.threads / 32;
+    for (Block& block : machine.blocks) free(block.memory);
+    machine.blocks.assign(blocks, Block());
+    machine.fibres.resize(blocks * machine.threads);
+    machine.warps.assign(warps, Barrier{32});
+    machine.clusters.assign(machine.cluster ? blocks / machine.cluster : 0, Barrier{machine.cluster * machine.threads});
+    for (int n = 0; n < blocks; n++) {
+        Block& block = machine.blocks[n];
+        block.index = indices[n];
+        block.barrier.members = machine.threads;
+        block.memory = static_cast<uint8_t*>(aligned_alloc(1024, (MOST_SHARED + 1023) / 1024 * 1024));
+        memset(block.memory, 0xff, MOST_SHARED);
     }
-    const int warps = static_cast<int>(machine.fibres.size()) / 32;
+    for (Fibre& fibre : machine.fibres) prepare(fibre);
     for (bool any = true; any;) {  // a warp runs as far as it gets while the others stand still, then another
         any = false;
         const int start = machine.draws() % warps;
         for (int n = 0; n < warps && !any; n++)
             while (run_warp((start + n) % warps)) any = true;
+        if (machine.draws() % 4 == 0 || !any) any |= some_land(!any);
     }
-    for (const Fibre& fibre : machine.fibres)
-        if (!fibre.done || fibre.block_waits != machine.fibres[0].block_waits) abort();  // somebody waits for ever
+    for (size_t n = 0; n < machine.fibres.size(); n++) {
+        const Fibre &fibre = machine.fibres[n], &first = machine.fibres[n / machine.threads * machine.threads];
+        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // it waits for ever, or has left the others
+    }
 }
 
-static void run_grid(std::function<void()> body, const int* grid, int threads, int shared_bytes, unsigned seed) {
+// cluster: blocks of one; 0: they have none, and run one after another
+static void run_grid(
+    std::function<void()> body, const int* grid, int threads, int cluster, int shared_bytes, unsigned seed
+) {
     machine.body = body;
     machine.shared_bytes = shared_bytes;
+    machine.threads = threads;
+    machine.cluster = cluster;
     machine.draws.seed(seed);
-    machine.fibres.resize(threads);
     gridDim = {grid[0], grid[1], grid[2]};
     std::vector<Index> blocks;
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
+    if (cluster) return run_blocks(blocks);
     std::shuffle(blocks.begin(), blocks.end(), machine.draws);
-    for (const Index& block : blocks) {
-        blockIdx = block;
-        run_block();
-    }
+    for (const Index& block : blocks) run_blocks({block});
 }

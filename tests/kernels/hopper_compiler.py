@@ -160,7 +160,7 @@ def all_kernels(
         of = Heads(None, None, values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 2, 1e-5)
         local.local_attention(values(2, steps, 20 * dim), of)
         weight = values(64, 16 * dim)
-        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64), weight)
+        local_out.local_attention_add(values(2, steps, 20 * dim), of, weight, values(2, steps, 64))
     for steps in (1, 16) if every_form else (1,):
         of = Heads(None, None, values(2, steps, 1, dim), values(2, steps, 1, dim), 16, 16, 1e-5)
         place = RingPlace(torch.zeros(2, dtype=torch.int64), torch.zeros(2, steps, dtype=torch.int64), 72, 88)
@@ -282,7 +282,7 @@ def quantized_kernels() -> None:
     gemv.linear_add(values(70, 1, 2048), weight(256, 2048), values(70, 1, 256))
     for rows, depth in ((1, 2048), (1, 3072), (16, 2048), (64, 2048)):
         gemv.norm_gated(values(rows, 1, depth), values(depth), 1e-6, weight(512, depth))
-    gemv.linear_add(values(24, 1, 2048), weight(256, 2048), values(24, 1, 256), weight(256, 2048))
+    gemv.linear_add(values(24, 1, 2048), weight(256, 2048), values(24, 1, 256))
     heads = Heads(None, None, values(1, 5, 1, 128), values(1, 5, 1, 128), 16, 2, 1e-5)
     local_out.local_attention_add(values(2, 5, 20 * 128), heads, weight(64, 2048), values(2, 5, 64))
     split, sides = split_kinds(torch.zeros(1, 32)), Sides(weight(3072, 8192), weight(3072, 8192))

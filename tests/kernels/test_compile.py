@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sonant.kernels
-from sonant.kernels.cuda.attention import programs
+from sonant.kernels.cuda import attention, stack
 from sonant.kernels.cuda.compiler import build, find_compiler
 
 KERNELS = Path(sonant.kernels.__file__).parent / "triton"
@@ -37,5 +37,6 @@ def launched(file: Path) -> set[str]:
 @pytest.mark.skipif(find_compiler() is None, reason="no nvcc here")
 def test_all_cuda_programs_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for program in programs():
-        assert b"paged_" in build(program, 90).read_bytes()
+    for entry, module in ((b"paged_", attention), (b"local_stack", stack)):
+        for program in module.programs():
+            assert entry in build(program, 90).read_bytes()

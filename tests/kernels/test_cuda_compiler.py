@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.kernels.cuda import attention, compiler, kernel, unit
+from sonant.kernels.cuda import attention, compiler, kernel, stack, unit
 from sonant.kernels.cuda.compiler import BuildError, Program, build
 
 PROGRAM = Program("decode.cu", {"HEAD_DIM": 128})
@@ -102,8 +102,8 @@ def test_a_wheels_cubins_are_built_into_a_folder(
     monkeypatch.setattr(sys, "argv", ["compiler", "90", str(tmp_path / "prebuilt")])
     assert compiler.main() == 0
     made = {path.name for path in (tmp_path / "prebuilt").iterdir()}
-    programs = [*attention.programs(), *unit.programs()]
-    assert made == {program.file_name(90) for program in programs} and len(made) == 9
+    programs = [program for module in (attention, stack, unit) for program in module.programs()]
+    assert made == {program.file_name(90) for program in programs} and len(made) == 11
 
 
 @pytest.mark.parametrize(

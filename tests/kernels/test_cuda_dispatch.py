@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 from kernels.paged_cases import Shape, prefill_call, step_call
+from kernels.stack_cases import StackCase
 from sonant.cli import machine
 from sonant.errors import ConfigError
 from sonant.kernels import ops, reference
-from sonant.kernels.cuda import attention, compiler
+from sonant.kernels.cuda import attention, compiler, stack
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
 
@@ -24,6 +26,7 @@ from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_r
 from sonant.kernels.triton import paged
 
 H200, A100 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0))
+MODULES = {op: importlib.import_module(f"sonant.kernels.cuda.{file}") for op, file in ops.IN_CUDA.items()}
 NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 
 
@@ -31,7 +34,8 @@ NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with a compiler and nothing compiled, and no choice made before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(attention.VARIABLE, raising=False)
+    for module in MODULES.values():
+        monkeypatch.delenv(module.VARIABLE, raising=False)
     monkeypatch.setattr(compiler, "find_compiler", lambda: NVCC)
     ops.choose.cache_clear()
     ops._tell.cache_clear()
@@ -46,7 +50,7 @@ def chosen(gpu: Gpu | None, op: str = "paged_step") -> tuple[str, str]:
 
 @pytest.mark.parametrize("op", sorted(ops.IN_CUDA))
 def test_hopper_with_a_compiler_runs_our_own(op: str) -> None:
-    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(attention, op)
+    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(MODULES[op], op)
     assert ops.choose(op, "cuda", training=True, gpu=H200).implementation == "reference"
     assert ops.choose("rms_norm", "cuda", gpu=H200).implementation == "triton"
 
@@ -56,18 +60,21 @@ def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureF
         for op in sorted(ops.IN_CUDA):
             implementation, reason = chosen(A100, op)
             assert implementation == "triton" and "compute capability 9.0, and NVIDIA A100 has 8.0" in reason
-    assert len(caplog.records) == 1 and "8.0" in caplog.text
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and all("8.0" in line for line in told)
+    assert told[0].startswith("a stack over few rows runs") and told[1].startswith("attention runs")
 
 
 def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    implementation, reason = chosen(H200)
-    assert implementation == "triton" and "there is no nvcc" in reason
     monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
-    for program in attention.programs():
-        (tmp_path / program.file_name(90)).write_bytes(b"code")
-    ops.choose.cache_clear()
-    assert chosen(H200)[0] == "cuda"
+    for op in ("local_stack", "paged_step"):
+        implementation, reason = chosen(H200, op)
+        assert implementation == "triton" and "there is no nvcc" in reason
+        for program in MODULES[op].programs():
+            (tmp_path / program.file_name(90)).write_bytes(b"code")
+        ops.choose.cache_clear()
+        assert chosen(H200, op)[0] == "cuda"
 
 
 def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,17 +86,19 @@ def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.Mon
     assert implementation == "triton" and "line 7: what is this?" in reason
 
 
-def test_the_environment_can_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("op", ["paged_step", "local_stack"])
+def test_the_environment_can_ask_for_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = MODULES[op].VARIABLE
     for asked, implementation in (("triton", "triton"), ("torch", "reference"), ("CUDA", "cuda"), ("auto", "cuda")):
-        monkeypatch.setenv(attention.VARIABLE, asked)
+        monkeypatch.setenv(variable, asked)
         ops.choose.cache_clear()
-        assert chosen(H200)[0] == implementation
-    monkeypatch.setenv(attention.VARIABLE, "cuda")
-    with pytest.raises(ConfigError, match=r"asks for attention in CUDA C\+\+, but it needs compute capability"):
-        chosen(A100)
-    monkeypatch.setenv(attention.VARIABLE, "flash")
+        assert chosen(H200, op)[0] == implementation
+    monkeypatch.setenv(variable, "cuda")
+    with pytest.raises(ConfigError, match=r"asks for .+ in CUDA C\+\+, but it needs compute capability"):
+        chosen(A100, op)
+    monkeypatch.setenv(variable, "flash")
     with pytest.raises(ConfigError, match="one of auto, cuda, triton, torch, not 'flash'"):
-        chosen(Gpu("NVIDIA H100", (9, 0)))
+        chosen(Gpu("NVIDIA H100", (9, 0)), op)
 
 
 @pytest.mark.parametrize(("gpu", "implementation"), [(H200, "cuda"), (A100, "triton")])
@@ -163,6 +172,24 @@ def test_steps_that_are_rehearsed_tell_which_programs_they_need(kv_bytes: int) -
     programs = [form.program for form in found if isinstance(form, CudaForm)]
     expected = attention.decode_kernel(128, 4, kv_bytes), attention.prefill_kernel(128, 64, kv_bytes)
     assert programs == [kernel.program for kernel in expected]
+    assert len(found) == 2
+
+
+def test_a_stack_that_is_rehearsed_tells_which_program_it_needs() -> None:
+    found: list[AnyForm] = []
+    case = StackCase(1024, 4096, 16, 2, 2, 2, 11)
+
+    def on_meta(weights: reference.LocalWeights) -> reference.LocalWeights:
+        heads = weights.heads._replace(cos=weights.heads.cos.to("meta"), sin=weights.heads.sin.to("meta"))
+        tensors = [value.to("meta") for value in weights if isinstance(value, torch.Tensor)]
+        return reference.LocalWeights(*tensors[:2], heads, *tensors[2:])
+
+    layers = [on_meta(weights) for weights in case.weights(1)]
+    rows = [case.rows(1).to("meta")] * 2 + [case.rows(1)[:1, :5].contiguous().to("meta")]
+    with torch.inference_mode(), planning_for(H200), launches_recorded(LaunchRecorder(H200, found.append)):
+        for x in rows:
+            assert ops.local_stack(x, layers).shape == x.shape
+    assert [form.program for form in found if isinstance(form, CudaForm)] == [*reversed(list(stack.programs()))]
     assert len(found) == 2
 
 

@@ -5,19 +5,16 @@ Tiles, permutations, masks, shares of a row and barriers are all in it; what is 
 
 from __future__ import annotations
 
-import ctypes
 import random
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.cpu_machine import OnCpu
 from kernels.paged_cases import (
     RELATIVE_ERROR,
     Shape,
@@ -30,7 +27,6 @@ from kernels.paged_cases import (
     step_call,
 )
 from sonant.kernels.cuda import attention
-from sonant.kernels.cuda.compiler import SOURCES
 from sonant.kernels.cuda.kernel import CudaKernel
 
 pytest.importorskip("triton")
@@ -38,33 +34,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
 ]
-HERE = Path(__file__).parent
-
-
-class OnCpu:
-    """Compiles a kernel for this machine when it is first launched."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.seed = folder, 0
-        self.built = cache(self._build)
-
-    def _build(self, kernel: CudaKernel) -> Any:
-        structure = "DecodeArgs" if kernel.program.source == "decode.cu" else "PrefillArgs"
-        made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
-        defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
-        subprocess.run(
-            ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
-             f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
-             f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
-            check=True,
-        )  # fmt: skip
-        return ctypes.CDLL(str(made)).run
-
-    def launch(self, kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        self.seed += 1
-        packed = kernel.arguments.pack(*values)
-        grid_of = (ctypes.c_int * 3)(*grid)
-        self.built(kernel)(packed, grid_of, kernel.threads, kernel.shared_bytes, self.seed)
 
 
 @pytest.fixture(scope="module")

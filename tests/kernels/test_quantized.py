@@ -85,7 +85,7 @@ def test_the_middle_of_a_local_layer() -> None:
     qkv, o, before = random(2, 5, 8 * 16, dtype=DTYPE), weight(40, 64), random(2, 5, 40, dtype=DTYPE, seed=3)
     expected = reference.local_attention_add(qkv, heads, o, before)
     for tile in (None, Tile(0, 16, 0, stages=1, splits=2), LIBRARY):
-        close(kernel("local_attention_add")(qkv, heads, o, before.clone(), o, tile=tile), expected, DTYPE, roundings=3)
+        close(kernel("local_attention_add")(qkv, heads, o, before.clone(), tile=tile), expected, DTYPE, roundings=3)
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from sonant.kernels import ops
+from sonant.kernels.reference import LocalWeights
 from sonant.layers.attention import LocalContext
-from sonant.layers.local_stack import _FEW_TOKENS, LocalStack
-from sonant.layers.transformer import DecoderLayer, StackShape
+from sonant.layers.local_stack import FEW_TOKENS, LocalStack
+from sonant.layers.transformer import DecoderLayer, StackShape, quantize_projections
 
 SHAPE = StackShape(32, 48, layers=3, heads=4, kv_heads=2, head_dim=8, eps=1e-5, rope_theta=1e4, qk_norm=False)
 
@@ -27,16 +29,16 @@ def one_by_one(stack: LocalStack, tokens: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-@pytest.mark.parametrize("sequences", [2, 1 + _FEW_TOKENS // 5])
+@pytest.mark.parametrize("sequences", [2, 1 + FEW_TOKENS // 5])
 @torch.inference_mode()
 def test_few_tokens_and_many_pass_through_the_same_layers(stack: LocalStack, sequences: int) -> None:
     tokens = torch.randn(sequences, 5, 32)
     expected = one_by_one(stack, tokens.clone())
-    torch.testing.assert_close(stack.through(tokens.clone(), again=True), expected)
+    torch.testing.assert_close(stack.through(tokens.clone()), expected)
     torch.testing.assert_close(stack.over(tokens.clone()), stack.norm(expected))
 
 
-@pytest.mark.parametrize("sequences", [2, 1 + _FEW_TOKENS // 5])
+@pytest.mark.parametrize("sequences", [2, 1 + FEW_TOKENS // 5])
 @torch.inference_mode()
 def test_who_brings_a_layers_weights_is_told_before_it_and_after_it(stack: LocalStack, sequences: int) -> None:
     """As engine/weight_lane.py does, for all layers or for some."""
@@ -60,3 +62,37 @@ def test_who_brings_a_layers_weights_is_told_before_it_and_after_it(stack: Local
         layer.register_forward_hook(after)
     torch.testing.assert_close(stack.through(tokens.clone()), expected)
     assert told == [1, -1, 2, -2]
+
+
+@torch.inference_mode()
+def test_all_layers_are_one_op_unless_somebody_watches_one(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, sizes = torch.randn(2, 5, 32), list[int]()
+    expected = one_by_one(stack, tokens.clone())
+    through = ops.local_stack
+
+    def counted(x: torch.Tensor, layers: list[LocalWeights]) -> torch.Tensor:
+        sizes.append(len(layers))
+        return through(x, layers)
+
+    monkeypatch.setattr(ops, "local_stack", counted)
+    torch.testing.assert_close(stack.through(tokens.clone()), expected)
+    handle = stack.layers[1].register_forward_pre_hook(lambda *_: None)
+    torch.testing.assert_close(stack.through(tokens.clone()), expected)
+    handle.remove()
+    torch.testing.assert_close(stack.through(tokens.clone()), expected)
+    assert sizes == [3, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("sequences", [2, 1 + FEW_TOKENS // 5])
+@torch.inference_mode()
+def test_quantised_layers_have_their_sums_inside_however_many_rows_there_are(
+    stack: LocalStack, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize_projections(stack)
+    for layer in stack.layers:
+        for part in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            part.values.copy_(torch.randn(part.values.shape).clamp(-2, 2).to(part.values.dtype))
+            part.scale.fill_(0.1)
+    tokens = torch.randn(sequences, 5, 32)
+    monkeypatch.setattr(LocalStack, "_through_many", None)
+    torch.testing.assert_close(stack.through(tokens.clone()), one_by_one(stack, tokens.clone()))

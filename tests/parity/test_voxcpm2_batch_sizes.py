@@ -113,7 +113,7 @@ def flow_errors(model: VoxCPM2, truth: VoxCPM2, sizes: list[int]) -> dict[int, f
     return made
 
 
-def in_place(x: Tensor, weight: Tensor, residual: Tensor, then: Tensor | None = None) -> Tensor:
+def in_place(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual.add_(F.linear(x, weight))
 
 

@@ -35,7 +35,7 @@ from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
 from sonant.engine.scheduler import BURST, Plan
 from sonant.engine.start_times import StartTimes
-from sonant.engine.telemetry import Telemetry
+from sonant.engine.telemetry import Mean, Telemetry
 from sonant.engine.weight_lane import WeightClock
 from sonant.engine.weight_paging import WeightPaging
 from sonant.kernels import ops
@@ -221,15 +221,21 @@ class Runner:
             self.span_blocks = -(-longest // self.config.block_tokens)  # how far an eager step must look
             records = [self.frame[variant](ledger.row[group]) for variant, group in plan.decode.items()]
             self.telemetry.rows.add(len(decoding))
-            self.telemetry.took("frame")
+            self._learn(self.telemetry.decode_s, self.telemetry.took("frame"))
         sounds = [self.codec[frames](ledger.row[group]) for frames, group in plan.codec.items()]
         codec = [(frames, group, ledger.vocoded[group] - frames) for frames, group in plan.codec.items()]
         users = plan.users()
         ledger.steps_in_flight[users] += 1
         step = Step(decoding, users, codec, self.ring.send(records, sounds, self._clock))
         if codec:
-            self.telemetry.took("codec")
+            frames = sum(frames * len(group) for frames, group in plan.codec.items())
+            self._learn(self.telemetry.vocode_s, self.telemetry.took("codec") / frames)
         return step
+
+    def _learn(self, mean: Mean, took_s: float) -> None:
+        """Who plans wants to know what work takes; on a GPU this was only its launch."""
+        if self.device.type == "cpu":
+            mean.add(took_s)
 
     def _launch_prefill(self, plan: Plan) -> None:
         items = {r: PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill}

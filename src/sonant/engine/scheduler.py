@@ -64,7 +64,7 @@ class Scheduler:
         telemetry: Telemetry,
         has_preroll: Callable[[Prompt], bool],
     ) -> None:
-        self.has_preroll = has_preroll
+        self.has_preroll, self.telemetry = has_preroll, telemetry
         self.config, self.spec, self.sizes, self.rows = config, spec, sizes, rows
         self.frame_s = spec.frame_s
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
@@ -149,17 +149,39 @@ class Scheduler:
     def _plan_codec(self, plan: Plan, sitting: Places, now_s: float) -> None:
         frames = self._chunks_due(sitting, now_s)
         due, frames = sitting[frames > 0], frames[frames > 0]
-        if frames.sum() > self.sizes.codec_batch:
-            of = dict(zip(due.tolist(), frames.tolist(), strict=True))
-            due = self._by_need(due, now_s)
-            taken, budget = [], self.sizes.codec_batch
-            for place in due.tolist():
-                if of[place] <= budget:
-                    budget -= of[place]
-                    taken.append(place)
-            due, frames = np.array(taken, np.intp), np.array([of[place] for place in taken])
+        room = self._room(sitting, now_s)
+        if frames.sum() > min(self.sizes.codec_batch, room):
+            due, frames = self._that_fit(due, frames, room, now_s)
         self.ledger.vocoded[due] += frames
         plan.codec = _grouped(due, frames)
+
+    def _room(self, sitting: Places, now_s: float) -> float:
+        """Frames that can be vocoded before the poorest listener runs dry, or hears their first sound late.
+
+        That counts where the host computes. A GPU makes sound for all in next to no time, and best at once.
+        """
+        decode_s, vocode_s = self.telemetry.decode_s.value, self.telemetry.vocode_s.value
+        if not vocode_s:
+            return float("inf")
+        poorest_s = max(0.0, float(self.slacks_s(sitting, now_s).min(initial=OFFLINE_SLACK_S)))
+        return max(0.0, (poorest_s - decode_s) / vocode_s)
+
+    def _that_fit(self, due: Places, frames: Column, room: float, now_s: float) -> tuple[Places, Column]:
+        """As many as fit, by need. Where room is scarce, chunks are smaller: the smallest is made at once for the
+        poorest, for who wants no larger one, and for whom no more frames can be decoded."""
+        of, ledger = dict(zip(due.tolist(), frames.tolist(), strict=True)), self.ledger
+        ahead = ledger.frames_launched(due, self.spec.delay_steps) - ledger.vocoded[due]
+        full = set(due[(ahead >= self.sizes.ring - 1) | (ledger.state[due] == State.DRAINING)].tolist())
+        smallest, budget, taken = self.sizes.chunks[0], self.sizes.codec_batch, dict[int, int]()
+        for place in self._by_need(due, now_s).tolist():
+            want, fits = of[place], min(budget, room)
+            if want > fits and room < float("inf"):
+                urgent = not taken or place in full
+                want = max((n for n in self.sizes.chunks if n <= fits), default=smallest if urgent else want)
+            if want <= budget and (want <= room or want == smallest):
+                taken[place] = want
+                budget, room = budget - want, room - want
+        return np.array([*taken], np.intp), np.array([*taken.values()], np.int64)
 
     def _chunks_due(self, sitting: Places, now_s: float) -> Column:
         """How many frames of each to vocode now, one of the chunk sizes; 0: not yet.

@@ -113,6 +113,9 @@ class Telemetry:
         self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
         self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
         self.whole_s = Mean()  # from a request's blocks to its end
+        # Of late, where the host computes; on a GPU neither is known here, and both stay 0.
+        self.decode_s = Mean()  # a decode step
+        self.vocode_s = Mean()  # a frame's sound
         self.paged = PagedTotals()
         self._mark_s = 0.0
 
@@ -120,7 +123,8 @@ class Telemetry:
         """What follows, up to the next `took`, is one phase."""
         self._mark_s = time.perf_counter()
 
-    def took(self, phase: StepPhase) -> None:
+    def took(self, phase: StepPhase) -> float:
         now_s = time.perf_counter()
-        self.phase_s[phase].add(now_s - self._mark_s)
-        self._mark_s = now_s
+        took_s, self._mark_s = now_s - self._mark_s, now_s
+        self.phase_s[phase].add(took_s)
+        return took_s

@@ -1,8 +1,8 @@
 """All the ops that layers may call, typed, and which implementation runs: Triton on a CUDA device, torch elsewhere.
 
-Attention over the paged cache is in CUDA C++ too, for GPUs and machines that can have it. Contracts are in the
-reference, next to the code that defines them. Training runs the reference, because only that has gradients. `sonant
-doctor` prints these choices.
+Attention over the paged cache and stacks over few rows are in CUDA C++ too, for GPUs and machines that can have it.
+Contracts are in the reference, next to the code that defines them. Training runs the reference, because only that has
+gradients. `sonant doctor` prints these choices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from sonant.kernels.reference import (
     FrameMemory,
     FrameTables,
     Heads,
+    LocalWeights,
     LogitMask,
     Lookup,
     PatchCounters,
@@ -69,6 +70,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "linear_add": "gemv",
         "local_attention": "local",
         "local_attention_add": "local_out",
+        "local_stack": "local_stack",
         "norm_gated": "gemv",
         "norm_linear": "gemv",
         "normals": "uniforms",
@@ -88,7 +90,10 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "uniforms": "uniforms",
     }
 )
-IN_CUDA = frozenset({"paged_attention", "paged_step"})  # that kernels/cuda/attention.py has as well
+# op → the file in kernels/cuda that has it as well
+IN_CUDA: Mapping[str, str] = MappingProxyType(
+    {"local_stack": "stack", "paged_attention": "attention", "paged_step": "attention"}
+)
 
 
 @dataclass(frozen=True)
@@ -118,20 +123,18 @@ def choose(op: str, device_type: str, training: bool = False, gpu: Gpu | None = 
 
 
 def _choose_in_cuda(fused: Choice, plain: Callable[..., Any], gpu: Gpu) -> Choice:
-    from sonant.kernels.cuda import attention
-
-    asked = attention.wanted()
+    module = importlib.import_module(f"sonant.kernels.cuda.{IN_CUDA[fused.op]}")
+    asked = module.wanted()
     if asked == "torch":
-        return Choice(fused.op, "reference", f"{attention.VARIABLE} asks for it", plain)
+        return Choice(fused.op, "reference", f"{module.VARIABLE} asks for it", plain)
     if asked == "triton":
-        return replace(fused, reason=f"{attention.VARIABLE} asks for it")
-    obstacle = attention.obstacle(gpu)
+        return replace(fused, reason=f"{module.VARIABLE} asks for it")
+    obstacle = module.obstacle(gpu)
     if obstacle is None:
-        reason = f"CUDA C++ for {gpu.name}; heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
-        return Choice(fused.op, "cuda", reason, getattr(attention, fused.op))
+        return Choice(fused.op, "cuda", f"CUDA C++ for {gpu.name}; {module.ELSE}", getattr(module, fused.op))
     if asked == "cuda":
-        raise ConfigError(f"{attention.VARIABLE} asks for attention in CUDA C++, but {obstacle}")
-    _tell(f"attention runs in Triton, not in CUDA C++: {obstacle}")
+        raise ConfigError(f"{module.VARIABLE} asks for {module.WHAT} in CUDA C++, but {obstacle}")
+    _tell(f"{module.WHAT} runs in Triton, not in CUDA C++: {obstacle}")
     return replace(fused, reason=f"not in CUDA C++: {obstacle}")
 
 
@@ -163,16 +166,16 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return pick("linear", x)(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
-    return pick("linear_add", x)(x, weight, residual, then)
+def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+    return pick("linear_add", x)(x, weight, residual)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
-    return pick("norm_linear", x)(x, gain, eps, weight, then)
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
+    return pick("norm_linear", x)(x, gain, eps, weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
-    return pick("norm_gated", x)(x, gain, eps, weight, then)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight)
 
 
 def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
@@ -277,10 +280,12 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return pick("local_attention", qkv)(qkv, heads)
 
 
-def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None
-) -> Tensor:
-    return pick("local_attention_add", qkv)(qkv, heads, weight, residual, then)
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor) -> Tensor:
+    return pick("local_attention_add", qkv)(qkv, heads, weight, residual)
+
+
+def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
+    return pick("local_stack", x)(x, layers)
 
 
 def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tensor:

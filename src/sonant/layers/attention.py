@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Heads, Place, RingPlace, Weight
+from sonant.kernels.reference import Heads, Place, RingPlace
 
 
 class Context(Protocol):
@@ -75,10 +75,6 @@ class LocalContext:
 
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
         return ops.local_attention(qkv, heads)
-
-    def mix_onto(self, qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight) -> Tensor:
-        """The same, through the output projection `weight` onto the residual [B, T, columns]; `then` is read next."""
-        return ops.local_attention_add(qkv, heads, weight, residual, then)
 
 
 class RingContext:

@@ -1,9 +1,9 @@
 """A decoder stack over a few tokens that all see each other, and nothing else: no cache, no mask.
 
-With few rows its weights are what a step waits for: norms and sums are inside the products, and each op is told which
-weight the next one reads. With many the library's products are what it waits for. Those do nothing else (a profile of
-products with a sum inside has a copy for every other one), so a sum and the norm after it are one op between them.
-Products of quantised weights have sums inside however many rows there are.
+With few rows its weights are what a step waits for, and kernels that wait for each other: all layers are one op. With
+many the library's products are what it waits for. Those do nothing else (a profile of products with a sum inside has a
+copy for every other one), so a sum and the norm after it are one op between them. Products of quantised weights have
+sums inside however many rows there are.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TypeVar
 from torch import Tensor
 
 from sonant.kernels import ops
+from sonant.kernels.reference import LocalWeights
 from sonant.layers.attention import LocalContext
 from sonant.layers.quantized import QuantizedLinear
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
 Way = TypeVar("Way")
-_FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
+FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
@@ -30,17 +31,16 @@ class LocalLayer(DecoderLayer):
         (engine/weight_lane.py)."""
         return way()
 
-    def between(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext, following: LocalLayer | None
-    ) -> Tensor:
-        """With few rows. x may be written over, and it is known which layer is next."""
-        mixer, mlp, norm = self.self_attn, self.mlp, self.input_layernorm
-        then = None if following is None else following.self_attn.qkv_proj.weight
-        gate_up, down = mlp.gate_up_proj.weight, mlp.down_proj.weight
-        qkv = ops.norm_linear(x, norm.weight, norm.eps, mixer.qkv_proj.weight, mixer.o_proj.weight)
-        x = context.mix_onto(qkv, mixer.heads(cos, sin), mixer.o_proj.weight, x, gate_up)
-        norm = self.post_attention_layernorm
-        return ops.linear_add(ops.norm_gated(x, norm.weight, norm.eps, gate_up, down), down, x, then)
+    def weights(self, cos: Tensor, sin: Tensor) -> LocalWeights:
+        mixer, mlp = self.self_attn, self.mlp
+        return LocalWeights(
+            self.input_layernorm.weight, mixer.qkv_proj.weight, mixer.heads(cos, sin), mixer.o_proj.weight,
+            self.post_attention_layernorm.weight, mlp.gate_up_proj.weight, mlp.down_proj.weight,
+        )  # fmt: skip
+
+    def alone(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """With few rows, as a stack of one. x may be written over."""
+        return ops.local_stack(x, [self.weights(cos, sin)])
 
     def branch(
         self, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, context: LocalContext
@@ -50,6 +50,11 @@ class LocalLayer(DecoderLayer):
         gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
         x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
         return x, ops.linear(ops.swiglu(ops.linear(normed, mlp.gate_up_proj.weight)), mlp.down_proj.weight)
+
+    @property
+    def hooked(self) -> bool:
+        """Somebody wants to know when it is called, as those do who bring its weights just before."""
+        return bool(self._forward_pre_hooks or self._forward_hooks)
 
 
 class LocalStack(DecoderStack):
@@ -61,16 +66,17 @@ class LocalStack(DecoderStack):
         """[N, T, hidden] → the same after all layers and the final norm."""
         return self.norm(self.through(tokens))
 
-    def through(self, tokens: Tensor, *, again: bool = False) -> Tensor:
-        """The same before the final norm. The tokens may be written over. `again`: other tokens are next."""
+    def through(self, tokens: Tensor) -> Tensor:
+        """The same before the final norm. The tokens may be written over."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
-        context, x = LocalContext(), tokens
-        quantized = isinstance(next(self._layers()).mlp.down_proj, QuantizedLinear)
-        if tokens.shape[0] * tokens.shape[1] > _FEW_TOKENS and not quantized:
-            return self._through_many(x, cos, sin, context)
-        for layer, following in pairwise([*self._layers(), next(self._layers()) if again else None]):
-            assert layer is not None
-            x = layer(partial(layer.between, x, cos, sin, context, following))
+        layers, x = list(self._layers()), tokens
+        quantized = isinstance(layers[0].mlp.down_proj, QuantizedLinear)
+        if tokens.shape[0] * tokens.shape[1] > FEW_TOKENS and not quantized:
+            return self._through_many(x, cos, sin, LocalContext())
+        if not any(layer.hooked for layer in layers):
+            return ops.local_stack(x, [layer.weights(cos, sin) for layer in layers])
+        for layer in layers:
+            x = layer(partial(layer.alone, x, cos, sin))
         return x
 
     def _through_many(self, x: Tensor, cos: Tensor, sin: Tensor, context: LocalContext) -> Tensor:

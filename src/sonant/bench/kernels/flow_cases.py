@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from sonant.bench.kernels.case import Call, Case, CaseMaker
-from sonant.kernels.reference import FlowEnds, FlowGiven, Heads, PatchCounters, PatchMemory, PatchStatuses
+from sonant.kernels.reference import (
+    FlowEnds,
+    FlowGiven,
+    Heads,
+    LocalWeights,
+    PatchCounters,
+    PatchMemory,
+    PatchStatuses,
+)
+from sonant.layers.local_stack import FEW_TOKENS
 from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
 _PREFIX = 2
 _RING = 8  # patches that a row keeps
 _LENGTH = 0.1  # of a step
+_LAYERS = 4
 
 
 class FlowCases(CaseMaker):
@@ -36,7 +47,29 @@ class FlowCases(CaseMaker):
         moved = weights + self.item * (qkv.numel() + 2 * residual.numel())
         flops += 2 * batch * s.context * s.hidden * width
         yield Case("local_attention_add", where, rows, make, weights, moved, flops)
+        if batch * s.context <= FEW_TOKENS:
+            yield self._stack(s, rows, residual, heads)
         yield from self._between_products(s, rows, batch * s.context)
+
+    def _stack(self, s: StackWorkload, rows: int, x: Tensor, heads: Heads) -> Case:
+        """Some layers of it, so that what begins and ends it counts for little."""
+        width, tokens = s.heads * s.head_dim, x.shape[0] * x.shape[1]
+
+        def layer() -> LocalWeights:
+            return LocalWeights(
+                self.normal(s.hidden), self.normal(s.qkv, s.hidden) * s.hidden**-0.5, heads,
+                self.normal(s.hidden, width) * width**-0.5, self.normal(s.hidden),
+                self.normal(2 * s.inner, s.hidden) * s.hidden**-0.5, self.normal(s.hidden, s.inner) * s.inner**-0.5,
+            )  # fmt: skip
+
+        def make() -> Call:
+            return Call((x.clone(), [layer() for _ in range(_LAYERS)]), {})
+
+        values = s.hidden * (s.qkv + width + 3 * s.inner)
+        weights = _LAYERS * self.item * values
+        flops = _LAYERS * (2 * tokens * values + 4 * tokens * s.context * width)
+        moved = weights + 2 * self.item * x.numel()
+        return Case("local_stack", f"{s.name} {_LAYERS} layers", rows, make, weights, moved, flops)
 
     def _between_products(self, s: StackWorkload, rows: int, tokens: int) -> Iterator[Case]:
         """With many tokens, what the library's products leave to others."""

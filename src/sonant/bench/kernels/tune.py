@@ -85,7 +85,7 @@ def compile_some(jobs: Sequence[tuple[Tunable, Tile]]) -> list[bool]:
     with torch.inference_mode():
         for case, tile in jobs:
             try:
-                case.run(case.in_turn([case.make(torch.device("cuda"))])[0], tile)
+                case.run(case.make(torch.device("cuda")), tile)
                 good.append(True)
             except (TritonError, RuntimeError):
                 good.append(False)
@@ -116,11 +116,11 @@ def tune_one(case: Tunable, device: torch.device, ceiling: Ceiling, compiled: se
     floor_us = 1e6 * max(case.bytes / ceiling.bytes_per_s, case.flops / ceiling.flops_per_s)
     call = case.make(device)
     copies = min(_MOST_COPIES, _ROTATED_BYTES // case.streamed_bytes)
-    calls = case.in_turn([call, *(case.with_other_weights(call) for _ in range(copies))])
+    calls = [call, *(case.with_other_weights(call) for _ in range(copies))]
     expected = case.expected(call).float()
     candidates = case.candidates()
     spare = case.make(device)  # the library adds to a residual in place
-    spares = case.in_turn([spare, *(case.with_other_weights(spare) for _ in range(copies))])
+    spares = [spare, *(case.with_other_weights(spare) for _ in range(copies))]
     times, failed = {LIBRARY: call_us(case, spares, LIBRARY, floor_us)}, []
     for tile in candidates:
         if case.compiled_as(tile) not in compiled:

@@ -48,7 +48,6 @@ class Tunable(Protocol):
     def least(self) -> Tunable: ...
     def make(self, device: torch.device) -> Call: ...
     def with_other_weights(self, call: Call) -> Call: ...
-    def in_turn(self, calls: list[Call]) -> list[Call]: ...
     def run(self, call: Call, tile: Tile) -> Tensor: ...
     def expected(self, call: Call) -> Tensor: ...
 
@@ -60,7 +59,6 @@ class ProductCase:
     rows: int
     depth: int
     columns: int
-    told: bool = False  # which weight is next, as in a local stack
     quantize: Quantization | None = None
 
     @property
@@ -110,7 +108,7 @@ class ProductCase:
         if self.many:
             return self.gated, self.op == "linear_add", tile
         loop = self.depth // (tile.k * tile.splits) > 1
-        return self.op, self.rows, self.told, self.quantize, replace(tile, m=0), loop
+        return self.op, self.rows, self.quantize, replace(tile, m=0), loop
 
     def least(self) -> ProductCase:
         return self
@@ -129,9 +127,6 @@ class ProductCase:
 
     def with_other_weights(self, call: Call) -> Call:
         return _copied(call, self.weight_at)
-
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return chained(calls, self.weight_at) if self.told else calls
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return getattr(gemv, self.op)(*call.args, **call.kwargs, tile=tile)
@@ -216,9 +211,6 @@ class ConvCase:
         options = {"residual": residual, "snake": snake, "keep": keep}
         return Call((x, weight.permute(0, 2, 1), per_channel, past, self.dilation), options)
 
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return calls
-
     def with_other_weights(self, call: Call) -> Call:
         return _copied(call, 1)
 
@@ -233,11 +225,10 @@ def product_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None
     """Heads are not quantised."""
     for rows in PRODUCT_ROWS if quantize is None else QUANTIZED_ROWS:
         for s in stacks:
-            told = s.tokens > 1
-            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, told, quantize)
-            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden, quantize=quantize)
-            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, told, quantize)
-            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, told, quantize)
+            yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, quantize)
+            yield ProductCase("linear_add", f"{s.name} o", rows, s.heads * s.head_dim, s.hidden, quantize)
+            yield ProductCase("norm_gated", f"{s.name} gate, up", rows, s.hidden, s.inner, quantize)
+            yield ProductCase("linear_add", f"{s.name} down", rows, s.inner, s.hidden, quantize)
             if s.draws and quantize is None:
                 yield ProductCase("linear", f"{s.name} head", rows, s.hidden, s.vocab)
 
@@ -255,12 +246,6 @@ def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
                 yield ConvCase(f"{c.name} wide {thin}", frames, steps, thin, thin, 1, 7, 3, True, False)
             yield ConvCase(f"{c.name} point {thin}", frames, steps, thin, thin, 1, 1, 1, True, True)
         yield ConvCase(f"{c.name} last", frames, steps, channels, 1, 1, 7, 1, False, False)
-
-
-def chained(calls: list[Call], at: int) -> list[Call]:
-    """Each is told the next one's weight."""
-    following = [*calls[1:], calls[0]]
-    return [Call(call.args, {**call.kwargs, "then": n.args[at]}) for call, n in zip(calls, following, strict=True)]
 
 
 def _copied(call: Call, at: int) -> Call:

@@ -75,9 +75,6 @@ class DualCase:
             return Call((x, split, Sides(*(normal(device, self.depth) for _ in range(2))), _EPS, weights), {})
         return Call((x, split, weights, normal(device, 1, self.rows, self.columns)), {})
 
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return calls
-
     def with_other_weights(self, call: Call) -> Call:
         at = 4 if self.gated else 2
         weights = Sides(*(copied(weight) for weight in call.args[at]))

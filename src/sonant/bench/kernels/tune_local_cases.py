@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
-from sonant.bench.kernels.tune_cases import chained, copied, normal, random_weight, weight_item
+from sonant.bench.kernels.tune_cases import copied, normal, random_weight, weight_item
 from sonant.config import Quantization
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Heads
@@ -79,9 +79,6 @@ class LocalOutCase:
     def with_other_weights(self, call: Call) -> Call:
         qkv, heads, weight, residual = call.args
         return Call((qkv, heads, copied(weight), residual), {})
-
-    def in_turn(self, calls: list[Call]) -> list[Call]:
-        return chained(calls, 2)
 
     def run(self, call: Call, tile: Tile) -> Tensor:
         return local_out.local_attention_add(*call.args, **call.kwargs, tile=tile)

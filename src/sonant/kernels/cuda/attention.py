@@ -38,6 +38,7 @@ _BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are lon
 _LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
 _MOST_ALONE = 512  # positions of a row that one block has alone
 _LOG2_E = math.log2(math.e)
+WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 

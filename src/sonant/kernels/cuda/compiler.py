@@ -175,9 +175,10 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda import attention, unit
+    from sonant.kernels.cuda import attention, stack, unit
 
     yield from attention.programs()
+    yield from stack.programs()
     yield from unit.programs()
 
 

@@ -44,6 +44,7 @@ from sonant.kernels.reference.sampling import (
 from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
+    LocalWeights,
     Place,
     RingPlace,
     add_norm,
@@ -52,6 +53,7 @@ from sonant.kernels.reference.transformer import (
     linear_add,
     local_attention,
     local_attention_add,
+    local_stack,
     norm_gated,
     norm_linear,
     paged_attention,
@@ -74,6 +76,7 @@ __all__ = [
     "FrameMemory",
     "FrameTables",
     "Heads",
+    "LocalWeights",
     "LogitMask",
     "Lookup",
     "PatchCounters",
@@ -111,6 +114,7 @@ __all__ = [
     "linear_add",
     "local_attention",
     "local_attention_add",
+    "local_stack",
     "norm_gated",
     "norm_linear",
     "normals",

@@ -6,6 +6,7 @@ values, over a frame's own, over a ring's, and over dense ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
@@ -35,6 +36,18 @@ class Heads(NamedTuple):
     heads: int
     kv_heads: int
     eps: float
+
+
+class LocalWeights(NamedTuple):
+    """A layer over a few positions that all see each other: what opens its two branches, and what ends them."""
+
+    first_gain: Tensor
+    qkv: Weight
+    heads: Heads
+    out: Weight
+    second_gain: Tensor
+    gate_up: Weight
+    down: Weight
 
 
 class RingPlace:
@@ -78,20 +91,17 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight.dequantized(x.dtype) if isinstance(weight, QuantizedWeight) else weight, bias)
 
 
-def linear_add(x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards.
-
-    Here and below, `then` is the weight that the next product reads: a kernel may fetch it while it works.
-    """
+def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
     return residual + linear(x, weight)
 
 
-def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     """The start of one: RMSNorm with `gain`, then the projection."""
     return linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None) -> Tensor:
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     """The same into SwiGLU; the first half of `weight` makes the gate."""
     return swiglu(linear(rms_norm(x, gain, eps), weight))
 
@@ -216,11 +226,18 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
-def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None
-) -> Tensor:
+def local_attention_add(qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor) -> Tensor:
     """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
     return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
+
+
+def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
+    """All layers, of x [B, T, hidden], which may be written over."""
+    for layer in layers:
+        eps = layer.heads.eps
+        x = local_attention_add(norm_linear(x, layer.first_gain, eps, layer.qkv), layer.heads, layer.out, x)
+        x = linear_add(norm_gated(x, layer.second_gain, eps, layer.gate_up), layer.down, x)
+    return x
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

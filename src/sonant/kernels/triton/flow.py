@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import FlowEnds, FlowGiven
-from sonant.kernels.triton.fetch import fetch_share, piece_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _DEPTH = 128  # of the hidden width at a time
@@ -102,19 +101,13 @@ def _tokens(
 @triton.jit(do_not_specialize=["rows"])
 def _flow_turn(
     x, hidden, guidance, out, in_weight, in_bias, gain, out_weight, out_bias, prefix, time, past, tokens,
-    rows, width, channels, guidance_stride, length, eps, piece,
+    rows, width, channels, guidance_stride, length, eps,
     MOVE: tl.constexpr, OPEN: tl.constexpr, STEPS: tl.constexpr, PREFIX: tl.constexpr, LINES: tl.constexpr,
     TILE: tl.constexpr, CELLS: tl.constexpr, SHARE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    # each evaluation reads enough weights to drive these out of the cache
-    program = tl.program_id(0) * tl.num_programs(1) + part
-    if MOVE:
-        fetch_share(out_weight, width * channels, piece, program, AHEAD)
-    if OPEN:
-        fetch_share(in_weight, width * channels, piece, program, AHEAD)
     step, channel = tl.arange(0, TILE), tl.arange(0, CELLS)
     inside = (step < STEPS)[:, None] & (channel < channels)[None]
     wait_prior(PDL)
@@ -151,19 +144,17 @@ def _launch(
     tokens = told.new_empty(0 if time is None else 2 * rows, prefix + 1 + 2 * steps, width)
     blocks = triton.cdiv(width, _COLUMNS)
     parts = 1 if time is None else min(blocks, 1 << max(0, (_PROCESSORS // rows).bit_length() - 1))
-    options = launch_options(x)
-    piece = piece_of(ends.in_weight, rows * parts, _WARPS) if options["PDL"] else 0
     _flow_turn[(rows, parts)](
         x, tokens if hidden is None else hidden.contiguous(), given.guidance, moved,
         ends.in_weight, ends.in_bias, ends.gain, ends.out_weight, ends.out_bias,
         told, told if time is None else time.contiguous(), past, tokens,
-        rows, width, channels, given.guidance.stride(0), length, ends.eps, piece,
+        rows, width, channels, given.guidance.stride(0), length, ends.eps,
         MOVE=hidden is not None, OPEN=time is not None, STEPS=steps, PREFIX=prefix,
         LINES=triton.next_power_of_2(prefix + 1 + steps), TILE=max(16, triton.next_power_of_2(steps)),
         CELLS=max(16, triton.next_power_of_2(channels)), SHARE=triton.next_power_of_2(triton.cdiv(blocks, parts)),
         BLOCK_K=min(_DEPTH, max(16, triton.next_power_of_2(width))), BLOCK_N=_COLUMNS,
         PRECISION="ieee" if told.dtype.itemsize == 4 else "tf32",
-        AHEAD=_WARPS if piece else 0, num_warps=_WARPS, num_stages=4, **options,
+        num_warps=_WARPS, num_stages=4, **launch_options(x),
     )  # fmt: skip
     return moved, tokens
 

@@ -96,7 +96,7 @@ def _gemv(
 
 def _product(
     x: Tensor, weight: Weight, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
-    bias: Tensor | None = None, residual: Tensor | None = None, then: Weight | None = None, tile: Tile | None = None,
+    bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
     """None: too many rows (with a bias two are), an unusual layout, or a shape in which the library is faster."""
     depth = weight.shape[1]
@@ -111,7 +111,7 @@ def _product(
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
     if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, then=then, tile=tile
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
     ):
         return out
     return None
@@ -158,10 +158,8 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile 
     return reference.linear(x, weight, bias)
 
 
-def linear_add(
-    x: Tensor, weight: Weight, residual: Tensor, then: Weight | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, residual=residual, then=then, tile=tile)
+def linear_add(x: Tensor, weight: Weight, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, residual=residual, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
@@ -170,10 +168,8 @@ def linear_add(
     return residual.view(-1, weight.shape[0]).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
 
 
-def norm_linear(
-    x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, then=then, tile=tile)
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
@@ -181,10 +177,8 @@ def norm_linear(
     return reference.linear(norm.rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(
-    x: Tensor, gain: Tensor, eps: float, weight: Weight, then: Weight | None = None, *, tile: Tile | None = None
-) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True, then=then, tile=tile)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
+    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sonant.kernels.reference import Heads, Weight, parts_of
 from sonant.kernels.triton import gemv
-from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import fits, tile_for
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
@@ -41,17 +40,16 @@ def _made_ready(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "then_elements", "then_piece"])
+@triton.jit(do_not_specialize=["rows"])
 def _local_attention_add(
-    qkv, q_weight, k_weight, cos, sin, weight, column_scale, residual, out, partials, arrivals, then,
-    rows, columns, rope_stride, eps, scale, then_elements, then_piece,
+    qkv, q_weight, k_weight, cos, sin, weight, column_scale, residual, out, partials, arrivals,
+    rows, columns, rope_stride, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, STEPS: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, THEN: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
-    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     own_heads: tl.constexpr = HEADS // SPLITS
     first = split * own_heads
     kv_head = first // (HEADS // KV_HEADS)
@@ -99,7 +97,7 @@ def _local_attention_add(
 
 
 def local_attention_add(
-    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, then: Weight | None = None, *, tile: Tile | None = None
+    qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor, *, tile: Tile | None = None
 ) -> Tensor:
     batch, steps, width = qkv.shape
     rows, columns, (read, column_scale) = batch * steps, weight.shape[0], parts_of(weight)
@@ -111,7 +109,7 @@ def local_attention_add(
         raise ValueError(f"{tile} does not divide {heads.heads} heads of {heads.kv_heads} groups")
     qkv, cos, sin, residual = (x.contiguous() for x in (qkv, heads.cos, heads.sin, residual))
     out = qkv.new_empty(batch, steps, columns)
-    norm, launch = heads.q_weight is not None, launch_options(qkv)
+    norm = heads.q_weight is not None
     lines, strips = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, tile.n)
     _local_attention_add[(strips, tile.splits)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
@@ -120,7 +118,6 @@ def local_attention_add(
         rows=rows, columns=columns, rope_stride=0 if len(cos) == 1 else steps * dim, eps=heads.eps, scale=dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines, NORM=norm,
         SCALED=column_scale is not None, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
-        BLOCK_N=tile.n, SPLITS=tile.splits, num_warps=tile.warps, **launch,
-        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], read),
+        BLOCK_N=tile.n, SPLITS=tile.splits, num_warps=tile.warps, **launch_options(qkv),
     )  # fmt: skip
     return out

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import Weight, parts_of
-from sonant.kernels.triton.fetch import fetch_share, next_options
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, rule, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -116,17 +115,15 @@ def _reduce(
     return total, other, square, last
 
 
-@triton.jit(do_not_specialize=["rows", "k_tiles", "then_elements", "then_piece"])
+@triton.jit(do_not_specialize=["rows", "k_tiles"])
 def _small_m_gemm(
-    x, weight, scale, gain, residual, out, partials, squares, arrivals, then, rows, columns, depth, k_tiles, eps,
-    then_elements, then_piece,
+    x, weight, scale, gain, residual, out, partials, squares, arrivals, rows, columns, depth, k_tiles, eps,
     NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
-    PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr, THEN: tl.constexpr,
+    PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL == 1)
     strip, split = tl.program_id(0), tl.program_id(1)
-    fetch_share(then, then_elements, then_piece, split * tl.num_programs(0) + strip, THEN)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -177,7 +174,7 @@ def fits(rows: int, depth: int) -> bool:
 
 def product(
     x: Tensor, weight: Weight, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    then: Weight | None = None, tile: Tile | None = None,
+    tile: Tile | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
@@ -199,7 +196,6 @@ def product(
     if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")
     squares = strips * tile.splits * block_m
-    launch = launch_options(x)
     partials = workspace(x, strips, tile.splits, ((2 if gated else 1) * tile.n + 1) * block_m)
     _small_m_gemm[(strips, tile.splits)](
         x, values, x if scale is None else scale, x if gain is None else gain, out if residual is None else residual,
@@ -208,7 +204,6 @@ def product(
         NORM=gain is not None, GATED=gated, ADD=residual is not None, SCALED=scale is not None,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LOOP=k_tiles > 1, FOLD=tile.fold,
         BLOCK_M=block_m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
-        num_warps=tile.warps, num_stages=tile.stages, **launch,
-        **next_options(then, strips * tile.splits, tile.warps, launch["PDL"], values),
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
     return True

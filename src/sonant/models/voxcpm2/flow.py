@@ -72,5 +72,5 @@ def flow(
     x, times = noise, plan.times.unbind()
     tokens = ops.flow_open(x, times[0], given, ends)
     for length, time in zip(plan.lengths[:-1], times[1:], strict=True):
-        x, tokens = ops.flow_turn(x, estimator.decoder.through(tokens, again=True), length, time, given, ends)
+        x, tokens = ops.flow_turn(x, estimator.decoder.through(tokens), length, time, given, ends)
     return ops.flow_move(x, estimator.decoder.through(tokens), plan.lengths[-1], given, ends)

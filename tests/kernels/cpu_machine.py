@@ -1,0 +1,43 @@
+"""Our CUDA kernels on this machine's CPU: their source, compiled with `cuda_on_cpu.h` in place of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sonant.kernels.cuda.compiler import SOURCES
+from sonant.kernels.cuda.kernel import CudaKernel
+
+HERE = Path(__file__).parent
+
+
+class OnCpu:
+    """Compiles a kernel for this machine when it is first launched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seed = folder, 0
+        self.built = cache(self._build)
+
+    def _build(self, kernel: CudaKernel) -> Any:
+        structure = kernel.program.source.removesuffix(".cu").capitalize() + "Args"
+        made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
+        defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
+        subprocess.run(
+            ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
+             f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
+             f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
+            check=True,
+        )  # fmt: skip
+        return ctypes.CDLL(str(made)).run
+
+    def launch(self, kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
+        self.seed += 1
+        packed = kernel.arguments.pack(*values)
+        grid_of = (ctypes.c_int * 3)(*grid)
+        self.built(kernel)(packed, grid_of, kernel.threads, kernel.cluster, kernel.shared_bytes, self.seed)
