@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +33,16 @@ from sonant.bench.engine.step_rig import StepRig
 from sonant.engine.engine import Engine
 from sonant.kernels import ops, reference, tuning
 from sonant.kernels.cuda import driver, few_rows
+from sonant.kernels.cuda import frame_pass as whole_pass
 from sonant.kernels.cuda.compiler import build
 from sonant.kernels.gpu import gpu_of
+from sonant.kernels.triton import frame_pass as triton_pass
 from sonant.kernels.triton import gemv, small_m_gemm
 from sonant.models.qwen3_tts.synthetic import write_checkpoint
 from tile_search import Parts, Search, Tiles, by_tiles, products
 
 DEVICE = torch.device("cuda")
+PAGES = 11, 9, 7
 _CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
@@ -81,6 +84,40 @@ def without_attention() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_kernel(pages: int) -> Iterator[None]:
+    """A pass of one row, with so many pages of weights ahead."""
+    kernel = whole_pass.pass_kernel
+    with (
+        mock.patch.object(triton_pass, "is_measured", lambda *given: True),
+        mock.patch.object(whole_pass, "pass_kernel", lambda layers: kernel(layers, pages)),
+    ):
+        yield
+
+
+def clocked(engine: Engine, pages: int) -> None:
+    """Cycles of the stages of a pass in one kernel, and of the barriers between them."""
+    predictor = engine.model.modules.talker.code_predictor
+    model, head = predictor.model, predictor.lm_head[0].weight
+    stack, shape = model.as_frame_stack(), model.shape
+    x = torch.randn(1, 1, shape.hidden, device=DEVICE, dtype=head.dtype)
+    cache = torch.zeros(shape.layers, 2, 1, 16, shape.kv_heads, shape.head_dim, device=DEVICE, dtype=head.dtype)
+    if stack is None or not whole_pass.fits(stack, x, cache, head):
+        print("a pass is no single kernel here")
+        return
+    clock = torch.zeros(128, 4 * shape.layers, 2, dtype=torch.int64, device=DEVICE)
+    with one_kernel(pages):
+        for _ in range(3):
+            whole_pass.frame_pass(stack, x, *model.rotations_at(range(9, 10), x.dtype), cache, 9, head, clock)
+    before, after = clock.double().cpu().unbind(-1)
+    told = []
+    for n, name in enumerate(("attention, o", "gate, up", "down", "qkv")):
+        of = torch.arange(n + 1, 4 * shape.layers, 4)
+        stage, wait = before[:, of] - after[:, of - 1], after[:, of] - before[:, of]
+        told.append(f"{name} {stage.median():.0f} + {wait.amin(0).median():.0f} to {wait.median():.0f}")
+    print(f"{pages} pages, cycles of stages and barriers (least, median): {', '.join(told)}", flush=True)
+
+
 class Probe:
     """Given codes in place of drawn ones, and what the predictor thought of each."""
 
@@ -103,14 +140,14 @@ def logits_of(predictor: Any, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(probe.logits)
 
 
-def check_logits(engine: Engine, rows: int, ways: dict[str, Tiles]) -> None:
+def check_logits(engine: Engine, rows: int, ways: dict[str, AbstractContextManager[None]]) -> None:
     predictor = engine.model.modules.talker.code_predictor
     exact = deepcopy(predictor).float()
     exact.prepare()
     with mock.patch.object(ops, "pick", lambda op, on: getattr(reference, op)):
         expected = logits_of(exact, rows, torch.float32)
-    for name, tiles in ways.items():
-        with by_tiles(tiles):
+    for name, way in ways.items():
+        with way:
             got, again = (logits_of(predictor, rows, torch.bfloat16) for _ in range(2))
         error = float((got - expected).norm() / expected.norm())
         wrong = "" if error < 0.04 and torch.equal(got, again) else " WRONG"
@@ -159,6 +196,7 @@ def build_all(rows: list[int]) -> None:
         for count in rows if count > 1 for p in products(count) for tile in p.tiles()
         for kernel in [few_rows.kernel_for(tile, count, norm=p.norm, gated=p.gated)]
     }  # fmt: skip
+    programs |= {str(pages): whole_pass.pass_kernel(5, pages).program for pages in PAGES}
     began_s = time.perf_counter()
     with ThreadPoolExecutor(14) as pool:
         list(pool.map(lambda program: build(program, gpu.arch), programs.values()))
@@ -208,13 +246,18 @@ def main() -> None:
                 if count > 1 and tiles:
                     early = {shape: replace(tile, stages=1) if tile.cuda else tile for shape, tile in tiles.items()}
                     ways["searched, all early"] = [lambda early=early: by_tiles(early)]
+                if count == 1:
+                    ways |= {f"one kernel, {n} pages": [lambda n=n: one_kernel(n)] for n in PAGES}
                 ways["Triton's next start late"] = [*found, late]
                 ways["carve-out 100"] = [*found, lambda: carveout(100)]
                 ways["both"] = [*found, late, lambda: carveout(100)]
                 ways["no attention"] = [*found, without_attention]
                 measure(parts, count, ways)
-            if count > 1:
-                check_logits(engine, count, {"as it is": {}, "searched": tiles})
+            changed = by_tiles(tiles) if count > 1 else one_kernel(PAGES[0])
+            check_logits(engine, count, {"as it is": by_tiles({}), "changed": changed})
+            if count == 1:
+                for pages in PAGES:
+                    clocked(engine, pages)
             note(f"{count} rows")
     if args.out:
         args.out.write_text(json.dumps(best, indent=1))
