@@ -1,6 +1,6 @@
 """On a GPU, Qwen3-TTS 1.7B with random weights: ms of talker and predictor at some rows, with and without each change.
 
-    python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 64,1,16] [--frames 30] [--out tiles.json]
+    python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 64,1,256] [--frames 30] [--out tiles.json]
 
 Not a test that pytest collects. The checkpoint is written if there is none. Kernels in CUDA C++ are compiled meanwhile,
 and each is held against float32; so are the predictor's logits. What is wrong is said with WRONG. For every number of
@@ -206,7 +206,7 @@ def build_all(rows: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rows", default="64,1,16")
+    parser.add_argument("--rows", default="64,1,256")
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--size", default="1.7b")
     parser.add_argument("--out", type=Path)
@@ -224,7 +224,7 @@ def main() -> None:
         if not (args.folder / "config.json").exists():
             write_checkpoint(args.folder, kind="custom_voice", size=args.size, device=str(DEVICE))
             note("written")
-        config = EngineConfig(max_rows=max(rows), max_batch=max(rows), warm_rows=1, kv_tokens=32_768)
+        config = EngineConfig(max_rows=max(rows), max_batch=max(rows), warm_rows=1, kv_tokens=65_536)
         engine = sonant.load(args.folder, device=str(DEVICE), config=config)
         engine.close()
         note("loaded")

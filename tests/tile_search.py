@@ -48,16 +48,20 @@ class Product:
         return tuning.key("small_m", shape, max(16, self.rows))
 
     def tiles(self) -> list[Tile]:
-        """Of which a processor has no more than two blocks; the next kernel starts late."""
+        """Few blocks where two fit on a processor; the next kernel starts late."""
         found = few_rows.candidates(self.rows, self.depth, self.columns, norm=self.norm, gated=self.gated)
-        return [t for t in found if t.stages == 2 and self.columns // t.n * t.splits <= 2 * 132]
+        most = 264 if self.part == "predictor" and self.rows <= 64 else 792
+        return [t for t in found if t.stages == 2 and self.blocks(t) <= most]
+
+    def blocks(self, tile: Tile) -> int:
+        return self.columns // tile.n * tile.splits * (-(-self.rows // tile.m) if tile.m else 1)
 
     def first(self) -> Tile | None:
         """About a block for each processor, with room for another."""
 
         def worse(tile: Tile) -> tuple[bool, int]:
             kernel = few_rows.kernel_for(tile, self.rows, norm=self.norm, gated=self.gated)
-            return kernel.shared_bytes > 113 << 10, abs(self.columns // tile.n * tile.splits - 128)
+            return kernel.shared_bytes > 113 << 10, abs(self.blocks(tile) - 128)
 
         return min(self.tiles(), key=worse, default=None)
 
@@ -78,13 +82,20 @@ def products(rows: int) -> list[Product]:
 
 @contextmanager
 def by_tiles(tiles: Tiles) -> Iterator[None]:
-    known = small_m_gemm.tile_for
+    known, beyond = small_m_gemm.tile_for, small_m_tile.tile_beyond
+
+    def tile_beyond(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile | None:
+        shape = tuning.bucket(x.shape[0]), x.shape[1], columns, gated, norm
+        return tiles.get(shape) or beyond(x, weight, columns, gated, norm)
 
     def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
         shape = max(16, tuning.bucket(x.shape[0])), x.shape[1], columns, gated, norm
         return tiles.get(shape) or known(x, weight, columns, gated, norm)
 
-    with mock.patch.object(small_m_gemm, "tile_for", tile_for):
+    with (
+        mock.patch.object(small_m_gemm, "tile_for", tile_for),
+        mock.patch.object(small_m_tile, "tile_beyond", tile_beyond),
+    ):
         yield
 
 
@@ -133,7 +144,8 @@ def told(tile: Tile | None) -> str:
         return "table"
     if tile.library:
         return "library"
-    return f"{tile.n}x{tile.k}/{tile.splits}{' late' if tile.stages == 2 else ''}{'' if tile.cuda else ' triton'}"
+    rows, late = f"{tile.m} by " if tile.m else "", " late" if tile.stages == 2 else ""
+    return f"{rows}{tile.n}x{tile.k}/{tile.splits}{late}{'' if tile.cuda else ' triton'}"
 
 
 class Search:

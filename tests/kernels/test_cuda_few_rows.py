@@ -67,6 +67,8 @@ def wide(values: tuple[object, ...]) -> list[object]:
         (32, 512, 128, 128, 4),
         (50, 640, 128, 64, 4),
         (64, 512, 64, 64, 2),
+        (100, 512, 128, 128, 2),
+        (200, 256, 64, 64, 1),
     ],
 )  # fmt: skip
 def test_a_product_of_some_rows(rows: int, depth: int, columns: int, lines: int, ranks: int) -> None:
@@ -80,7 +82,8 @@ def test_a_product_of_some_rows(rows: int, depth: int, columns: int, lines: int,
         "norm_gated": (x, gain[0, 0], 1e-6, weight),
     }.items():
         gated, norm = op == "norm_gated", op.startswith("norm")
-        tile = Tile(0, lines // (2 if gated else 1), depth // ranks, 8, 1, ranks, cuda=True)
+        block_rows = 0 if rows <= 64 else lines
+        tile = Tile(block_rows, lines // (2 if gated else 1), depth // ranks, 8, 1, ranks, cuda=True)
         assert few_rows.fits(tile, rows, depth, columns, norm=norm, gated=gated)
         given = [v.clone() if v is before else v for v in values]
         made = getattr(gemv, op)(*given, tile=tile)
@@ -105,7 +108,7 @@ def test_what_there_is_no_kernel_for_is_left_to_the_caller(monkeypatch: pytest.M
     monkeypatch.setattr(CudaKernel, "launch", lambda kernel, *given: launched.append(kernel.entry))
 
     def takes(x: Tensor, weight: Tensor, given: Tile = tile) -> bool:
-        return few_rows.product(x, weight, out, given, gain=None, eps=0.0, gated=False, residual=None)
+        return few_rows.multiply(x, weight, out, given, gain=None, eps=0.0, gated=False, residual=None)
 
     x, weight = random(3, 256, dtype=BF16), random(64, 256, dtype=BF16)
     assert takes(x, weight) and launched == ["few_rows"]
@@ -114,7 +117,7 @@ def test_what_there_is_no_kernel_for_is_left_to_the_caller(monkeypatch: pytest.M
     assert not takes(random(3 * 256 + 1, dtype=BF16)[1:].view(3, 256), weight)  # not at a multiple of 16 bytes
     assert not takes(x, weight, Tile(0, 32, 256, 8, 1, cuda=True))  # too few lines for a warpgroup
     assert not takes(x, weight, Tile(0, 64, 64, 8, 1, 4, cuda=True))  # too little depth for all warps
-    assert not few_rows.fits(tile, 65, 256, 64, norm=False, gated=False)
+    assert not few_rows.fits(tile, 300, 256, 64, norm=False, gated=False)
     assert not few_rows.fits(tile, 64, 256, 96, norm=False, gated=False)  # columns that fill no tile
     if DEVICE == "cpu":
         with planning_for(Gpu("an older one", (8, 0))):
@@ -126,7 +129,7 @@ def test_what_there_is_no_kernel_for_is_left_to_the_caller(monkeypatch: pytest.M
 
 def test_every_candidate_fits() -> None:
     shapes = (1024, 4096, False), (1024, 3072, True), (3072, 1024, False), (2048, 1024, False), (2048, 4096, False)
-    for rows in (2, 16, 32, 64):
+    for rows in (2, 16, 32, 64, 128, 256):
         for depth, columns, gated in shapes:
             tiles = list(few_rows.candidates(rows, depth, columns, norm=gated, gated=gated))
             assert tiles, (rows, depth, columns)

@@ -1,8 +1,8 @@
-"""Products with 2 to 64 rows in CUDA C++: the wrapper of `source/few_rows.cu`.
+"""Products with 2 to 256 rows in CUDA C++: the wrapper of `source/few_rows.cu`.
 
-It serves where it was measured to be faster (`Tile.cuda`): a tile has columns and depth of a block, and blocks of a
-cluster that share the depth; with one stage the next kernel may start at once, with two after this one has asked for
-its input. What it has no kernel for it leaves to the caller.
+It serves where it was measured to be faster (`Tile.cuda`): a tile has rows (0: all of them), columns and depth of a
+block, and blocks of a cluster that share the depth; with one stage the next kernel may start at once, with two after
+this one has asked for its input. What it has no kernel for it leaves to the caller.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.cuda.usable import is_usable
 from sonant.kernels.tuning import Tile
 
-MOST_ROWS = 64
+MOST_ROWS = 256
+_BLOCK_ROWS = (16, 32, 64, 128)
 _THREADS = 256
 _LINES = (64, 128)  # of weights, by which one warpgroup multiplies or two
 _RANKS = (1, 2, 4, 8)  # blocks that every Hopper GPU puts into one cluster
@@ -30,14 +32,18 @@ _PROCESSORS = 132  # of an H100 or H200
 _ARGS = struct.Struct("<5Q3ifi4x")  # FewArgs
 
 
-def _padded(rows: int) -> int:
-    return max(16, 1 << (rows - 1).bit_length())
+def _block_rows(tile: Tile, rows: int) -> int:
+    return tile.m or max(16, 1 << (rows - 1).bit_length())
+
+
+def _shares(block_rows: int) -> int:
+    """Warps that share the depth of eight rows."""
+    return max(1, _THREADS // 32 // (block_rows // 8))
 
 
 def _shared_bytes(block_rows: int, lines: int, deep: int, norm: bool) -> int:
     """As few_rows.cu has it: weights, rows, and with a norm its gain and the squares of shares of rows."""
-    shares = _THREADS // 32 // (block_rows // 8)
-    return 2 * deep * (lines + block_rows) + norm * (2 * deep + 4 * shares * block_rows)
+    return 2 * deep * (lines + block_rows) + norm * (2 * deep + 4 * _shares(block_rows) * block_rows)
 
 
 @cache
@@ -51,32 +57,35 @@ def _kernel(block_rows: int, lines: int, deep: int, ranks: int, norm: bool, gate
 
 
 def kernel_for(tile: Tile, rows: int, *, norm: bool, gated: bool) -> CudaKernel:
-    return _kernel(_padded(rows), tile.n * (2 if gated else 1), tile.k, tile.splits, norm, gated)
+    return _kernel(_block_rows(tile, rows), tile.n * (2 if gated else 1), tile.k, tile.splits, norm, gated)
 
 
 def fits(tile: Tile, rows: int, depth: int, columns: int, *, norm: bool, gated: bool) -> bool:
-    block_rows, lines = _padded(rows), tile.n * (2 if gated else 1)
-    shares = _THREADS // 32 // (block_rows // 8) if block_rows <= MOST_ROWS else 0
-    if not shares or lines not in _LINES or columns % tile.n or tile.splits not in _RANKS:
+    block_rows, lines = _block_rows(tile, rows), tile.n * (2 if gated else 1)
+    if rows > MOST_ROWS or block_rows not in _BLOCK_ROWS or lines not in _LINES or columns % tile.n:
         return False
-    if tile.k * tile.splits != depth or tile.k % (32 * shares) or block_rows * tile.k > _MOST_PIECES * 8 * _THREADS:
+    if tile.splits not in _RANKS or tile.k * tile.splits != depth or tile.k % (32 * _shares(block_rows)):
         return False
-    sums = 4 * lines * (block_rows + 8)  # where the weights were
-    return sums <= 2 * lines * tile.k and _shared_bytes(block_rows, lines, tile.k, norm) <= _SHARED_BYTES
+    if block_rows * tile.k > _MOST_PIECES * 8 * _THREADS:
+        return False
+    sums = 4 * lines * (block_rows + 8)  # where weights and rows were
+    return sums <= 2 * (lines + block_rows) * tile.k and (
+        _shared_bytes(block_rows, lines, tile.k, norm) <= _SHARED_BYTES
+    )  # fmt: skip
 
 
 def candidates(rows: int, depth: int, columns: int, *, norm: bool, gated: bool) -> Iterator[Tile]:
-    """From half a block for each processor to four."""
-    for lines in _LINES:
-        for ranks in _RANKS:
-            n = lines // (2 if gated else 1)
-            tile = Tile(0, n, depth // ranks, _THREADS // 32, 1, ranks, cuda=True)
-            enough = 0.45 * _PROCESSORS <= columns // n * ranks <= 4 * _PROCESSORS
-            if enough and fits(tile, rows, depth, columns, norm=norm, gated=gated):
-                yield from (tile, replace(tile, stages=2))
+    """From half a block for each processor to six."""
+    for m, lines, ranks in product((0,) if rows <= 64 else (64, 128), _LINES, _RANKS):
+        n = lines // (2 if gated else 1)
+        tile = Tile(m, n, depth // ranks, _THREADS // 32, 1, ranks, cuda=True)
+        blocks = columns // n * ranks * (-(-rows // m) if m else 1)
+        enough = 0.45 * _PROCESSORS <= blocks <= 6 * _PROCESSORS
+        if enough and fits(tile, rows, depth, columns, norm=norm, gated=gated):
+            yield from (tile, replace(tile, stages=2))
 
 
-def product(
+def multiply(
     x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gain: Tensor | None, eps: float, gated: bool,
     residual: Tensor | None,
 ) -> bool:  # fmt: skip
@@ -92,7 +101,7 @@ def product(
     if not is_usable(kernel, x.device):
         return False
     kernel.launch(
-        x.device, (columns // tile.n * tile.splits, 1, 1),
+        x.device, (columns // tile.n * tile.splits * -(-rows // _block_rows(tile, rows)), 1, 1),
         x.data_ptr(), weight.data_ptr(), 0 if gain is None else gain.data_ptr(),
         0 if residual is None else residual.data_ptr(), out.data_ptr(), rows, columns, depth, eps, tile.stages == 1,
     )  # fmt: skip

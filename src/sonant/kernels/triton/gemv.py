@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import QuantizedWeight, Weight, parts_of
-from sonant.kernels.triton import norm, small_m_gemm
+from sonant.kernels.triton import norm, small_m_gemm, small_m_tile
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.scaled_product import Around, scaled_product
 from sonant.kernels.triton.small_m_gemm import column_scales
@@ -110,11 +111,30 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
-    if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+    if (
+        small_m_gemm.fits(rows, depth)
+        and not (tile and tile.m)
+        and small_m_gemm.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile)
+    ):
+        return out
+    if (
+        rows > small_m_tile.ROWS
+        and isinstance(weight, Tensor)
+        and _multiply_more(flat, weight, wanted, gain, eps, gated, residual, tile)
     ):
         return out
     return None
+
+
+def _multiply_more(
+    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
+    tile: Tile | None,
+) -> bool:  # fmt: skip
+    """Of more rows than kernels for few are for, where it was measured to pay."""
+    tile = tile or small_m_tile.tile_beyond(x, weight, out.shape[1], gated, norm=gain is not None)
+    if tile is None or not tile.cuda:
+        return False
+    return few_rows.multiply(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual)
 
 
 def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:

@@ -187,7 +187,7 @@ def product(
     if tile.library:
         return False
     if tile.cuda:
-        if few_rows.product(x, values, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
+        if few_rows.multiply(x, values, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
             return True
         tile = rule(rows, depth, columns, gated, values.dtype.itemsize)
     block_m = max(16, triton.next_power_of_2(rows))

@@ -7,8 +7,8 @@
 // cluster, each of which has sums over its share of the depth, end some columns each: they read one another's sums, in
 // the order of ranks, whoever asks.
 //
-// ROWS (16, 32 or 64), LINES of weights (64 or 128) and DEPTH of a block, RANKS, NORM and GATED are given when it is compiled.
-// Gated, the first half of the lines are gates, and the columns that belong to them follow.
+// ROWS (16, 32, 64 or 128), LINES of weights (64 or 128) and DEPTH of a block, RANKS, NORM and GATED are given when it is compiled.
+// More rows are more blocks. Gated, the first half of the lines are gates, and the columns that belong to them follow.
 #include "cluster.cuh"
 
 constexpr int GROUP = 128, THREADS = 2 * GROUP, WARPS = THREADS / 32;
@@ -17,13 +17,14 @@ constexpr int COLUMNS = GATED ? LINES / 2 : LINES, OWN_COLUMNS = COLUMNS / RANKS
 constexpr int LINE_CHUNK = LINES * 16, ROW_CHUNK = ROWS * 16;  // bytes of all lines' chunks, which are neighbours
 constexpr int ROWS_AT = CHUNKS * LINE_CHUNK, GAIN_AT = ROWS_AT + CHUNKS * ROW_CHUNK;
 constexpr int SQUARES_AT = GAIN_AT + (NORM ? 2 * DEPTH : 0);
-// eight rows belong to a warp, or to some that share the depth
-constexpr int ROW_BLOCKS = ROWS / 8, SHARES = WARPS / ROW_BLOCKS, PIECES = CHUNKS / 4 / SHARES;
-constexpr int ROW_STEP = ROWS + 8;  // of sums, which lie where the weights were: lanes that write them meet no bank twice
+// eight rows, or twice eight, belong to a warp, or to some that share the depth
+constexpr int ROW_BLOCKS = ROWS > 64 ? WARPS : ROWS / 8, SHARES = WARPS / ROW_BLOCKS;
+constexpr int OWN_ROWS = ROWS / 8 / ROW_BLOCKS, PIECES = CHUNKS / 4 / SHARES;
+constexpr int ROW_STEP = ROWS + 8;  // of sums, which lie where weights and rows were: lanes that write them meet no bank twice
 constexpr int PAIRS = OWN_COLUMNS / 2, ITEMS = PAIRS * ROWS / 2, OWN_ITEMS = (ITEMS + THREADS - 1) / THREADS;
 static_assert(LINES == GROUP / 2 || LINES == GROUP, "one or two warpgroups multiply");
 static_assert(SHARES * PIECES * 32 == DEPTH && PAIRS * RANKS * 2 == COLUMNS, "whole shares");
-static_assert(LINES * ROW_STEP * 4 <= ROWS_AT, "room for sums");
+static_assert(LINES * ROW_STEP * 4 <= GAIN_AT, "room for sums");
 
 struct FewArgs {
     const uint16_t *x, *weight, *gain, *residual;  // without a norm or a sum: null
@@ -61,25 +62,24 @@ __device__ __forceinline__ void fetch_weights(const FewArgs& a, int first, int b
     copies_commit();
 }
 
-// A thread's part of one row.
+// A thread's part of a row.
 struct Row {
     uint4 piece[PIECES];
     int row, first, lane;
 
-    __device__ __forceinline__ Row() {
+    // Which of this thread's rows, of all from `above` on.
+    __device__ __forceinline__ void read(const FewArgs& a, int turn, int above, int begin) {
         const int warp = static_cast<int>(threadIdx.x) / 32;
         lane = static_cast<int>(threadIdx.x) % 32;
-        row = warp % ROW_BLOCKS * 8 + lane % 8;
+        row = (turn * ROW_BLOCKS + warp % ROW_BLOCKS) * 8 + lane % 8;
         first = warp / ROW_BLOCKS * 4 + lane / 8;  // chunk; the next is 4 * SHARES further on
-    }
-    __device__ __forceinline__ int chunk(int n) const { return first + n * 4 * SHARES; }
-
-    __device__ __forceinline__ void read(const FewArgs& a, int begin) {
-        const uint16_t* from = a.x + static_cast<int64_t>(row) * a.depth + begin;
+        const uint16_t* from = a.x + static_cast<int64_t>(above + row) * a.depth + begin;
 #pragma unroll
         for (int n = 0; n < PIECES; n++)
-            piece[n] = row < a.rows ? read16(from + chunk(n) * 8) : uint4{0, 0, 0, 0};
+            piece[n] = above + row < a.rows ? read16(from + chunk(n) * 8) : uint4{0, 0, 0, 0};
     }
+
+    __device__ __forceinline__ int chunk(int n) const { return first + n * 4 * SHARES; }
 
     // Scaled by the gain; the scale of the whole row comes at the end. The sum of its squares goes where all find it.
     __device__ __forceinline__ void norm() {
@@ -110,7 +110,7 @@ struct Row {
     }
 };
 
-// A warpgroup's 64 lines by all rows, over the block's depth; then the sums go where the weights were.
+// A warpgroup's 64 lines by all rows, over the block's depth; then the sums go where those were.
 __device__ __forceinline__ void multiply_all(bool busy) {
     float sums[ROWS / 2];
     const int group = static_cast<int>(threadIdx.x) / GROUP, lane = static_cast<int>(threadIdx.x) % 32;
@@ -191,33 +191,46 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ uint32_t* place(const FewArgs& a, uint16_t* base, const Item& item, int n, int first) {
-    return reinterpret_cast<uint32_t*>(base + static_cast<int64_t>(item.row + n) * a.columns + first + item.column);
-}
+// Of a block's results: from which row and column on, and which row ends them.
+struct Place {
+    int above, first;
+
+    __device__ __forceinline__ uint32_t* of(const FewArgs& a, uint16_t* base, const Item& item, int n) const {
+        const int64_t row = above + item.row + n;
+        return reinterpret_cast<uint32_t*>(base + row * a.columns + first + item.column);
+    }
+    __device__ __forceinline__ bool has(const FewArgs& a, const Item& item, int n) const {
+        return item.row < ROWS && above + item.row + n < a.rows;
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_constant__ FewArgs a) {
     if (a.early) launch_dependents();
-    const int rank = static_cast<int>(blockIdx.x) % RANKS, first = static_cast<int>(blockIdx.x) / RANKS * COLUMNS;
-    fetch_weights(a, first, rank * DEPTH);
+    const int rank = static_cast<int>(blockIdx.x) % RANKS, strips = a.columns / COLUMNS;
+    const int strip = static_cast<int>(blockIdx.x) / RANKS % strips, above = static_cast<int>(blockIdx.x) / RANKS / strips * ROWS;
+    const Place place = {above, strip * COLUMNS + rank * OWN_COLUMNS};
+    fetch_weights(a, strip * COLUMNS, rank * DEPTH);
     wait_prior();
 
-    Row row;
-    row.read(a, rank * DEPTH);
+    Row rows[OWN_ROWS];
+#pragma unroll
+    for (int n = 0; n < OWN_ROWS; n++) rows[n].read(a, n, above, rank * DEPTH);
     uint32_t before[OWN_ITEMS][2];
 #pragma unroll
     for (int n = 0; n < 2 * OWN_ITEMS; n++) {
         const Item item(n / 2 * THREADS + static_cast<int>(threadIdx.x));
-        const bool there = a.residual && item.row + n % 2 < a.rows;
-        uint16_t* residual = const_cast<uint16_t*>(a.residual);
-        before[n / 2][n % 2] = there ? read4(place(a, residual, item, n % 2, first + rank * OWN_COLUMNS)) : 0;
+        const bool there = a.residual && place.has(a, item, n % 2);
+        before[n / 2][n % 2] = there ? read4(place.of(a, const_cast<uint16_t*>(a.residual), item, n % 2)) : 0;
     }
     if (!a.early) launch_dependents();
     if (NORM) {
         copies_wait<1>();
         __syncthreads();  // the gain that others fetched
-        row.norm();
+#pragma unroll
+        for (int n = 0; n < OWN_ROWS; n++) rows[n].norm();
     }
-    row.leave();
+#pragma unroll
+    for (int n = 0; n < OWN_ROWS; n++) rows[n].leave();
     copies_wait<0>();
     show_to_products();
     __syncthreads();  // weights and rows that others fetched
@@ -238,9 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_c
         sums[n].ended(made);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (item.row + r >= a.rows) continue;
+            if (!place.has(a, item, r)) continue;
             const uint32_t sum = pack(low_of(before[n][r]) + low_of(made[r]), high_of(before[n][r]) + high_of(made[r]));
-            *place(a, a.out, item, r, first + rank * OWN_COLUMNS) = a.residual ? sum : made[r];
+            *place.of(a, a.out, item, r) = a.residual ? sum : made[r];
         }
     }
     cluster_wait();  // others read what is here
