@@ -1,11 +1,12 @@
-"""On a GPU, Qwen3-TTS 1.7B with random weights: ms of talker and predictor at some rows, with and without each change.
+"""On a GPU, products of Qwen3-TTS 1.7B with random weights: ms of the predictor and of the talker's, in each tile.
 
-    python tests/gpu_predictor.py --folder /tmp/qwen17 [--rows 64,1,256] [--frames 30] [--out tiles.json]
+    python tests/gpu_predictor.py [--rows 64,1,256] [--seconds 36] [--out tiles.json]
 
-Not a test that pytest collects. The checkpoint is written if there is none. Kernels in CUDA C++ are compiled meanwhile,
-and each is held against float32; so are the predictor's logits. What is wrong is said with WRONG. For every number of
-rows tiles are searched for in the model's own parts: all products by CUDA C++ first, then one after the other in each
-tile, with the others as they were found best. At last both parts are timed in each way. Times are of CUDA graphs.
+Not a test that pytest collects. Every tile of the kernels in CUDA C++ is held against float32, and so are the
+predictor's logits; what is wrong is said with WRONG. Then tiles are searched for in the whole predictor (without its
+sampling) and in 14 layers of the talker (without attention): all products by CUDA C++ first, then one after the other
+in each tile, with the others as they were found best. At one row the pass in one kernel is tried. Times are of CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -21,16 +22,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-import sonant
-from sonant import EngineConfig
-from sonant.bench.engine.step_rig import StepRig
-from sonant.engine.engine import Engine
 from sonant.kernels import ops, reference, tuning
 from sonant.kernels.cuda import driver, few_rows
 from sonant.kernels.cuda import frame_pass as whole_pass
@@ -38,7 +35,8 @@ from sonant.kernels.cuda.compiler import build
 from sonant.kernels.gpu import gpu_of
 from sonant.kernels.triton import frame_pass as triton_pass
 from sonant.kernels.triton import gemv, small_m_gemm
-from sonant.models.qwen3_tts.synthetic import write_checkpoint
+from sonant.models.qwen3_tts.config import DecoderStackConfig
+from sonant.models.qwen3_tts.predictor import CodePredictor, NoDraw
 from tile_search import Parts, Search, Tiles, by_tiles, products
 
 DEVICE = torch.device("cuda")
@@ -95,10 +93,9 @@ def one_kernel(pages: int) -> Iterator[None]:
         yield
 
 
-def clocked(engine: Engine, pages: int) -> None:
+def clocked(predictor: CodePredictor, pages: int) -> None:
     """Cycles of the stages of a pass in one kernel, and of the barriers between them."""
-    predictor = engine.model.modules.talker.code_predictor
-    model, head = predictor.model, predictor.lm_head[0].weight
+    model, head = predictor.model, cast(nn.Linear, predictor.lm_head[0]).weight
     stack, shape = model.as_frame_stack(), model.shape
     x = torch.randn(1, 1, shape.hidden, device=DEVICE, dtype=head.dtype)
     cache = torch.zeros(shape.layers, 2, 1, 16, shape.kv_heads, shape.head_dim, device=DEVICE, dtype=head.dtype)
@@ -140,8 +137,7 @@ def logits_of(predictor: Any, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(probe.logits)
 
 
-def check_logits(engine: Engine, rows: int, ways: dict[str, AbstractContextManager[None]]) -> None:
-    predictor = engine.model.modules.talker.code_predictor
+def check_logits(predictor: CodePredictor, rows: int, ways: dict[str, AbstractContextManager[None]]) -> None:
     exact = deepcopy(predictor).float()
     exact.prepare()
     with mock.patch.object(ops, "pick", lambda op, on: getattr(reference, op)):
@@ -154,9 +150,9 @@ def check_logits(engine: Engine, rows: int, ways: dict[str, AbstractContextManag
         print(f"{rows} rows, {name}: logits {error:.4f} from float32{wrong}", flush=True)
 
 
-def check_products(rows: int) -> None:
+def check_products(rows: int) -> bool:
     """Every tile against float32, ten times the same bits; one row less than there is room for."""
-    worst, seen = 0.0, 0
+    worst, seen, right = 0.0, 0, True
     for product in products(rows):
         draw = torch.Generator(DEVICE).manual_seed(3)
         planes = 2 if product.gated else 1
@@ -170,13 +166,15 @@ def check_products(rows: int) -> None:
             op, given = "norm_gated" if product.gated else "norm_linear", (x, gain, 1e-6, weight)
         wide = [v.float() if isinstance(v, Tensor) else v for v in given]
         expected = getattr(reference, op)(*wide)
-        for tile in product.tiles():
+        for tile in (replace(tile, fold=fold) for tile in product.tiles() for fold in (1, 2)):
             made = [getattr(gemv, op)(*given, tile=tile) for _ in range(10)]
             error = float((made[0].float() - expected).norm() / expected.norm())
             worst, seen = max(worst, error), seen + 1
             if not error < 6e-3 or not all(torch.equal(made[0], other) for other in made):
                 print(f"WRONG: {product} {tile}: {error:.4f}", flush=True)
+                right = False
     print(f"{rows - 1} rows: {seen} kernels at most {worst:.4f} from float32", flush=True)
+    return right
 
 
 def measure(parts: Parts, rows: int, ways: dict[str, list[Callable[[], Any]]]) -> None:
@@ -184,81 +182,118 @@ def measure(parts: Parts, rows: int, ways: dict[str, list[Callable[[], Any]]]) -
         with ExitStack() as left:
             for patch in patches:
                 left.enter_context(patch())
-            line = ", ".join(f"{part} {parts.ms(part):.3f}" for part in ("talker", "predictor"))
-        print(f"{rows:3} rows, {name:24}: {line} ms", flush=True)
+            told = ", ".join(f"{part} {parts.ms(part):.3f}" for part in parts.runs)
+        print(f"{rows:3} rows, {name:24}: {told} ms", flush=True)
 
 
 def build_all(rows: list[int]) -> None:
     gpu = gpu_of(DEVICE)
     assert gpu is not None
-    programs = {
-        repr(kernel.program): kernel.program
-        for count in rows if count > 1 for p in products(count) for tile in p.tiles()
-        for kernel in [few_rows.kernel_for(tile, count, norm=p.norm, gated=p.gated)]
-    }  # fmt: skip
-    programs |= {str(pages): whole_pass.pass_kernel(5, pages).program for pages in PAGES}
+    programs = {str(pages): whole_pass.pass_kernel(5, pages).program for pages in PAGES if 1 in rows}
+    for count in rows:
+        for p in products(count) if count > 1 else []:
+            for tile in p.tiles():
+                for fold in (1, 2):
+                    kernel = few_rows.kernel_for(replace(tile, fold=fold), count, norm=p.norm, gated=p.gated)
+                    programs[repr(kernel.program)] = kernel.program
     began_s = time.perf_counter()
-    with ThreadPoolExecutor(14) as pool:
+    with ThreadPoolExecutor(15) as pool:
         list(pool.map(lambda program: build(program, gpu.arch), programs.values()))
     print(f"{len(programs)} kernels compiled in {time.perf_counter() - began_s:.1f} s", flush=True)
 
 
+def random_predictor() -> CodePredictor:
+    config = DecoderStackConfig(2048, 1024, 3072, 5, 16, 8, 128, 1e-6, 1e6, 4096)
+    with DEVICE:
+        made = CodePredictor(config, 16, 2048)
+    made = made.to(torch.bfloat16).eval()
+    for name, value in made.named_parameters():
+        value.copy_(torch.ones_like(value) if "norm" in name else _random(*value.shape))
+    made.prepare()
+    return made
+
+
+class Talker:
+    """The products of some of its layers."""
+
+    def __init__(self, layers: int = 14) -> None:
+        shapes = (2048,), (4096, 2048), (2048, 2048), (2048,), (12288, 2048), (2048, 6144)
+        self.layers = [[_random(*shape) for shape in shapes] for _ in range(layers)]
+
+    def run(self, x: Tensor, attended: Tensor) -> Tensor:
+        for first, qkv, out, second, gate_up, down in self.layers:
+            ops.norm_linear(x, first, 1e-6, qkv)
+            x = ops.linear_add(attended, out, x)
+            x = ops.linear_add(ops.norm_gated(x, second, 1e-6, gate_up), down, x)
+        return x
+
+
+def _random(*shape: int) -> Tensor:
+    return (torch.randn(*shape, device=DEVICE) * shape[-1] ** -0.5).bfloat16()
+
+
+def parts_of(predictor: CodePredictor, talker: Talker, rows: int) -> Parts:
+    hidden, first, x, attended = (_random(rows, 2048) for _ in range(4))
+    uniforms, code = torch.zeros(rows, 15, device=DEVICE), torch.arange(7, 7 + rows, device=DEVICE)
+    return Parts(
+        {
+            "predictor": lambda: predictor.generate(hidden, first, uniforms, NoDraw(code)),
+            "talker": lambda: talker.run(x.view(rows, 1, 2048).clone(), attended.view(rows, 1, 2048)),
+        }
+    )
+
+
+def try_one_row(predictor: CodePredictor, parts: Parts) -> None:
+    ways: dict[str, list[Callable[[], Any]]] = {"as it is": []}
+    ways |= {f"one kernel, {n} pages": [lambda n=n: one_kernel(n)] for n in PAGES}
+    ways |= {"next start late": [late], "carve-out 100": [lambda: carveout(100)], "no attention": [without_attention]}
+    check_logits(predictor, 1, {"as it is": by_tiles({}), "one kernel": one_kernel(PAGES[0])})
+    for pages in PAGES:
+        clocked(predictor, pages)
+    measure(Parts({"predictor": parts.runs["predictor"]}), 1, ways)
+
+
+def try_rows(predictor: CodePredictor, parts: Parts, rows: int) -> dict[str, Any]:
+    if not check_products(rows):
+        return {}
+    tiles: Tiles = {}
+    for part in parts.runs:
+        tiles |= Search(parts, part, rows).run()
+    check_logits(predictor, rows, {"as it is": by_tiles({}), "searched": by_tiles(tiles)})
+
+    def ways_of(**changes: int) -> list[Callable[[], Any]]:
+        return [lambda: by_tiles({k: replace(t, **changes) if t.cuda else t for k, t in tiles.items()})]
+
+    ways = {"as it is": [], "searched": ways_of(), "all early": ways_of(stages=1), "sums are read": ways_of(fold=2)}
+    ways |= {"carve-out 100": [*ways_of(), lambda: carveout(100)], "no attention": [*ways_of(), without_attention]}
+    measure(parts, rows, ways)
+    return {p.key: tuning.encode(tiles[p.shape]) for p in products(rows) if p.shape in tiles}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rows", default="64,1,256")
-    parser.add_argument("--frames", type=int, default=30)
-    parser.add_argument("--size", default="1.7b")
+    parser.add_argument("--seconds", type=float, default=36.0, help="after which nothing new is begun")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds after which it gives up")
     args = parser.parse_args()
-    faulthandler.dump_traceback_later(args.limit, exit=True)  # blocks that wait for each other may do so for ever
-    began_s = time.perf_counter()
-
-    def note(name: str) -> None:
-        print(f"-- {name}: {time.perf_counter() - began_s:.1f} s since the start", flush=True)
-
-    rows = [int(n) for n in args.rows.split(",")]
-    with ThreadPoolExecutor(1) as aside:
-        built = aside.submit(build_all, rows)
-        if not (args.folder / "config.json").exists():
-            write_checkpoint(args.folder, kind="custom_voice", size=args.size, device=str(DEVICE))
-            note("written")
-        config = EngineConfig(max_rows=max(rows), max_batch=max(rows), warm_rows=1, kv_tokens=65_536)
-        engine = sonant.load(args.folder, device=str(DEVICE), config=config)
-        engine.close()
-        note("loaded")
-        built.result()
+    faulthandler.dump_traceback_later(args.seconds + 12, exit=True)  # blocks may wait for each other for ever
+    began_s, rows = time.perf_counter(), [int(n) for n in args.rows.split(",")]
     best: dict[str, Any] = {}
-    with torch.inference_mode():
+    with ThreadPoolExecutor(1) as aside, torch.inference_mode():
+        built = aside.submit(build_all, rows)
+        predictor, talker = random_predictor(), Talker()
+        built.result()
+        print(f"-- ready after {time.perf_counter() - began_s:.1f} s", flush=True)
         for count in rows:
-            if count > 1:
-                check_products(count)
-            with StepRig(engine, count, args.frames) as rig:
-                parts, ways = Parts(rig), dict[str, list[Callable[[], Any]]]({"as it is": []})
-                tiles: Tiles = {}
-                if count > 1:
-                    for part in ("predictor", "talker"):
-                        tiles |= Search(parts, part, count).run()
-                    best |= {p.key: tuning.encode(tiles[p.shape]) for p in products(count) if p.shape in tiles}
-                    ways["searched"] = [lambda tiles=tiles: by_tiles(tiles)]
-                found = ways[list(ways)[-1]]
-                if count > 1 and tiles:
-                    early = {shape: replace(tile, stages=1) if tile.cuda else tile for shape, tile in tiles.items()}
-                    ways["searched, all early"] = [lambda early=early: by_tiles(early)]
-                if count == 1:
-                    ways |= {f"one kernel, {n} pages": [lambda n=n: one_kernel(n)] for n in PAGES}
-                ways["Triton's next start late"] = [*found, late]
-                ways["carve-out 100"] = [*found, lambda: carveout(100)]
-                ways["both"] = [*found, late, lambda: carveout(100)]
-                ways["no attention"] = [*found, without_attention]
-                measure(parts, count, ways)
-            changed = by_tiles(tiles) if count > 1 else one_kernel(PAGES[0])
-            check_logits(engine, count, {"as it is": by_tiles({}), "changed": changed})
+            if time.perf_counter() - began_s > args.seconds:
+                print(f"{count} rows: no time")
+                continue
+            parts = parts_of(predictor, talker, count)
             if count == 1:
-                for pages in PAGES:
-                    clocked(engine, pages)
-            note(f"{count} rows")
+                try_one_row(predictor, parts)
+            else:
+                best |= try_rows(predictor, parts, count)
+            print(f"-- {count} rows: {time.perf_counter() - began_s:.1f} s since the start", flush=True)
     if args.out:
         args.out.write_text(json.dumps(best, indent=1))
     print(json.dumps(best))

@@ -1,21 +1,15 @@
-"""Tiles of a frame's products, searched for in the model's own parts on a GPU: see gpu_predictor.py."""
+"""Tiles of a frame's products, searched for where they are used on a GPU: see gpu_predictor.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.bench.engine.step_rig import StepRig, step_bucket
-from sonant.device_copy import to_device
-from sonant.engine.graphs import GraphPool, capture_graph
 from sonant.kernels import tuning
 from sonant.kernels.cuda import few_rows
 from sonant.kernels.triton import small_m_gemm, small_m_tile
@@ -99,33 +93,18 @@ def by_tiles(tiles: Tiles) -> Iterator[None]:
         yield
 
 
-@dataclass
 class Parts:
-    """A frame's parts of some rows, each on what those before it have left."""
+    """What is run of some rows, by name: in a graph of its own whenever it is timed."""
 
-    rig: StepRig
-    before: dict[str, tuple[Any, Any, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        runner, model = self.rig.runner, self.rig.engine.model
-        padded = np.full(step_bucket(runner, len(self.rig.requests)), runner.rows.scratch)
-        padded[: len(self.rig.requests)] = self.rig.rows
-        step = model.begin_frame(
-            to_device(padded, self.rig.engine.device), runner.span_blocks, self.rig.requests[0].prompt.variant
-        )
-        for part in model.frame_parts:
-            run = part.run if part.inner is None else part.inner.run_without
-            self.before[part.name] = copy(step), run, part.repeats
-            part.run(step)
+    def __init__(self, runs: Mapping[str, Callable[[], object]]) -> None:
+        self.runs = runs
 
     def ms(self, name: str) -> float:
-        given, run, _ = self.before[name]
-
-        def once(rows: Tensor) -> Tensor:
-            run(copy(given))
-            return rows
-
-        graph = capture_graph("part", once, given.rows, GraphPool(given.rows.device)).graph
+        run, graph = self.runs[name], torch.cuda.CUDAGraph()
+        run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
         times = []
         for _ in range(3):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -145,7 +124,7 @@ def told(tile: Tile | None) -> str:
     if tile.library:
         return "library"
     rows, late = f"{tile.m} by " if tile.m else "", " late" if tile.stages == 2 else ""
-    return f"{rows}{tile.n}x{tile.k}/{tile.splits}{late}{'' if tile.cuda else ' triton'}"
+    return f"{rows}{tile.n}x{tile.k}/{tile.splits}{late}{'' if tile.fold == 1 else ' read'}"
 
 
 class Search:

@@ -55,6 +55,11 @@ struct Phases {
 struct Turn {
     int arrived, ended;
 };
+struct Push {
+    shared_t to, gate;
+    float words[2];
+    int count;
+};
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
 static int current, shared_bytes, threads_of_block;
@@ -62,6 +67,8 @@ static std::vector<std::vector<uint8_t>> memories;  // of the blocks of a cluste
 static std::mt19937 draws;
 static std::function<void()> body;
 static std::map<shared_t, Phases> barriers;
+static std::map<shared_t, int64_t> gates;  // bytes that they still expect
+static std::vector<Push> pushes;           // on their way
 static std::map<std::pair<int, int>, Turn> turns;  // by block and number
 static constexpr int WHOLE_CLUSTER = -1;
 
@@ -92,9 +99,15 @@ static void begin() {
     me().done = true;
     swapcontext(&me().context, &scheduler);
 }
+// As on the machine, an address has its block's rank in the highest byte.
+static inline shared_t shared_base() { return static_cast<shared_t>(my_block()) << 24; }
+static inline int rank_of(shared_t at) { return static_cast<int>(at >> 24); }
+static inline shared_t place_of(shared_t at) { return at & 0xffffff; }
 static void check(shared_t at, int bytes) {
-    if (at + bytes > static_cast<uint32_t>(shared_bytes)) fail("outside of its shared memory");
+    if (rank_of(at) >= static_cast<int>(memories.size())) fail("no such block in the cluster");
+    if (place_of(at) + bytes > static_cast<uint32_t>(shared_bytes)) fail("outside of its shared memory");
 }
+static inline uint8_t* memory_at(shared_t at) { return memory_of(rank_of(at)) + place_of(at); }
 
 // Lanes of a warp.
 static inline int show(const uint32_t* words, int count) {
@@ -139,17 +152,49 @@ static inline void cluster_arrive() {
 static inline void cluster_wait() {
     until([before = me().cluster_turn] { return turns[{WHOLE_CLUSTER, 0}].ended != before; });
 }
+static inline void cluster_meet() { cluster_arrive(), cluster_wait(); }
+static inline shared_t in_block(shared_t at, int rank) { return place_of(at) | static_cast<shared_t>(rank) << 24; }
 static inline float2 read_block(shared_t at, int rank) {
-    check(at, 8);
-    if (at % 8 || rank < 0 || rank >= static_cast<int>(memories.size())) fail("no such place in the cluster");
+    const shared_t there = in_block(at, rank);
+    check(there, 8);
+    if (at % 8) fail("two values at no multiple of 8");
     float2 value;
-    memcpy(&value, memory_of(rank) + at, 8);
+    memcpy(&value, memory_at(there), 8);
     return value;
+}
+
+static inline void gate_make(shared_t at, uint32_t bytes) {
+    check(at, 8);
+    if (at % 8) fail("a gate at no multiple of 8");
+    gates[at] = static_cast<int64_t>(bytes);
+}
+static inline void gate_wait(shared_t at) {
+    if (!gates.count(at)) fail("no such gate");
+    until([=] { return gates[at] == 0; });
+}
+static void land(const Push& push) {
+    memcpy(memory_at(push.to), push.words, 4 * push.count);
+    gates[push.gate] -= 4 * push.count;
+}
+static inline void push_words(const Push& push) {
+    check(push.to, 4 * push.count);
+    if (push.to % (4 * push.count)) fail("a push to no multiple of its size");
+    if (rank_of(push.to) != rank_of(push.gate) || !gates.count(push.gate)) fail("a push without a gate");
+    if (draws() & 1) land(push);
+    else pushes.push_back(push);
+}
+static inline void push(shared_t to, shared_t gate, float value) { push_words({to, gate, {value}, 1}); }
+static inline void push(shared_t to, shared_t gate, float a, float b) { push_words({to, gate, {a, b}, 2}); }
+// In another order than they were sent in.
+static bool some_land(bool all) {
+    std::shuffle(pushes.begin(), pushes.end(), draws);
+    const size_t left = all ? 0 : pushes.size() / 2, before = pushes.size();
+    for (; pushes.size() > left; pushes.pop_back()) land(pushes.back());
+    return before > left;
 }
 
 static inline void barrier_start(shared_t at, int count) {
     check(at, 8);
-    if (memories.size() > 1) fail("these barriers are not told apart by blocks of a cluster");
     if (at % 8) fail("a barrier at no multiple of 8");
     barriers[at] = {count, 0, 0};
 }
@@ -163,7 +208,6 @@ static inline void barrier_wait(shared_t at, int parity) {
     until([=] { return (barriers[at].ended & 1) != parity; });
 }
 
-static inline shared_t shared_base() { return 0; }
 static inline void show_to_products() {}
 static inline uint4 read16(const void* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) fail("a read at no multiple of 16");
@@ -178,7 +222,8 @@ static inline void write16(void* to, uint4 value) {
 }
 static inline void store16(shared_t to, uint4 value) {
     check(to, 16);
-    write16(shared_memory + to, value);
+    if (rank_of(to) != my_block()) fail("a plain store into another block");
+    write16(memory_at(to), value);
 }
 static inline void copy16(shared_t to, const void* from) {
     check(to, 16);
@@ -192,7 +237,7 @@ void copies_wait() { flush(me().copies, LEFT); }
 
 static inline uint64_t matrix(shared_t start, int across) {
     if (start % 16 || across % 16) fail("a matrix at no multiple of 16");
-    return start >> 4 | static_cast<uint64_t>(across >> 4) << 16 | static_cast<uint64_t>(8) << 32;
+    return place_of(start) >> 4 | static_cast<uint64_t>(across >> 4) << 16 | static_cast<uint64_t>(8) << 32;
 }
 static inline float from_bits(uint32_t bits) {
     float x;
@@ -205,7 +250,7 @@ static inline float element(uint64_t matrix, int line, int k) {
     const shared_t at = bytes(0) + k / 8 * bytes(16) + line / 8 * bytes(32) + line % 8 * 16 + k % 8 * 2;
     check(at, 2);
     uint16_t bits;
-    memcpy(&bits, shared_memory + at, 2);
+    memcpy(&bits, memory_of(my_block()) + at, 2);
     return from_bits(static_cast<uint32_t>(bits) << 16);
 }
 static inline void products_begin() {}
@@ -282,6 +327,7 @@ static inline void wait_prior() {}
 static void run_blocks(unsigned first) {
     for (auto& memory : memories) std::fill(memory.begin(), memory.end(), 0xff);
     barriers.clear();
+    gates.clear();
     turns.clear();
     std::vector<int> order;
     for (size_t n = 0; n < fibres.size(); n++) {
@@ -310,11 +356,14 @@ static void run_blocks(unsigned first) {
             blockIdx = {first + my_block(), 0, 0};
             swapcontext(&scheduler, &fibre.context);
         }
+        if (draws() % 4 == 0 || !moved) moved |= some_land(!moved);
     }
     for (current = 0; current < static_cast<int>(fibres.size()); current++)
         if (!me().done) fail("waits for ever");
     for (const auto& turn : turns)
         if (turn.second.arrived) fail("a turn that nobody took");
+    for (const auto& gate : gates)
+        if (gate.second) fail("a gate that was left closed");
 }
 
 static void run_grid(std::function<void()> kernel, const int* grid, int threads, int cluster, int bytes, unsigned seed) {

@@ -71,7 +71,8 @@ def wide(values: tuple[object, ...]) -> list[object]:
         (200, 256, 64, 64, 1),
     ],
 )  # fmt: skip
-def test_a_product_of_some_rows(rows: int, depth: int, columns: int, lines: int, ranks: int) -> None:
+@pytest.mark.parametrize("fold", [1, 2])
+def test_a_product_of_some_rows(rows: int, depth: int, columns: int, lines: int, ranks: int, fold: int) -> None:
     x, gain, before = (random(n, 1, m, dtype=BF16, seed=m) for n, m in ((rows, depth), (1, depth), (rows, columns)))
     weight = (random(2 * columns, depth, dtype=BF16, seed=2) / depth**0.5).to(BF16)
     half = weight[:columns].contiguous()
@@ -83,7 +84,7 @@ def test_a_product_of_some_rows(rows: int, depth: int, columns: int, lines: int,
     }.items():
         gated, norm = op == "norm_gated", op.startswith("norm")
         block_rows = 0 if rows <= 64 else lines
-        tile = Tile(block_rows, lines // (2 if gated else 1), depth // ranks, 8, 1, ranks, cuda=True)
+        tile = Tile(block_rows, lines // (2 if gated else 1), depth // ranks, 8, 1, ranks, fold=fold, cuda=True)
         assert few_rows.fits(tile, rows, depth, columns, norm=norm, gated=gated)
         given = [v.clone() if v is before else v for v in values]
         made = getattr(gemv, op)(*given, tile=tile)

@@ -41,23 +41,25 @@ def _shares(block_rows: int) -> int:
     return max(1, _THREADS // 32 // (block_rows // 8))
 
 
-def _shared_bytes(block_rows: int, lines: int, deep: int, norm: bool) -> int:
-    """As few_rows.cu has it: weights, rows, and with a norm its gain and the squares of shares of rows."""
-    return 2 * deep * (lines + block_rows) + norm * (2 * deep + 4 * _shares(block_rows) * block_rows)
+def _shared_bytes(block_rows: int, lines: int, deep: int, ranks: int, norm: bool) -> int:
+    """As few_rows.cu has it: weights, rows, a gate, and with a norm its gain and the squares of shares of rows."""
+    return 2 * deep * (lines + block_rows) + norm * (2 * deep + 4 * ranks * _shares(block_rows) * block_rows) + 8
 
 
 @cache
-def _kernel(block_rows: int, lines: int, deep: int, ranks: int, norm: bool, gated: bool) -> CudaKernel:
+def _kernel(block_rows: int, lines: int, deep: int, ranks: int, pushed: bool, norm: bool, gated: bool) -> CudaKernel:
     defines = {
         "ROWS": block_rows, "LINES": lines, "DEPTH": deep, "RANKS": ranks, "NORM": int(norm), "GATED": int(gated),
+        "PUSHED": int(pushed),
     }  # fmt: skip
     program = Program("few_rows.cu", defines, features="a")
-    shared = _shared_bytes(block_rows, lines, deep, norm)
+    shared = _shared_bytes(block_rows, lines, deep, ranks, norm)
     return CudaKernel(program, "few_rows", _ARGS, shared, _THREADS, cluster=ranks if ranks > 1 else 0)
 
 
 def kernel_for(tile: Tile, rows: int, *, norm: bool, gated: bool) -> CudaKernel:
-    return _kernel(_block_rows(tile, rows), tile.n * (2 if gated else 1), tile.k, tile.splits, norm, gated)
+    lines, pushed = tile.n * (2 if gated else 1), tile.fold == 1
+    return _kernel(_block_rows(tile, rows), lines, tile.k, tile.splits, pushed, norm, gated)
 
 
 def fits(tile: Tile, rows: int, depth: int, columns: int, *, norm: bool, gated: bool) -> bool:
@@ -70,7 +72,7 @@ def fits(tile: Tile, rows: int, depth: int, columns: int, *, norm: bool, gated: 
         return False
     sums = 4 * lines * (block_rows + 8)  # where weights and rows were
     return sums <= 2 * (lines + block_rows) * tile.k and (
-        _shared_bytes(block_rows, lines, tile.k, norm) <= _SHARED_BYTES
+        _shared_bytes(block_rows, lines, tile.k, tile.splits, norm) <= _SHARED_BYTES
     )  # fmt: skip
 
 

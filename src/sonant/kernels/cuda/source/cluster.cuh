@@ -1,5 +1,5 @@
-// What kernels whose blocks work in clusters of RANKS ask of a Hopper GPU beside hopper.cuh. A test puts the same functions
-// on a CPU (tests/kernels/hopper_on_cpu.h). A single block is a cluster, too.
+// What kernels whose blocks work in clusters ask of a Hopper GPU beside hopper.cuh. A test puts the same functions on a
+// CPU (tests/kernels/hopper_on_cpu.h). A single block is a cluster, too.
 #pragma once
 #include "hopper.cuh"
 
@@ -7,26 +7,55 @@
 
 // All threads of a cluster, with all that they wrote before to their shared memory.
 __device__ __forceinline__ void cluster_arrive() {
-    if (RANKS == 1) __syncthreads();
-    else asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait() {
-    if (RANKS > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same where nothing that was written needs to be seen, but gates that were made.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// From the shared memory of one of the cluster's blocks, this address is the same in all.
+// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ shared_t in_block(shared_t at, int rank) {
+    shared_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
 __device__ __forceinline__ float2 read_block(shared_t at, int rank) {
     float2 value;
-    if (RANKS > 1) {
-        asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %2, %3;\n"
-                     "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n}"
-                     : "=f"(value.x), "=f"(value.y)
-                     : "r"(at), "r"(rank)
-                     : "memory");
-    } else {
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(at) : "memory");
-    }
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "r"(in_block(at, rank))
+                 : "memory");
     return value;
+}
+
+// A gate in shared memory opens when all bytes have been pushed that it expects.
+__device__ __forceinline__ void gate_make(shared_t at, uint32_t bytes) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(at) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void gate_wait(shared_t at) {
+    uint32_t open;
+    do {
+        asm volatile("{\n.reg .pred open;\n"
+                     "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 open, [%1], 0;\n"
+                     "selp.u32 %0, 1, 0, open;\n}"
+                     : "=r"(open)
+                     : "r"(at)
+                     : "memory");
+    } while (!open);
+}
+// Both addresses are of the same block, from in_block.
+__device__ __forceinline__ void push(shared_t to, shared_t gate, float value) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                 "r"(__float_as_uint(value)), "r"(gate)
+                 : "memory");
+}
+__device__ __forceinline__ void push(shared_t to, shared_t gate, float first, float second) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(gate)
+                 : "memory");
 }
 
 // Two values at a time, each result rounded to bfloat16.

@@ -16,10 +16,13 @@ constexpr int CHUNKS = DEPTH / 8;  // of 16 bytes
 constexpr int COLUMNS = GATED ? LINES / 2 : LINES, OWN_COLUMNS = COLUMNS / RANKS;
 constexpr int LINE_CHUNK = LINES * 16, ROW_CHUNK = ROWS * 16;  // bytes of all lines' chunks, which are neighbours
 constexpr int ROWS_AT = CHUNKS * LINE_CHUNK, GAIN_AT = ROWS_AT + CHUNKS * ROW_CHUNK;
-constexpr int SQUARES_AT = GAIN_AT + (NORM ? 2 * DEPTH : 0);
+constexpr int OWN_LINES = LINES / RANKS;  // that a block ends
 // eight rows, or twice eight, belong to a warp, or to some that share the depth
 constexpr int ROW_BLOCKS = ROWS > 64 ? WARPS : ROWS / 8, SHARES = WARPS / ROW_BLOCKS;
 constexpr int OWN_ROWS = ROWS / 8 / ROW_BLOCKS, PIECES = CHUNKS / 4 / SHARES;
+constexpr int SQUARES_AT = GAIN_AT + (NORM ? 2 * DEPTH : 0);  // [RANKS, SHARES, ROWS]
+constexpr int GATE_AT = SQUARES_AT + (NORM ? 4 * RANKS * SHARES * ROWS : 0);
+constexpr int PUSHED_BYTES = 4 * ROWS * (LINES + (NORM ? RANKS * SHARES : 0));
 constexpr int ROW_STEP = ROWS + 8;  // of sums, which lie where weights and rows were: lanes that write them meet no bank twice
 constexpr int PAIRS = OWN_COLUMNS / 2, ITEMS = PAIRS * ROWS / 2, OWN_ITEMS = (ITEMS + THREADS - 1) / THREADS;
 static_assert(LINES == GROUP / 2 || LINES == GROUP, "one or two warpgroups multiply");
@@ -66,6 +69,7 @@ __device__ __forceinline__ void fetch_weights(const FewArgs& a, int first, int b
 struct Row {
     uint4 piece[PIECES];
     int row, first, lane;
+    float square;
 
     // Which of this thread's rows, of all from `above` on.
     __device__ __forceinline__ void read(const FewArgs& a, int turn, int above, int begin) {
@@ -81,9 +85,9 @@ struct Row {
 
     __device__ __forceinline__ int chunk(int n) const { return first + n * 4 * SHARES; }
 
-    // Scaled by the gain; the scale of the whole row comes at the end. The sum of its squares goes where all find it.
+    // Scaled by the gain; the scale of the whole row comes at the end.
     __device__ __forceinline__ void norm() {
-        float square = 0.0f;
+        square = 0.0f;
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
             const uint4 gain = *reinterpret_cast<const uint4*>(shared_memory + GAIN_AT + chunk(n) * 16);
@@ -94,8 +98,14 @@ struct Row {
         }
         square += __shfl_xor_sync(0xffffffffu, square, 8);
         square += __shfl_xor_sync(0xffffffffu, square, 16);
-        const int share = first / 4;
-        if (lane < 8) reinterpret_cast<float*>(shared_memory + SQUARES_AT)[share * ROWS + row] = square;
+        if (!PUSHED && lane < 8) reinterpret_cast<float*>(shared_memory)[SQUARES_AT / 4 + first / 4 * ROWS + row] = square;
+    }
+    // The sum of its squares, to all blocks.
+    __device__ __forceinline__ void push_square(int rank) const {
+        if (lane >= 8) return;
+        const shared_t at = shared_base() + SQUARES_AT + 4 * ((rank * SHARES + first / 4) * ROWS + row);
+#pragma unroll
+        for (int to = 0; to < RANKS; to++) push(in_block(at, to), in_block(shared_base() + GATE_AT, to), square);
     }
     static __device__ __forceinline__ void scale(uint32_t& two, uint32_t gain, float& square) {
         square += low_of(two) * low_of(two);
@@ -110,8 +120,9 @@ struct Row {
     }
 };
 
-// A warpgroup's 64 lines by all rows, over the block's depth; then the sums go where those were.
-__device__ __forceinline__ void multiply_all(bool busy) {
+// A warpgroup's 64 lines by all rows, over the block's depth. Then the sums go where weights and rows were, once all
+// blocks are done with those: each block's own, or each to the block that ends its line.
+__device__ __forceinline__ void multiply_all(bool busy, int rank) {
     float sums[ROWS / 2];
     const int group = static_cast<int>(threadIdx.x) / GROUP, lane = static_cast<int>(threadIdx.x) % 32;
     if (busy) {
@@ -124,21 +135,39 @@ __device__ __forceinline__ void multiply_all(bool busy) {
         products_wait<0>();
         settled(sums);
     }
-    __syncthreads();  // nobody reads what the sums are written over
+    if (PUSHED) cluster_meet();
+    else __syncthreads();
     if (!busy) return;
     const int line = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int n = 0; n < ROWS / 2; n += 2) {
-        const int at = (line + n % 4 * 4) * ROW_STEP + n / 4 * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(shared_memory + 4 * at) = float2{sums[n], sums[n + 1]};
+    for (int half = 0; half < 2; half++) {
+        const int column = (line + 8 * half) % COLUMNS, plane = (line + 8 * half) / COLUMNS;
+        const int own = plane * OWN_COLUMNS + column % OWN_COLUMNS, to = column / OWN_COLUMNS;
+        const int at = PUSHED ? rank * OWN_LINES + own : line + 8 * half;
+        const shared_t gate = in_block(shared_base() + GATE_AT, to);
+        const shared_t there = in_block(shared_base() + 4 * (at * ROW_STEP + lane % 4 * 2), to);
+        float2* here = reinterpret_cast<float2*>(shared_memory + 4 * (at * ROW_STEP + lane % 4 * 2));
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            const float first = sums[4 * n + 2 * half], second = sums[4 * n + 2 * half + 1];
+            if (PUSHED) push(there + 32 * n, gate, first, second);
+            else here[4 * n] = float2{first, second};
+        }
     }
 }
 
-// Over the cluster: of one line and two rows.
-__device__ __forceinline__ float2 sum_of_blocks(int line, int row) {
+// What a block of the cluster has of some line and two rows.
+__device__ __forceinline__ float2 part_of(int rank, int plane, int column, int row, int own_rank) {
+    if (!PUSHED)
+        return read_block(shared_base() + 4 * ((plane * COLUMNS + own_rank * OWN_COLUMNS + column) * ROW_STEP + row), rank);
+    const int line = rank * OWN_LINES + plane * OWN_COLUMNS + column;
+    return *reinterpret_cast<const float2*>(shared_memory + 4 * (line * ROW_STEP + row));
+}
+
+__device__ __forceinline__ float2 sum_of_blocks(int plane, int column, int row, int own_rank) {
     float2 part[RANKS], sum = {0.0f, 0.0f};
 #pragma unroll
-    for (int rank = 0; rank < RANKS; rank++) part[rank] = read_block(shared_base() + 4 * (line * ROW_STEP + row), rank);
+    for (int rank = 0; rank < RANKS; rank++) part[rank] = part_of(rank, plane, column, row, own_rank);
 #pragma unroll
     for (int rank = 0; rank < RANKS; rank++) sum.x += part[rank].x, sum.y += part[rank].y;
     return sum;
@@ -147,8 +176,10 @@ __device__ __forceinline__ float2 sum_of_blocks(int line, int row) {
 __device__ __forceinline__ float2 norm_factors(const FewArgs& a, int row) {
     float2 part[RANKS * SHARES], sum = {0.0f, 0.0f};
 #pragma unroll
-    for (int n = 0; n < RANKS * SHARES; n++)
-        part[n] = read_block(shared_base() + SQUARES_AT + 4 * (n % SHARES * ROWS + row), n / SHARES);
+    for (int n = 0; n < RANKS * SHARES; n++) {
+        const int at = SQUARES_AT + 4 * ((PUSHED ? n : n % SHARES) * ROWS + row);
+        part[n] = PUSHED ? *reinterpret_cast<const float2*>(shared_memory + at) : read_block(shared_base() + at, n / SHARES);
+    }
 #pragma unroll
     for (int n = 0; n < RANKS * SHARES; n++) sum.x += part[n].x, sum.y += part[n].y;
     return {rsqrtf(sum.x / a.depth + a.eps), rsqrtf(sum.y / a.depth + a.eps)};
@@ -157,12 +188,11 @@ __device__ __forceinline__ float2 norm_factors(const FewArgs& a, int row) {
 struct Sums {
     float2 total[2], other[2];
 
-    __device__ __forceinline__ void read(const FewArgs& a, const Item& item) {
-        const int line = static_cast<int>(blockIdx.x) % RANKS * OWN_COLUMNS + item.column;
+    __device__ __forceinline__ void read(const FewArgs& a, const Item& item, int rank) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            total[n] = sum_of_blocks(line + n, item.row);
-            other[n] = GATED ? sum_of_blocks(COLUMNS + line + n, item.row) : total[n];
+            total[n] = sum_of_blocks(0, item.column + n, item.row, rank);
+            other[n] = GATED ? sum_of_blocks(1, item.column + n, item.row, rank) : total[n];
         }
         if (!NORM) return;
         const float2 factor = norm_factors(a, item.row);
@@ -209,6 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_c
     const int rank = static_cast<int>(blockIdx.x) % RANKS, strips = a.columns / COLUMNS;
     const int strip = static_cast<int>(blockIdx.x) / RANKS % strips, above = static_cast<int>(blockIdx.x) / RANKS / strips * ROWS;
     const Place place = {above, strip * COLUMNS + rank * OWN_COLUMNS};
+    if (PUSHED && threadIdx.x == 0) gate_make(shared_base() + GATE_AT, PUSHED_BYTES);
     fetch_weights(a, strip * COLUMNS, rank * DEPTH);
     wait_prior();
 
@@ -234,16 +265,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_c
     copies_wait<0>();
     show_to_products();
     __syncthreads();  // weights and rows that others fetched
-    multiply_all(LINES == GROUP || threadIdx.x < GROUP);
-    cluster_arrive();  // with the sums
-    cluster_wait();
+    multiply_all(LINES == GROUP || threadIdx.x < GROUP, rank);
+    if (PUSHED) {
+        if (NORM) {
+#pragma unroll
+            for (int n = 0; n < OWN_ROWS; n++) rows[n].push_square(rank);
+        }
+        gate_wait(shared_base() + GATE_AT);
+    } else {
+        cluster_arrive();  // with the sums
+        cluster_wait();
+    }
     Sums sums[OWN_ITEMS];
 #pragma unroll
     for (int n = 0; n < OWN_ITEMS; n++) {
         const int index = n * THREADS + static_cast<int>(threadIdx.x);
-        if (index < ITEMS) sums[n].read(a, Item(index));
+        if (index < ITEMS) sums[n].read(a, Item(index), rank);
     }
-    cluster_arrive();  // done with the others' sums
+    if (!PUSHED) cluster_arrive();  // done with the others' sums
 #pragma unroll
     for (int n = 0; n < OWN_ITEMS; n++) {
         const Item item(n * THREADS + static_cast<int>(threadIdx.x));
@@ -256,5 +295,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) few_rows(const __grid_c
             *place.of(a, a.out, item, r) = a.residual ? sum : made[r];
         }
     }
-    cluster_wait();  // others read what is here
+    if (!PUSHED) cluster_wait();  // others read what is here
 }
