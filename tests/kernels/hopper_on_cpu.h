@@ -316,6 +316,7 @@ static inline uint32_t rounded_bits(float x) {
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
+static inline int uniform(int value) { return value; }
 static inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
     const uint32_t top = 0xffff0000u;
     return pack(from_bits(a << 16) * from_bits(b << 16), from_bits(a & top) * from_bits(b & top));

@@ -58,6 +58,9 @@ __device__ __forceinline__ void push(shared_t to, shared_t gate, float first, fl
                  : "memory");
 }
 
+// What is the same in all lanes of a warp, so that the compiler knows.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // Two values at a time, each result rounded to bfloat16.
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
     uint32_t made;

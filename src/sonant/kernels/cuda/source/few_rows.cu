@@ -46,21 +46,23 @@ struct Item {
         : column(n % PAIRS * 2), row(n / PAIRS * 2) {}
 };
 
-// All of a block's weights, and of the norm's gain what belongs to its depth, which comes first. Neighbouring threads take
-// neighbouring lines, whose chunks are neighbours in shared memory.
+// All of a block's weights, and of the norm's gain what belongs to its depth, which comes first. A warp has eight lines, or
+// twice eight: neighbouring threads take neighbouring lines, whose chunks are neighbours in shared memory.
 __device__ __forceinline__ void fetch_weights(const FewArgs& a, int first, int begin) {
     if (NORM) {
         for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS)
             copy16(shared_base() + GAIN_AT + chunk * 16, a.gain + begin + chunk * 8);
         copies_commit();
     }
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int turn = 0; turn < LINES * CHUNKS / THREADS; turn++) {
-        const int n = turn * THREADS + static_cast<int>(threadIdx.x);
-        const int chunk = n / 32 % (CHUNKS / 4) * 4 + n / 8 % 4, line = n / (8 * CHUNKS) * 8 + n % 8;
-        const int column = first + line % COLUMNS + line / COLUMNS * a.columns;
-        copy16(shared_base() + chunk * LINE_CHUNK + line * 16,
-               a.weight + static_cast<int64_t>(column) * a.depth + begin + chunk * 8);
+    for (int turn = 0; turn < LINES / (8 * WARPS); turn++) {
+        const int line = (turn * WARPS + static_cast<int>(threadIdx.x) / 32) * 8 + lane % 8;
+        const int64_t column = first + line % COLUMNS + line / COLUMNS * a.columns;
+        const uint16_t* from = a.weight + column * a.depth + begin + lane / 8 * 8;
+        const shared_t to = shared_base() + lane / 8 * LINE_CHUNK + line * 16;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk += 4) copy16(to + chunk * LINE_CHUNK, from + chunk * 8);
     }
     copies_commit();
 }
@@ -124,7 +126,8 @@ struct Row {
 // blocks are done with those: each block's own, or each to the block that ends its line.
 __device__ __forceinline__ void multiply_all(bool busy, int rank) {
     float sums[ROWS / 2];
-    const int group = static_cast<int>(threadIdx.x) / GROUP, lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = LINES == GROUP ? uniform(static_cast<int>(threadIdx.x) / GROUP) : 0;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     if (busy) {
         const uint64_t left = matrix(shared_base() + group * 64 * 16, LINE_CHUNK);
         const uint64_t right = matrix(shared_base() + ROWS_AT, ROW_CHUNK);
