@@ -45,7 +45,7 @@ from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
 
-_RARE_SIZES = 3  # of so many one has a graph, and one listener alone; the others take the next larger
+_RARE_SIZES = 4  # of so many one has a graph, and one listener alone; the others take the next larger
 _NEEDED_ROWS = 8  # without graphs up to that many there is no engine
 
 
