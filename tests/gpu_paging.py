@@ -41,7 +41,7 @@ class Case:
 CASES = {
     "qwen": Case("qwen3_tts", "custom_voice", "1.7b", "1.5GiB", {"max_rows": 16, "kv_tokens": 16384}, 8),
     "higgs": Case(
-        "higgs_audio_v2", "base", "3b", "5.5GiB", {"max_rows": 2, "kv_tokens": 1024, "prefill_tokens": 64}, 1, 6.5
+        "higgs_audio_v2", "base", "3b", "5.5GiB", {"max_rows": 2, "kv_tokens": 768, "prefill_tokens": 64}, 1, 6.5
     ),
     "voxcpm2": Case("voxcpm2", "base", "2b", "1.5GiB", {"max_rows": 8, "kv_tokens": 8192}, 1),
 }

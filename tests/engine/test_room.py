@@ -99,6 +99,16 @@ def test_the_doctor_says_what_and_why() -> None:
     assert "CPU" in chosen(EngineConfig().resolved(None), SPEC, None).reason
 
 
+def test_a_model_that_keeps_a_gpu_busy_with_fewer_rows_gets_no_more() -> None:
+    heavy = replace(SPEC, full_batch=256)
+    config = EngineConfig().resolved(H200.room(heavy))
+    assert (config.max_rows, config.max_batch) == (512, 256)
+    assert "256 rows keep it busy" in chosen(config, heavy, H200).reason
+    assert "not enough" not in chosen(config, heavy, H200).reason
+    assert L4.batch < 256 or L4.room(heavy).batch == 256
+    assert EngineConfig(max_batch=600, max_rows=900).resolved(H200.room(heavy)).max_batch == 600  # who asks is given
+
+
 def test_a_cache_of_eight_bits_has_room_for_twice_as_many() -> None:
     small = SPEC.with_kv_dtype(torch.float8_e4m3fn)
     config = EngineConfig().resolved(H200.room(SPEC))

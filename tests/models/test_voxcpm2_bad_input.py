@@ -17,7 +17,9 @@ import torch
 import sonant
 from clips import reference_clip
 from sonant import Engine, Sampling, Voice
+from sonant.engine.graphs import buckets_up_to
 from sonant.errors import BadAudio, BadRequest, BadSampling, BadText, CheckpointError, UnknownVoice, Unsupported
+from sonant.models.voxcpm2.knobs import FLOW_STEPS, USUAL_STEPS
 from sonant.types import Samples
 
 NAN, INF = float("nan"), float("inf")
@@ -188,3 +190,13 @@ def test_a_pickle_that_is_no_state_dict_is_no_codec(
     with pytest.raises(CheckpointError, match=says) as refused:
         sonant.load(folder, device="cpu")
     assert "audiovae.pth" in str(refused.value) and not Path("it-ran").exists()
+
+
+def test_every_number_of_flow_steps_has_graphs_for_one_and_for_all(engine: Engine) -> None:
+    """A listener with a rare one must not fall back to launches one by one."""
+    graphs, largest = engine.loop.runner._graphs(), engine.config.max_batch
+    sizes = {name: [g.bucket for g in graphs if g.step.name == name] for name in {g.step.name for g in graphs}}
+    frames = {name: found for name, found in sizes.items() if name.startswith("frame")}
+    assert sorted(frames) == sorted(f"frame {steps}" for steps in FLOW_STEPS)
+    assert all(found[0] == 1 and found[-1] == largest for found in frames.values())
+    assert frames[f"frame {USUAL_STEPS}"] == buckets_up_to(largest)

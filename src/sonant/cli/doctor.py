@@ -170,7 +170,10 @@ def chosen(config: EngineConfig, spec: ModelSpec, memory: GpuMemory | None) -> C
     config = replace(config, kv_tokens=memory.likely_kv_tokens(spec, config))
     tokens = block_count(spec, config, torch.device("cuda")) * config.block_tokens
     reason = f"{memory.name} has {memory.processors} processors and {_size(memory.free_bytes)} beside the weights"
-    if rows < 2 * memory.batch:
+    full = memory.room(spec).batch
+    if full < memory.batch:
+        reason += f"; {full} rows keep it busy with this model"
+    if rows < 2 * full:
         reason += ", not enough for more rows"
     return Chosen(rows, batch, tokens, reason)
 

@@ -40,7 +40,8 @@ class GpuMemory:
         return min(_MOST_ROWS, power_of_two(each * self.processors))
 
     def room(self, spec: ModelSpec) -> Room:
-        return Room(self.batch, self.free_bytes, row_bytes(spec), spec.kv_token_bytes)
+        batch = min(self.batch, spec.full_batch or self.batch)
+        return Room(batch, self.free_bytes, row_bytes(spec), spec.kv_token_bytes)
 
     def likely_kv_tokens(self, spec: ModelSpec, config: EngineConfig) -> int:
         """What `kv_cache.py` will find room for."""

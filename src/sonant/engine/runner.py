@@ -45,6 +45,7 @@ from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
 
+_RARE_SIZES = 4  # of so many one has a graph, and one listener alone; the others take the next larger
 _NEEDED_ROWS = 8  # without graphs up to that many there is no engine
 
 
@@ -134,8 +135,11 @@ class Runner:
         assert largest is not None
         buckets = [(*size, kind) for kind in self.model.spec.prefill_kinds for size in self._prefill_sizes(largest)]
         graphs = [PendingGraph(self.prefill, bucket, min(bucket[0], largest)) for bucket in buckets]
-        for step in self.frame.values():
-            graphs += [PendingGraph(step, size, size) for size in buckets_up_to(largest)]
+        for variant, step in self.frame.items():
+            sizes = buckets_up_to(largest)
+            if variant != self.usual_variant:  # asked for rarely, so a start does not wait for graphs of every size
+                sizes = sorted({sizes[0], *sizes[-1::-_RARE_SIZES]})
+            graphs += [PendingGraph(step, size, size) for size in sizes]
         for frames, step in self.codec.items():
             most = min(largest, self.sizes.codec_batch // frames)
             graphs += [PendingGraph(step, size, size) for size in buckets_up_to(most)]

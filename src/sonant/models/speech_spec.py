@@ -61,6 +61,7 @@ class SpeechSpec:
     staged_numbers: tuple[StagedNumber, ...]  # what the host writes when a request gets its row
     delay_steps: int = 0  # decode steps before the first that completes a frame, as a delay pattern has them
     variants: tuple[int, ...] = (0,)  # kinds of frame step, each with graphs of its own, such as flow steps
+    full_batch: int | None = None  # rows of a step that keep a GPU busy: with more, each waits longer for as much sound
     knobs: tuple[Knob, ...] = ()
     voices: tuple[str, ...] = ()  # of the checkpoint's own
     languages: tuple[str, ...] = ()
