@@ -25,8 +25,7 @@ class OnCpu:
         self.built = cache(self._build)
 
     def _build(self, kernel: CudaKernel) -> Any:
-        words = kernel.program.source.removesuffix(".cu").split("_")
-        structure = "".join(word.capitalize() for word in words) + "Args"
+        structure = kernel.program.source.removesuffix(".cu").capitalize() + "Args"
         made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
         defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
         subprocess.run(

@@ -82,13 +82,6 @@ struct Block {
     std::map<shared_t, Gate> gates;
 };
 
-struct Bulk {
-    int block;
-    shared_t to, gate;
-    const void* from;
-    uint32_t bytes;
-};
-
 struct Push {
     int block;
     shared_t to, gate;
@@ -101,7 +94,6 @@ struct Machine {
     std::vector<Block> blocks;  // that run now
     std::vector<Barrier> warps, clusters;
     std::vector<Push> pushes;  // on their way
-    std::vector<Bulk> bulks;
     ucontext_t scheduler;
     int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
     int64_t events = 0;  // after each of them, who looks at a gate in vain looks again
@@ -307,21 +299,6 @@ static void land(const Push& push) {
     gate.settle();
     machine.events++;
 }
-static void land(const Bulk& bulk) {
-    check(bulk.to, bulk.bytes);
-    memcpy(machine.blocks[bulk.block].memory + bulk.to, bulk.from, bulk.bytes);
-    Gate& gate = gate_of(bulk.block, bulk.gate);
-    gate.missing_bytes -= bulk.bytes;
-    gate.settle();
-    machine.events++;
-}
-static inline void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t gate) {
-    if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
-    const Bulk bulk = {my_block(), to, gate, from, bytes};
-    gate_of(bulk.block, gate);
-    if (machine.draws() % 4 == 0) land(bulk);
-    else machine.bulks.push_back(bulk);
-}
 static inline void push_words(shared_t to, shared_t gate, std::vector<float> values) {
     const int block = my_block() / machine.cluster * machine.cluster + static_cast<int>(to >> 24) - 1;
     if (to >> 24 == 0 || to >> 24 != gate >> 24) abort();
@@ -387,12 +364,8 @@ static bool some_land(bool all) {
     auto& pushes = machine.pushes;
     std::shuffle(pushes.begin(), pushes.end(), machine.draws);
     const size_t left = all ? 0 : pushes.size() / 2;
-    auto& bulks = machine.bulks;
-    std::shuffle(bulks.begin(), bulks.end(), machine.draws);
-    const size_t bulks_left = all ? 0 : bulks.size() / 2;
-    const bool any = pushes.size() > left || bulks.size() > bulks_left;
+    const bool any = pushes.size() > left;
     for (; pushes.size() > left; pushes.pop_back()) land(pushes.back());
-    for (; bulks.size() > bulks_left; bulks.pop_back()) land(bulks.back());
     return any;
 }
 

@@ -1,6 +1,6 @@
-// One kernel's source for a CPU: SOURCE, KERNEL and ARGS say which.
-#include SOURCE
+// A residual unit's source for a CPU.
+#include "unit.cu"
 
-extern "C" void run(const void* args, const int* grid, int threads, int cluster, int bytes, unsigned seed) {
-    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, cluster, bytes, seed);
+extern "C" void run(const void* args, const int* grid, int threads, int bytes, unsigned seed) {
+    run_grid([=] { residual_unit(*static_cast<const UnitArgs*>(args)); }, grid, threads, bytes, seed);
 }

@@ -57,6 +57,7 @@ NAMES = {
         "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024>",
         "void at::native::(anonymous namespace)::sampleMultinomialOnce<float, float>",
         "_sample",
+        "_frame_step",
     ],
     Work.CODEC: [
         "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>",

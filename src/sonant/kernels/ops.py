@@ -29,7 +29,6 @@ from sonant.kernels.reference import (
     FlowGiven,
     FrameCounters,
     FrameMemory,
-    FrameStack,
     FrameTables,
     Heads,
     LocalWeights,
@@ -66,7 +65,6 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "flow_move": "flow",
         "flow_open": "flow",
         "flow_turn": "flow",
-        "frame_pass": "frame_pass",
         "frame_step": "frame_step",
         "linear": "gemv",
         "linear_add": "gemv",
@@ -252,22 +250,6 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
 
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
     return pick("ring_attention", qkv)(qkv, heads, ring, place)
-
-
-def frame_pass(
-    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None
-) -> Tensor | None:
-    return pick("frame_pass", x)(stack, x, cos, sin, cache, at, head)
-
-
-def frame_pass_is_one_kernel(stack: FrameStack, x: Tensor, cache: Tensor, head: Tensor | None) -> bool:
-    """Whether `frame_pass` of these does more than its layers would, one after another."""
-    device_type = x.device.type if gpu_of(x.device) is None else "cuda"
-    if choose("frame_pass", device_type, torch.is_grad_enabled()).implementation == "reference":
-        return False
-    from sonant.kernels.triton.frame_pass import is_one_kernel
-
-    return is_one_kernel(stack, x, cache, head)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

@@ -41,7 +41,6 @@ class Tile:
     group: int = 8  # tiles of rows that come before the next columns
     fold: int = 1  # slices of the depth that warps of one program share out
     wide: bool = False  # one and a half times n columns
-    cuda: bool = False  # by a kernel in CUDA C++, not in Triton
     library: bool = False
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import FrameLayer, FrameStack, Heads
+from sonant.kernels.reference import Heads
 from sonant.layers.attention import Context
 from sonant.layers.quantized import Projection, QuantizedLinear
 from sonant.layers.rope import rope_tables
@@ -113,14 +113,6 @@ class DecoderLayer(nn.Module):
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
 
-    def as_frame_layer(self) -> FrameLayer:
-        attention, mlp = self.self_attn, self.mlp
-        return FrameLayer(
-            self.input_layernorm.weight, attention.qkv_proj.weight, attention.q_norm.weight, attention.k_norm.weight,
-            attention.o_proj.weight, self.post_attention_layernorm.weight,
-            mlp.gate_up_proj.weight, mlp.down_proj.weight,
-        )  # fmt: skip
-
 
 def _onto(x: Tensor, projection: Projection, branch: Tensor, scale: nn.Module) -> Tensor:
     """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
@@ -150,7 +142,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
-        return self.norm(self._through(x, *self.rotations(positions, x.dtype), context))
+        return self._run(x, *self.rotations(positions, x.dtype), context)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
@@ -163,20 +155,9 @@ class DecoderStack(nn.Module):
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, dtype, self.shape.rope_scaling)
 
-    def before_norm_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
-        """The same where all rows are at the same positions, which the host knows: nothing is looked up. Before the
-        final norm, which may be inside the product that reads it."""
-        return self._through(x, *self.rotations_at(positions, x.dtype), context)
-
-    def as_frame_stack(self) -> FrameStack | None:
-        """What `ops.frame_pass` takes. None: layers must be called, since somebody listens to that (as whoever brings
-        their weights does), or they are of another kind."""
-        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-        heard = any(layer._forward_pre_hooks or layer._forward_hooks for layer in layers)
-        if heard or len(layers) < len(self.layers) or not self.shape.qk_norm or self.shape.layer_scale:
-            return None
-        made = tuple(layer.as_frame_layer() for layer in layers)
-        return FrameStack(made, self.norm.weight, self.shape.heads, self.shape.kv_heads, self.shape.eps)
+    def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
+        """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
+        return self._run(x, *self.rotations_at(positions, x.dtype), context)
 
     def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, 1, head_dim]."""
@@ -186,7 +167,7 @@ class DecoderStack(nn.Module):
         cos, sin = self.rope[:, None, positions.start : positions.stop]
         return cos, sin
 
-    def _through(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
+    def _run(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         for layer in self.layers:
             x = layer(x, cos, sin, context)
-        return x
+        return self.norm(x)

@@ -15,7 +15,6 @@ from torch import Tensor
 from sonant.bench.kernels.case import Call
 from sonant.config import Quantization
 from sonant.kernels import reference, tuning
-from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import QuantizedWeight, Snake, Weight
 from sonant.kernels.triton import conv, conv_tile, gemv, scaled_tile, small_m_tile
 from sonant.kernels.tuning import Tile
@@ -98,11 +97,8 @@ class ProductCase:
     def candidates(self) -> list[Tile]:
         found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, self.weight_item)
         if self.many:
-            return list(dict.fromkeys(scaled_tile.candidates(self.rows, self.depth, self.columns, self.gated)))
-        norm, own = self.op.startswith("norm"), list[Tile]()
-        if self.quantize is None:
-            own += few_rows.candidates(self.rows, self.depth, self.columns, norm=norm, gated=self.gated)
-        return list(dict.fromkeys([*found, *own]))
+            found = scaled_tile.candidates(self.rows, self.depth, self.columns, self.gated)
+        return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         if self.many:

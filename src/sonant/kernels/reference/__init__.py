@@ -28,7 +28,6 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
-from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass
 from sonant.kernels.reference.frame_step import FrameCounters, FrameMemory, FrameTables, frame_step
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
@@ -74,9 +73,7 @@ __all__ = [
     "FlowEnds",
     "FlowGiven",
     "FrameCounters",
-    "FrameLayer",
     "FrameMemory",
-    "FrameStack",
     "FrameTables",
     "Heads",
     "LocalWeights",
@@ -110,7 +107,6 @@ __all__ = [
     "flow_move",
     "flow_open",
     "flow_turn",
-    "frame_pass",
     "frame_step",
     "guided_step",
     "inside",

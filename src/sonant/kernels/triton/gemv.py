@@ -18,9 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import QuantizedWeight, Weight, parts_of
-from sonant.kernels.triton import norm, small_m_gemm, small_m_tile
+from sonant.kernels.triton import norm, small_m_gemm
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.scaled_product import Around, scaled_product
 from sonant.kernels.triton.small_m_gemm import column_scales
@@ -41,7 +40,7 @@ def _gemv(
     SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL == 1)
+    launch_dependents(PDL)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = column < columns
     dtype = out.dtype.element_ty
@@ -65,7 +64,6 @@ def _gemv(
         value = tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)
         values = values + (value,)  # noqa: RUF005
         square += value * value
-    launch_dependents(PDL == 2)
     factor = tl.rsqrt(tl.sum(square, axis=0) / depth + eps)
     total, other = tl.zeros([BLOCK_N, BLOCK_K], tl.float32), tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for tile in tl.static_range(TILES):
@@ -111,30 +109,11 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
-    if (
-        small_m_gemm.fits(rows, depth)
-        and not (tile and tile.m)
-        and small_m_gemm.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile)
-    ):
-        return out
-    if (
-        rows > small_m_tile.ROWS
-        and isinstance(weight, Tensor)
-        and _multiply_more(flat, weight, wanted, gain, eps, gated, residual, tile)
+    if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
+        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
     ):
         return out
     return None
-
-
-def _multiply_more(
-    x: Tensor, weight: Tensor, out: Tensor, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
-    tile: Tile | None,
-) -> bool:  # fmt: skip
-    """Of more rows than kernels for few are for, where it was measured to pay."""
-    tile = tile or small_m_tile.tile_beyond(x, weight, out.shape[1], gated, norm=gain is not None)
-    if tile is None or not tile.cuda:
-        return False
-    return few_rows.multiply(x, weight, out, tile, gain=gain, eps=eps, gated=gated, residual=residual)
 
 
 def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:

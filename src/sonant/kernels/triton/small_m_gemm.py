@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonant.kernels.cuda import few_rows
 from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.small_m_tile import ROWS, block_depth, rule, tile_for
+from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
 
@@ -122,7 +121,7 @@ def _small_m_gemm(
     PRECISION: tl.constexpr, LOOP: tl.constexpr, FOLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL == 1)
+    launch_dependents(PDL)
     strip, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -138,7 +137,6 @@ def _small_m_gemm(
     own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
     value, square = _values(x, gain, there, k, depth, NORM)
-    launch_dependents(PDL == 2)
     total = tl.zeros([FOLD, BLOCK_N, BLOCK_M] if FOLD > 1 else [BLOCK_N, BLOCK_M], tl.float32)
     other = total
     if LOOP:
@@ -186,10 +184,6 @@ def product(
     tile = tile or tile_for(x, values, columns, gated, norm=gain is not None)
     if tile.library:
         return False
-    if tile.cuda:
-        if few_rows.multiply(x, values, out, tile, gain=gain, eps=eps, gated=gated, residual=residual):
-            return True
-        tile = rule(rows, depth, columns, gated, values.dtype.itemsize)
     block_m = max(16, triton.next_power_of_2(rows))
     strips = triton.cdiv(columns, tile.n)
     k_tiles = depth // (tile.k * tile.splits)

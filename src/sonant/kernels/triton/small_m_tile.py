@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from sonant.kernels.gpu import gpu_of
-from sonant.kernels.tuning import Tile, find, key, table
+from sonant.kernels.tuning import Tile, find
 
 ROWS = 64  # above it the library's products win
 _LEAST_BLOCK = 16  # rows of a tile, however few there are
@@ -39,14 +38,6 @@ def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -
     item = weight.dtype.itemsize
     found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
     return found or rule(rows, depth, columns, gated, item)
-
-
-def tile_beyond(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile | None:
-    """Of more rows than `ROWS`: the library wins there but where something else was measured, and no neighbour's tile
-    stands in for that."""
-    gpu, (rows, depth) = gpu_of(x.device), x.shape
-    shape = shape_key(depth, columns, gated, norm, weight.dtype.itemsize)
-    return None if gpu is None else table(gpu.name).get(key("small_m", shape, rows))
 
 
 def block_depth(depth: int, most: int = _DEPTH) -> int:

@@ -74,27 +74,18 @@ class CodePredictor(nn.Module):
         shape, batch = self.model.shape, len(hidden)
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
         opening = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
+        x = self.model.forward_at(opening, range(2), ShortContext(cache, 0))[:, -1]
         codes, given = [], hidden.new_empty(batch, opening.shape[-1])
         for group in range(self.groups - 1):
-            logits = self._logits(opening if group == 0 else given[:, None], cache, group)
+            if group > 0:
+                at = group + 1
+                x = self.model.forward_at(given[:, None], range(at, at + 1), ShortContext(cache, at))[:, 0]
             lookup = Lookup(self._inputs(group), given) if group < self.groups - 2 else None
-            codes.append(draw.pick(logits, uniforms[:, group], lookup=lookup))
+            codes.append(draw.pick(self._head(group, x), uniforms[:, group], lookup=lookup))
         return torch.stack(codes, 1)
 
-    def _logits(self, x: Tensor, cache: Tensor, group: int) -> Tensor:
-        """Of code `group`, from what is new for it: x [B, T, hidden], the opening pair or the last code."""
-        head = cast(nn.Linear, self.lm_head[group]).weight
-        end = group + 2
-        stack = self.model.as_frame_stack()
-        if stack is None or not ops.frame_pass_is_one_kernel(stack, x[:, -1:], cache, head):
-            x = self.model.before_norm_at(x, range(end - x.shape[1], end), ShortContext(cache, end - x.shape[1]))
-            return ops.norm_linear(x[:, -1], self.model.norm.weight, self.model.norm.eps, head)
-        for position in range(end - x.shape[1], end):
-            turns = self.model.rotations_at(range(position, position + 1), x.dtype)
-            of, own = x[:, position - end, None], head if position == end - 1 else None
-            logits = ops.frame_pass(stack, of, *turns, cache, position, own)
-        assert logits is not None
-        return logits
+    def _head(self, group: int, x: Tensor) -> Tensor:
+        return ops.linear(x, cast(nn.Linear, self.lm_head[group]).weight)
 
     def _inputs(self, group: int) -> Tensor:
         """What each code of a group is to the stack: [vocab, hidden]."""

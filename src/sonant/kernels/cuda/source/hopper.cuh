@@ -68,11 +68,9 @@ __device__ __forceinline__ void turn_give(int number, int count) {
 
 // A matrix in shared memory for a product of 16 of its columns: pieces of 8 lines by 16 bytes, each in one piece of
 // 128 bytes, so lines may begin at any multiple of 16 bytes. `across`: from one piece to the next along the depth.
-// In a cluster an address has its block's rank in the highest byte, which is no business of a product.
 __device__ __forceinline__ uint64_t matrix(shared_t start, int across) {
     const uint64_t along = 128;
-    const uint64_t first = (start & 0x3ffff) >> 4;
-    return first | static_cast<uint64_t>(across >> 4) << 16 | (along >> 4) << 32;
+    return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(across >> 4) << 16 | (along >> 4) << 32;
 }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
