@@ -136,7 +136,7 @@ def all_kernels(
     if every_form:
         gemv.linear(values(1, 1, 1024), values(256, 1024), values(256))
         x, gain, weight = values(22, 1, 1024), values(1024), values(256, 1024)
-        gemv.norm_gated(x, gain, 1e-6, weight, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
+        gemv.norm_gated(x, gain, 1e-6, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
     convolution_kernels(dtype, convolutions, every_form)
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
     cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
