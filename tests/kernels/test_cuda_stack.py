@@ -64,6 +64,10 @@ def test_a_stack_in_one_launch_is_as_near_as_the_reference(case: StackCase, grid
     assert torch.equal(stack.local_stack(x.clone(), weights, grid=grid), got)  # whoever comes first
     barriers = 4 * case.layers - 1
     assert counters(weights[0].first_gain, 1, 2).tolist() == [2 * barriers * grid.ranks * grid.clusters]
+    alone = x.clone()
+    for layer in weights:  # as who brings each layer's weights just before it has them go
+        alone = stack.local_stack(alone, [layer], grid=grid)
+    assert torch.equal(alone, got)
 
 
 @compiled
