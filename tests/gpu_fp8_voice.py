@@ -5,8 +5,8 @@
 Not a test that pytest collects. Each variant becomes one tar of FLAC at 16 kHz, the rate at which every judge listens,
 which tests/judge_voice.py reads; 9 MB each. Engines have processes of their own, all at once, so that their kernels
 are compiled beside each other. Sentence n has speaker n modulo 4 and seed n in all variants but one:
-- bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more than
-  64 rows while most of them are spoken, and eight bits on both sides.
+- bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more
+  than 64 rows while most of them are spoken, and eight bits on both sides.
 - fp8-few: 32 at once, where only the weights have eight bits.
 - bf16-reseeded: other seeds, which shows how far apart two readings are that differ in nothing else.
 With `--device cpu --dtype float32` the same is done without a GPU, where an input is never rounded.
@@ -142,7 +142,8 @@ def main() -> None:
     # Each option that is given twice counts by its last value.
     commands = [[sys.executable, *sys.argv, "--alone", "--variants", ",".join(group)] for group in groups.values()]
     running = [subprocess.Popen(command) for command in commands]
-    sys.exit(any([process.wait() for process in running]))
+    codes = [process.wait() for process in running]
+    sys.exit(any(codes))
 
 
 if __name__ == "__main__":
