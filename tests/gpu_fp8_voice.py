@@ -7,7 +7,7 @@ which tests/judge_voice.py reads; 9 MB each. Engines have processes of their own
 are compiled beside each other. Sentence n has speaker n modulo 4 and seed n in all variants but one:
 - bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more
   than 64 rows while most of them are spoken, and eight bits on both sides.
-- fp8-few: 32 at once, where only the weights have eight bits.
+- fp8-few: 32 at once, where only the weights have eight bits, prompts of over 64 positions apart.
 - bf16-reseeded: other seeds, which shows how far apart two readings are that differ in nothing else.
 With `--device cpu --dtype float32` the same is done without a GPU, where an input is never rounded.
 """
