@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench.samples import level, sample
 from sonant.bench.client.prompts import Prompt, Reference
 from sonant.bench.client.sample import Sample
 from sonant.bench.quality.compare import compare_quality, quality_table
+from sonant.bench.quality.ggml import is_ggml, read_ggml
 from sonant.bench.quality.judges import Judges, open_transcriber, windows
 from sonant.bench.quality.scores import Judged, Quality, duration_limits, judge_level, samples_of
 from sonant.bench.quality.transcript import distance, errors
@@ -140,3 +142,35 @@ def test_recognisers_that_are_not_there(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         open_transcriber(where)
+
+
+def ggml(tensors: dict[str, np.ndarray], kind: int = 1) -> bytes:
+    """As whisper.cpp's converter writes it: two bands of three bins, two words."""
+
+    def whole(*numbers: int) -> bytes:
+        return struct.pack(f"<{len(numbers)}i", *numbers)
+
+    head = b"lmgg" + whole(*range(1, 11), 1) + whole(2, 3) + bytes(24) + whole(2) + whole(2) + b"ab" + whole(1) + b"c"
+    return head + b"".join(
+        whole(values.ndim, len(name), kind) + whole(*values.shape[::-1]) + name.encode() + values.tobytes()
+        for name, values in tensors.items()
+    )
+
+
+def test_a_checkpoint_of_whisper_cpp(tmp_path: Path) -> None:
+    path = tmp_path / "ggml-tiny.bin"
+    weight, bias = np.arange(6, dtype=np.float16).reshape(2, 3), np.arange(2, dtype=np.float16)
+    data = ggml({"encoder.ln.weight": weight, "encoder.conv1.bias": bias[:, None]})
+    path.write_bytes(data)
+    sizes, tensors = read_ggml(path)
+    assert is_ggml(path) and sizes["n_vocab"] == 1 and sizes["n_text_layer"] == 9 and sizes["n_mels"] == 10
+    assert tensors["encoder.ln.weight"].tolist() == weight.tolist()
+    assert tensors["encoder.conv1.bias"].tolist() == bias.tolist()
+    path.write_bytes(data[:-1])
+    with pytest.raises(ConfigError, match="breaks off"):
+        read_ggml(path)
+    path.write_bytes(ggml({"encoder.ln.weight": weight}, kind=8))
+    with pytest.raises(ConfigError, match="quantised weights"):
+        read_ggml(path)
+    path.write_bytes(b"")
+    assert not is_ggml(path)

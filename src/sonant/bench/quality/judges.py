@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sonant.bench.quality.ggml import is_ggml, read_ggml
 from sonant.errors import ConfigError
 from sonant.types import Samples
 
@@ -46,9 +47,9 @@ class Judges:
 
 
 def open_transcriber(where: str) -> tuple[Transcribe, str]:
-    """A Whisper checkpoint in any of its three layouts: a path, or `package:NAME/inner/path` of an installed one."""
+    """A Whisper checkpoint in any of its four layouts: a path, or `package:NAME/inner/path` of an installed one."""
     path = _locate(where)
-    if path.is_file() and path.suffix == ".pt":
+    if path.is_file() and (path.suffix == ".pt" or is_ggml(path)):
         return _openai_whisper(path), f"openai-whisper {path.name}"
     if (path / "model.bin").is_file() and (path / "config.json").is_file():
         return _faster_whisper(path), f"faster-whisper {path.name}"
@@ -58,8 +59,8 @@ def open_transcriber(where: str) -> tuple[Transcribe, str]:
     if len(inside) == 1:
         return _openai_whisper(inside[0]), f"openai-whisper {inside[0].name}"
     raise ConfigError(
-        f"--asr {where}: no Whisper checkpoint there; give a .pt file of openai-whisper, or a folder with config.json "
-        "and either model.bin (faster-whisper) or model.safetensors (transformers)"
+        f"--asr {where}: no Whisper checkpoint there; give a .pt file of openai-whisper, a ggml file of whisper.cpp, "
+        "or a folder with config.json and either model.bin (faster-whisper) or model.safetensors (transformers)"
     )
 
 
@@ -91,7 +92,12 @@ def _code(language: str) -> str:
 
 def _openai_whisper(path: Path) -> Transcribe:
     whisper = _need("whisper", "openai-whisper")
-    model = whisper.load_model(str(path), device="cpu")
+    if path.suffix == ".pt":
+        model = whisper.load_model(str(path), device="cpu")
+    else:
+        sizes, tensors = read_ggml(path)
+        model = whisper.Whisper(whisper.ModelDimensions(**sizes)).eval()
+        model.load_state_dict(tensors)
 
     def transcribe(samples: Samples, language: str) -> str:
         # Greedily, and each window by itself: a judge must not guess from what it said before.

@@ -29,7 +29,7 @@ sonant bench quality --base-url http://localhost:8000 --asr base.en.pt --against
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--asr", metavar="WHERE",
-        help="a Whisper checkpoint: a folder, a .pt file, or package:NAME/path of an installed one (default: none)",
+        help="a Whisper checkpoint: a folder, a .pt or ggml file, or package:NAME/path of an installed one (none)",
     )  # fmt: skip
     parser.add_argument(
         "--speaker-model", metavar="FILE", type=Path,

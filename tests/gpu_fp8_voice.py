@@ -1,0 +1,150 @@
+"""On a GPU: the built-in voice says 200 sentences that no corpus has, in bfloat16 and with eight bits, for judges.
+
+    python tests/gpu_fp8_voice.py --out OUT [--variants bf16,bf16-reseeded,fp8,fp8-few,fp8-cache]
+
+Not a test that pytest collects. Each variant becomes one tar of FLAC at 16 kHz, the rate at which every judge listens,
+which tests/judge_voice.py reads; 9 MB each. Engines have processes of their own, all at once, so that their kernels
+are compiled beside each other. Sentence n has speaker n modulo 4 and seed n in all variants but one:
+- bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more
+  than 64 rows while most of them are spoken, and eight bits on both sides.
+- fp8-few: 32 at once, where only the weights have eight bits, prompts of over 64 positions apart.
+- bf16-reseeded: other seeds, which shows how far apart two readings are that differ in nothing else.
+With `--device cpu --dtype float32` the same is done without a GPU, where an input is never rounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import soundfile as sf
+import soxr
+
+import sonant
+from sonant import Engine, EngineConfig, Speech
+from sonant.config import KVCacheType, Quantization
+
+SENTENCES = Path(__file__).with_name("held_out.txt")
+RATE_HZ = 16_000
+INDEX = "index.json"
+POSITIONS = 256  # of cache for each row: a prompt and twelve seconds of speech
+
+
+@dataclass(frozen=True)
+class Variant:
+    quantize: Quantization | None = None
+    cache: KVCacheType | None = None
+    at_once: int = 200
+    first_seed: int = 0
+
+
+VARIANTS = {
+    "bf16": Variant(),
+    "bf16-reseeded": Variant(first_seed=1000),
+    "fp8": Variant("fp8"),
+    "fp8-few": Variant("fp8", at_once=32),
+    "fp8-cache": Variant("fp8", "fp8"),
+}
+
+
+def say_all(engine: Engine, texts: list[str], variant: Variant, most: int) -> Iterator[Speech]:
+    flying: deque[sonant.SpeechStream] = deque()
+    for n, text in enumerate(texts):
+        voice = engine.voices[n % len(engine.voices)]
+        flying.append(engine.stream(text, voice=voice, seed=variant.first_seed + n, live=False))
+        if len(flying) == min(variant.at_once, most):
+            yield flying.popleft().result()
+    while flying:
+        yield flying.popleft().result()
+
+
+def flac(speech: Speech) -> bytes:
+    file = BytesIO()
+    sound = soxr.resample(np.asarray(speech.samples, np.float32), speech.sample_rate, RATE_HZ)
+    sf.write(file, sound, RATE_HZ, format="FLAC", subtype="PCM_16", compression_level=1.0)
+    return file.getvalue()
+
+
+def write(path: Path, texts: list[str], voices: tuple[str, ...], spoken: list[Speech]) -> None:
+    """`index.json` says of each sound what it should be, and has its codes."""
+    names = [f"{n:03d}.flac" for n in range(len(texts))]
+    index = [
+        {
+            "name": name,
+            "text": text,
+            "voice": voices[n % len(voices)],
+            "seed": speech.seed,
+            "finish_reason": speech.finish_reason,
+            "codes": np.asarray(speech.frames).tolist(),
+        }
+        for n, (name, text, speech) in enumerate(zip(names, texts, spoken, strict=True))
+    ]
+    with tarfile.open(path, "w") as tar:
+        for name, data in (*zip(names, map(flac, spoken), strict=True), (INDEX, json.dumps(index).encode())):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, BytesIO(data))
+
+
+def speak(args: argparse.Namespace, names: list[str]) -> None:
+    """Variants of one engine, one after the other."""
+    texts = SENTENCES.read_text(encoding="utf-8").splitlines()[: args.sentences]
+    first, began_s = VARIANTS[names[0]], time.perf_counter()
+    config = EngineConfig(
+        max_rows=args.rows, kv_tokens=args.rows * POSITIONS, compile_workers=args.compile_workers,
+        quantize=first.quantize, kv_cache_dtype=first.cache,
+    )  # fmt: skip
+    with sonant.load(device=args.device, dtype=args.dtype, config=config) as engine:
+        ready_s = time.perf_counter() - began_s
+        for name in names:
+            began_s = time.perf_counter()
+            spoken = list(say_all(engine, texts, VARIANTS[name], args.rows))
+            took_s = time.perf_counter() - began_s
+            path = args.out / f"{name}.tar"
+            write(path, texts, engine.voices, spoken)
+            ended = sum(speech.finish_reason == "stop" for speech in spoken)
+            sound_s, size = sum(speech.duration_s for speech in spoken), path.stat().st_size
+            print(
+                f"{name}: ready after {ready_s:.1f} s, {len(spoken)} sentences ({ended} ended by themselves), "
+                f"{sound_s:.0f} s of sound in {took_s:.1f} s, {size / 2**20:.1f} MiB",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=200, help="that the engine has")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--compile-workers", type=int, default=5, help="of each engine")
+    parser.add_argument("--alone", action="store_true", help="in this process: all variants have the same engine")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    names = args.variants.split(",")
+    if args.alone:
+        return speak(args, names)
+    groups: dict[tuple[str | None, str | None], list[str]] = {}
+    for name in names:
+        groups.setdefault((VARIANTS[name].quantize, VARIANTS[name].cache), []).append(name)
+    # Each option that is given twice counts by its last value.
+    commands = [[sys.executable, *sys.argv, "--alone", "--variants", ",".join(group)] for group in groups.values()]
+    running = [subprocess.Popen(command) for command in commands]
+    codes = [process.wait() for process in running]
+    sys.exit(any(codes))
+
+
+if __name__ == "__main__":
+    main()
