@@ -106,7 +106,7 @@ def test_one_who_waits_is_moved_now_and_then_so_that_none_is_the_slowest_for_eve
 
 
 def test_who_wakes_takes_the_core_at_once_if_it_has_had_less_and_else_at_the_end_of_a_turn() -> None:
-    """The front end takes 2 ms at 6, and wakes again at 9: with credit for its sleep it has had less than the engine."""
+    """The front end takes 2 ms at 6, and wakes again at 9: with credit for sleep it has had less than the engine."""
     for credit_s, done_s in ((0.002, 0.0095), (0.0, 0.0125)):
         host, done, front = host_of(1, credit_s=credit_s), [], Worker()
         host.do(Worker(), 0.1, lambda now_s: None)

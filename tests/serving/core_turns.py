@@ -1,4 +1,4 @@
-"""For how long who got a core keeps it while another wants it, and how long one waits who wakes beside busy ones."""
+"""For how long who got a core keeps it while another wants it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 A newcomer goes to the replica with the fewest requests, as Ray's proxy sends them. A replica's step takes in prompts of
 those who got a row, moves every row on by a frame (those with the least sound in hand first, where there are more than
-fit), and ends when the engine's measured times say so. Engines have a device each, and what carries their sound takes
-no time of it; or all of them share the cores of one machine (`shared_host.py`).
+fit), makes sound of the chunks that are due, and ends when the engine's measured times say so. Engines have a device
+each, and what carries their sound takes no time of it; or all of them share the cores of one machine, with client,
+proxy, front ends and the engines' channels (`shared_host.py`).
 """
 
 from __future__ import annotations
