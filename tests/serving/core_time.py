@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,6 +48,32 @@ def _waited_ns(file: int) -> int:
         return int(os.pread(file, 100, 0).split()[1])
     except ProcessLookupError:  # It has ended since.
         return 0
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Of a thread, or of several: what the scheduler counts, to the nanosecond."""
+
+    ran_s: float = 0.0
+    waited_s: float = 0.0  # ready to run, for a core
+    turns: int = 0  # times that it got one
+
+    def __add__(self, other: CoreUse) -> CoreUse:
+        return CoreUse(self.ran_s + other.ran_s, self.waited_s + other.waited_s, self.turns + other.turns)
+
+    def __sub__(self, other: CoreUse) -> CoreUse:
+        return CoreUse(self.ran_s - other.ran_s, self.waited_s - other.waited_s, self.turns - other.turns)
+
+
+def thread_uses(pid: int) -> dict[int, CoreUse]:
+    """By thread, since each was started."""
+    uses = {}
+    with suppress(OSError):
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            with suppress(OSError):
+                ran_ns, waited_ns, turns = map(int, (task / "schedstat").read_text().split())
+                uses[int(task.name)] = CoreUse(ran_ns / 1e9, waited_ns / 1e9, turns)
+    return uses
 
 
 def core_s(pids: Iterable[int]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 
@@ -15,9 +15,26 @@ class EngineTimes:
     start_s: float  # of a request besides: its way to the engine, and its first sound's way back
     rows: int  # requests that hold one
     batch: int  # rows in a step
+    prefill_s: float = 0.0  # that a step with prompts in it takes longer, however many
+    last_steps: int = 0  # of a request after its last frame, as the one that draws its end
+    chunks: tuple[int, ...] = (1,)  # frames that the codec may make sound of at once, rising from 1
+    codec_frames: int = 2**31  # that it may make sound of in a step, over all rows
+    codec_s: float = 0.0  # that a step with the codec in it takes longer, if `steps` are without
+    codec_frame_s: float = 0.0  # … and for each frame that it makes sound of
 
-    def step_s(self, rows: int, prompts: int) -> float:
-        return (self._rows_s(rows) if rows else 0.0) + self.prompt_s * prompts
+    def step_s(self, rows: int, prompts: int, sounded: int = 0) -> float:
+        """`sounded`: frames that the codec makes sound of."""
+        prompts_s = self.prefill_s + self.prompt_s * prompts if prompts else 0.0
+        codec_s = self.codec_s + self.codec_frame_s * sounded if sounded else 0.0
+        return (self._rows_s(rows) if rows else 0.0) + prompts_s + codec_s
+
+    def chunk_of(self, ahead_s: float) -> int:
+        """Frames of the next chunk for one who has so much sound in hand: half of that at most, and one at least."""
+        return self.chunks[max(0, bisect_right(self.chunks, ahead_s / self.frame_s / 2) - 1)]
+
+    def last_chunk(self, left: int) -> int:
+        """The smallest chunk that has all that is left, or the largest there is."""
+        return self.chunks[min(bisect_left(self.chunks, left), len(self.chunks) - 1)]
 
     def _rows_s(self, rows: int) -> float:
         known = [count for count, _ in self.steps]

@@ -2,8 +2,9 @@
 
 A newcomer goes to the replica with the fewest requests, as Ray's proxy sends them. A replica's step takes in prompts of
 those who got a row, moves every row on by a frame (those with the least sound in hand first, where there are more than
-fit), and ends when the engine's measured times say so. Engines have a device each, and what carries their sound takes
-no time of it; or all of them share the cores of one machine (`shared_host.py`).
+fit), makes sound of the chunks that are due, and ends when the engine's measured times say so. Engines have a device
+each, and what carries their sound takes no time of it; or all of them share the cores of one machine, with client,
+proxy, front ends and the engines' channels (`shared_host.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sonant.bench.scale.engine_times import EngineTimes
-from sonant.bench.scale.shared_host import HostTimes, SharedHost, Worker
+from sonant.bench.scale.shared_host import HostTimes, Session, SharedHost, Worker
+
+_OTHERS_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +37,30 @@ class Load:
 class Stream:
     came_s: float
     frames: int
-    made: int = 0
+    steps: int = 0  # that it was in
+    sounded: int = 0  # frames that the codec has made sound of
+    begun_s: float | None = None  # when the engine had its first sound
     heard: int = 0
     first_s: float | None = None
     gap: bool = False
 
     def ahead_s(self, now_s: float, frame_s: float) -> float:
-        return -1.0 if self.first_s is None else self.made * frame_s - (now_s - self.first_s)
+        return -1.0 if self.begun_s is None else self.sounded * frame_s - (now_s - self.begun_s)
 
 
 @dataclass(slots=True)
 class Replica:
     waiting: deque[Stream] = field(default_factory=deque)
     running: list[Stream] = field(default_factory=list)
-    on_the_way: int = 0  # to it, through the proxy and its front end
+    open: int = 0  # requests that were sent to it and have not had all of their sound
+    changed: int = 0  # when that was so last, counted over all replicas
     busy: bool = False
     engine: Worker = field(default_factory=Worker)
+    channel: Worker = field(init=False)
     front: Worker = field(default_factory=Worker)
 
-    @property
-    def requests(self) -> int:
-        return len(self.waiting) + len(self.running) + self.on_the_way
+    def __post_init__(self) -> None:
+        self.channel = Worker(self.engine.session)
 
 
 @dataclass(frozen=True)
@@ -73,12 +79,14 @@ class Fleet:
     ) -> None:
         """`host`: whose cores the replicas share; None: each engine has its own device."""
         self.engine, self.host = engine, host
-        self.replicas = [Replica() for _ in range(replicas)]
-        self._cores = None if host is None else SharedHost(host.cores)
-        self._clients = Worker()
+        carriers = Session()
+        self.replicas = [Replica(front=Worker(carriers)) for _ in range(replicas)]
+        self._cores = None if host is None else SharedHost(host)
+        self._client, self._proxy = Worker(carriers), Worker(carriers)
+        self._others = Worker()
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._count = 0
+        self._count = self._changes = 0
         self._streams: list[Stream] = []
         self._frames = 0
         self._closed = False
@@ -95,6 +103,8 @@ class Fleet:
             at_s = 0.0
             while (at_s := at_s + self._random.expovariate(1 / every_s)) < load.seconds:
                 self._post(at_s, come)
+        if self.host is not None and self.host.others:
+            self._post(0.0, self._take_cores)
         self._go_on(load.seconds if load.closed else None)
         firsts = sorted(s.first_s - s.came_s for s in self._streams if s.first_s is not None)
         gaps = sum(s.gap for s in self._streams) / max(1, len(self._streams))
@@ -118,27 +128,44 @@ class Fleet:
         self._count += 1
         heapq.heappush(self._events, (at_s, self._count, then))
 
+    def _take_cores(self, now_s: float) -> None:
+        """All else that the machine does, a little at a time."""
+        if self.host is None or self._cores is None or not (self._events or self._cores.next_s()):
+            return
+        if not self._others.work:
+            self._cores.do(self._others, self.host.others * _OTHERS_EVERY_S, lambda now_s: None)
+        self._post(now_s + _OTHERS_EVERY_S, self._take_cores)
+
     def _come(self, frames: int, now_s: float) -> None:
         stream = Stream(now_s, frames)
         self._streams.append(stream)
-        if self.host is None or self._cores is None:
-            self._arrive(self._fewest(), stream, now_s)
+        if self.host is None:
+            self._send(stream, now_s)
+        else:
+            way = [(self._client, self.host.client.request_s), (self._proxy, self.host.proxy.request_s)]
+            self._pass_on(way, partial(self._send, stream), now_s)
+
+    def _send(self, stream: Stream, now_s: float) -> None:
+        replica = min(self.replicas, key=lambda r: (r.open, r.changed))
+        self._count_open(replica, 1)
+        arrive = partial(self._arrive, replica, stream)
+        if self.host is None:
+            arrive(now_s)
+        else:
+            way = [(replica.front, self.host.front.request_s), (replica.channel, self.host.channel.request_s)]
+            self._pass_on(way, arrive, now_s)
+
+    def _count_open(self, replica: Replica, more: int) -> None:
+        self._changes += 1
+        replica.open, replica.changed = replica.open + more, self._changes
+
+    def _pass_on(self, way: list[tuple[Worker, float]], then: Callable[[float], None], now_s: float) -> None:
+        """From one to the next, each when the last is done with it."""
+        if not way or self._cores is None:
+            then(now_s)
             return
-        cores, front_s = self._cores, self.host.front_request_s
-
-        def sent(_: float) -> None:
-            replica = self._fewest()
-            replica.on_the_way += 1
-            cores.do(replica.front, front_s, partial(taken, replica))
-
-        def taken(replica: Replica, then_s: float) -> None:
-            replica.on_the_way -= 1
-            self._arrive(replica, stream, then_s)
-
-        cores.do(self._clients, self.host.client_request_s, sent)
-
-    def _fewest(self) -> Replica:
-        return min(self.replicas, key=lambda r: r.requests)
+        (worker, seconds), *rest = way
+        self._cores.do(worker, seconds, partial(self._pass_on, rest, then))
 
     def _arrive(self, replica: Replica, stream: Stream, now_s: float) -> None:
         replica.waiting.append(stream)
@@ -153,41 +180,72 @@ class Fleet:
         replica.busy = bool(replica.running)
         if not replica.busy:
             return
-        stepped = list(replica.running)
-        if len(stepped) > engine.batch:
-            stepped = sorted(stepped, key=lambda s: s.ahead_s(now_s, engine.frame_s))[: engine.batch]
-        took_s = engine.step_s(len(stepped), new)
-        done = partial(self._step_done, replica, stepped)
+        ended = [s for s in replica.running if s.steps == s.frames + engine.last_steps]
+        drawn = [s for s in replica.running if s.steps < s.frames + engine.last_steps]
+        if len(drawn) > engine.batch:
+            drawn = sorted(drawn, key=lambda s: s.ahead_s(now_s, engine.frame_s))[: engine.batch]
+        for stream in drawn:
+            stream.steps += 1
+        chunks = self._chunks(ended, drawn, now_s)
+        took_s = engine.step_s(len(drawn), new, sum(size for _, size in chunks))
+        done = partial(self._step_done, replica, chunks)
         if self._cores is None:
             self._post(now_s + took_s, done)
         else:
             self._cores.do(replica.engine, took_s, done)
 
-    def _step_done(self, replica: Replica, stepped: list[Stream], now_s: float) -> None:
-        for stream in stepped:
-            stream.made += 1
-            self._carry(replica, stream, now_s)
-        replica.running = [s for s in replica.running if s.made < s.frames]
+    def _chunks(self, ended: list[Stream], drawn: list[Stream], now_s: float) -> list[tuple[Stream, int]]:
+        """Whose sound is made in this step, and of how many frames: who has least in hand first, as far as it goes."""
+        engine, frame_s = self.engine, self.engine.frame_s
+        due = [(s, engine.last_chunk(s.frames - s.sounded)) for s in ended]
+        wanted = [(s, engine.chunk_of(s.ahead_s(now_s, frame_s))) for s in drawn]
+        due += [(s, size) for s, size in wanted if min(s.steps, s.frames) - s.sounded >= size]
+        room, taken = engine.codec_frames, []
+        for stream, size in sorted(due, key=lambda pair: pair[0].ahead_s(now_s, frame_s)):
+            if size <= room:
+                room -= size
+                taken.append((stream, size))
+        return taken
+
+    def _step_done(self, replica: Replica, chunks: list[tuple[Stream, int]], now_s: float) -> None:
+        made = {id(stream): min(size, stream.frames - stream.sounded) for stream, size in chunks}
+        left = []
+        for stream in replica.running:
+            frames = made.get(id(stream), 0)
+            if frames and stream.begun_s is None:
+                stream.begun_s = now_s
+            stream.sounded += frames
+            last = stream.sounded == stream.frames and stream.steps == stream.frames + self.engine.last_steps
+            if frames or last:
+                self._carry(replica, stream, frames, last, now_s)
+            if not last:
+                left.append(stream)
+        replica.running = left
         self._step(replica, now_s)
 
-    def _carry(self, replica: Replica, stream: Stream, now_s: float) -> None:
-        """A frame, from the engine to who hears it."""
-        if self.host is None or self._cores is None:
-            self._hear(stream, now_s)
-            return
-        cores, client_s = self._cores, self.host.client_frame_s
+    def _carry(self, replica: Replica, stream: Stream, frames: int, last: bool, now_s: float) -> None:
+        """A chunk, and word that it was the last, from the engine to who hears it."""
+        hear = partial(self._hear, stream, frames, last)
 
-        def sent(_: float) -> None:
-            cores.do(self._clients, client_s, partial(self._hear, stream))
+        def passed(then_s: float) -> None:
+            if last:
+                self._count_open(replica, -1)
+            client_s = 0.0 if self.host is None else self.host.client.chunk_s
+            self._pass_on([(self._client, client_s)], hear, then_s)
 
-        cores.do(replica.front, self.host.front_frame_s, sent)
+        if self.host is None:
+            passed(now_s)
+        else:
+            host = self.host
+            way = [(replica.channel, host.channel.chunk_s), (replica.front, host.front.chunk_s)]
+            self._pass_on([*way, (self._proxy, host.proxy.chunk_s)], passed, now_s)
 
-    def _hear(self, stream: Stream, now_s: float) -> None:
+    def _hear(self, stream: Stream, frames: int, last: bool, now_s: float) -> None:
         if stream.first_s is None:
             stream.first_s = now_s + self.engine.start_s
-        elif stream.heard * self.engine.frame_s < now_s - stream.first_s:
+        elif frames and stream.heard * self.engine.frame_s < now_s - stream.first_s:
             stream.gap = True
-        stream.heard += 1
-        self._frames += 1
-        if self._closed and stream.heard == stream.frames:  # Nobody asks again in step with the others.
+        stream.heard += frames
+        self._frames += frames
+        if self._closed and last:  # Nobody asks again in step with the others.
             self._post(now_s + self._random.uniform(0.0, 2.0) * self.engine.start_s, partial(self._come, stream.frames))
