@@ -19,6 +19,9 @@ from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.flow_cases import FlowCases
 from sonant.kernels.reference import (
     DelayPattern,
+    FrameCounters,
+    FrameMemory,
+    FrameTables,
     Heads,
     LogitMask,
     Place,
@@ -34,6 +37,7 @@ from sonant.models.workload import StackWorkload, Workloads
 
 _BLOCK_TOKENS = 16
 _EPS = 1e-6
+_RING = 32  # frames that wait for the codec
 _RAS_ROWS = 7  # that are looked back at
 
 
@@ -59,6 +63,9 @@ class Cases(CaseMaker):
                     yield from flow.between(stack, *stack.patch, count)
                     yield flow.end(stack, *stack.patch, count)
                     yield flow.normals(count, workloads.uniforms)
+        details = [s for s in workloads.stacks if s.per_frame and s.draws]
+        for stack in (s for s in workloads.stacks if details and s.draws and not s.per_frame and s.codebooks == 1):
+            yield from (self._frame_step(stack, details[0], count) for count in rows)
         codec = CodecCases(self.device, self.dtype)
         for count in rows:
             yield self._uniforms(count, workloads.uniforms)
@@ -184,6 +191,19 @@ class Cases(CaseMaker):
             mask = LogitMask(seen, torch.full_like(uniform, 1.05), seen[0], 7, params.greedy)
             moved += rows * s.vocab
         return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform, params, mask), {}), 0, moved)
+
+    def _frame_step(self, s: StackWorkload, details: StackWorkload, rows: int) -> Case:
+        """Of a stack that draws a frame's first code; one that draws the others has a position for each."""
+        groups, zeros = details.context, torch.zeros(rows, 3, dtype=torch.int32, device=self.device)
+        codes = torch.randint(details.vocab, (rows, groups), device=self.device)
+        offsets = details.vocab * torch.arange(groups, device=self.device)
+        tables = FrameTables(self.normal(groups * details.vocab, s.hidden), offsets, self.normal(s.hidden))
+        ring, text = zeros.new_zeros(rows, _RING, groups), self.normal(rows, _RING, s.hidden)
+        memory = FrameMemory(ring, self.normal(rows, s.hidden), zeros.clone(), text)
+        row, own = torch.arange(rows, device=self.device), FrameCounters(*zeros.unbind(1))
+        make = partial(Call, (codes[:, 0], codes[:, 1:], zeros[:, 2].clone(), own, row, memory, tables, 1), {})
+        moved = rows * (self.item * (groups + 2) * s.hidden + 16 * groups)
+        return Case("frame_step", f"{s.name} {groups} codes", rows, make, 0, moved)
 
     def _ras_sample(self, s: StackWorkload, rows: int) -> Iterator[Case]:
         """Every code is drawn twice, as happens where all of them repeat; then the row that they make."""

@@ -113,7 +113,7 @@ def stack_kernel(form: Form) -> CudaKernel:
 
 
 def programs() -> Iterator[Program]:
-    """Those of VoxCPM2's flow and local encoder, for one listener."""
+    """Those of a flow of eleven tokens with its guide, and of five tokens, for one listener."""
     for row_tiles in (1, 3):
         yield stack_kernel(Form(1024, 4096, 16, 2, row_tiles)).program
 

@@ -28,14 +28,17 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
-from sonant.kernels.reference.frame_step import FrameCounters, FrameMemory, FrameTables, frame_step
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
+    FrameCounters,
+    FrameMemory,
+    FrameTables,
     LogitMask,
     Lookup,
     Ras,
     SamplingParams,
+    frame_step,
     penalize,
     ras_sample,
     sample,
