@@ -71,9 +71,10 @@ $(VENV)/bin/python:
 
 # Before all else, since what comes after takes the torch that is there. On Linux the plain build brings CUDA with it,
 # and with it the one Triton that it works with; so constraints.txt names none.
+# The index of the build without CUDA has few other packages: what torch needs comes with what is installed next.
 $(VENV)/.torch: | $(VENV)/bin/python
 ifeq ($(TORCH),cpu)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
+	$(VENV)/bin/python -m pip install --quiet --no-deps --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
 else
 	@[ "$$(uname)" != Linux ] || $(VENV)/bin/python -c 'import torch' 2>/dev/null || \
 	    echo 'Installing torch with CUDA, 5 GB. Without a GPU stop it and say: make $(MAKECMDGOALS) TORCH=cpu'
