@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonant.kernels import ops, reference
+from sonant.kernels.cuda import conv as cuda_conv
 from sonant.kernels.cuda import unit as cuda_unit
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
@@ -212,12 +213,15 @@ def plain_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -
 
 @contextmanager
 def only(
-    *, ring: bool = True, one: bool = True, sine: bool = True, units: tuple[int, ...] = (96, 192)
+    *, ring: bool = True, one: bool = True, sine: bool = True, units: bool = True, convolutions: bool = True
 ) -> Iterator[None]:
-    """With these of what is new: attention over the ring, the last convolution, the GPU's sine, units in one kernel."""
+    """With these of what is new: attention over the ring, the last convolution, the GPU's sine, residual units and
+    other convolutions in CUDA C++."""
     with ExitStack() as stack:
         patch = mock.patch.object
-        stack.enter_context(patch(cuda_unit, "_CHANNELS", units))
+        for wanted, module in ((units, cuda_unit), (convolutions, cuda_conv)):
+            if not wanted:
+                stack.enter_context(patch(module, "takes", lambda *given: False))
         if not ring:
             stack.enter_context(patch(ops, "ring_attention", gathered_attention))
         if not one:
@@ -229,11 +233,10 @@ def only(
 
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "old": partial(only, ring=False, one=False, sine=False, units=()),
-    "ring, one": partial(only, sine=False, units=()),
-    "+ sine": partial(only, units=()),
-    "+ 96": partial(only, units=(96,)),
-    "+ 192": partial(only, units=(192,)),
+    "old": partial(only, ring=False, one=False, sine=False, units=False, convolutions=False),
+    "ring, one": partial(only, sine=False, units=False, convolutions=False),
+    "+ sine": partial(only, units=False, convolutions=False),
+    "+ units": partial(only, convolutions=False),
     "all": only,
 }
 

@@ -2,8 +2,7 @@
 
     PYTHONPATH=src:tests python3 tests/gpu_attention.py                       # all of it, about a minute
     PYTHONPATH=src:tests python3 tests/gpu_attention.py --sweep               # and splits, stages, early reads, tiles
-    PYTHONPATH=src:tests compute-sanitizer --tool memcheck python3 tests/gpu_attention.py --phase shapes --shapes 24
-    PYTHONPATH=src:tests compute-sanitizer --tool racecheck python3 tests/gpu_attention.py --phase shapes --shapes 12
+    PYTHONPATH=src:tests python3 tests/gpu_sanitizer.py                       # some shapes under compute-sanitizer
 
 Each phase is a process with a time limit: a kernel that hangs, or that leaves the GPU's context unusable, costs its
 own phase (and a phase of shapes goes on behind the shape). The table comes last, then one line that says how much was
@@ -67,7 +66,7 @@ def build() -> None:
         for path in pool.map(lambda program: compiler.build(program, gpu.arch), attention.programs()):
             print(f"built {path.name}, {time.monotonic() - began:.1f} s", flush=True)
     for dim, kv_bytes in product((64, 128), (2, 1)):
-        kernels = [attention.decode_kernel(dim, n, kv_bytes) for n in (2, 3, 4)]
+        kernels = [attention.decode_kernel(dim, f, kv_bytes, share) for f, share in product(attention.FORMS, (8, 16))]
         kernels += [attention.prefill_kernel(dim, n, kv_bytes) for n in (64, 128)]
         if unready := [kernel.entry for kernel in kernels if not kernel.is_ready(CUDA)]:
             sys.exit(f"{', '.join(unready)} of {dim}, {kv_bytes} bytes, do not load: see the log")
@@ -91,8 +90,10 @@ def drawn(seed: int) -> tuple[str, Shape, dict[str, object]]:
     rows, length = (2, 12_000) if seed % 40 == 0 else (3, 3000) if long else (8, 500)
     shape = draw(random.Random(seed), most_rows=rows, most_length=length, most_queries=1 if kind == "step" else 200)
     shape = replace(shape, eight=seed // 2 % 3 == 0)
-    splits, stages = (0, 1, 2, 3, 5, 8, 12, 31, 64)[seed % 9], (None, 2, 3, 4)[seed % 4]
-    options = {"splits": splits, "stages": stages, "early": seed % 3 > 0}
+    splits, form = (0, 1, 2, 3, 5, 8, 12, 31, 64)[seed % 9], (None, *attention.FORMS)[seed % (1 + len(attention.FORMS))]
+    options = {"splits": splits, "form": form, "early": seed % 3 > 0}
+    if seed % 16 == 8:  # long rows
+        options |= {"splits": None, "helpers": 1 + seed // 16 % 5}
     return kind + "8" * shape.eight, shape, options if kind == "step" else {}
 
 
@@ -177,8 +178,8 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
     told("without early reads", partial(attention.paged_step, early=False))
     for splits in (1, 2, 3) if case.rows > 8 else (8, 16, 22, 32, 64):
         told(f"at most {splits} blocks a row", partial(attention.paged_step, splits=splits))
-    for stages in (2, 3, 4):
-        told(f"{stages} stages", partial(attention.paged_step, stages=stages))
+    for form in attention.FORMS:
+        told(f"{form}", partial(attention.paged_step, form=form))
     least = attention._LEAST_SHARE
     for positions in (128, 512) if case.rows <= 16 else ():
         attention._LEAST_SHARE = positions

@@ -2,6 +2,8 @@
 
     python tests/gpu_codec.py [--rows 16,64,256]
 
+Its convolutions and residual units one by one are in gpu_conv.py.
+
 Not a test that pytest collects: it needs a GPU and about a minute. Kernels compile first, in as many processes as there
 are cores. New kernels are held against their references, then come ms by part and variant. The exit code says whether
 all results were right.
@@ -12,7 +14,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -37,11 +38,8 @@ from codec_account import (
     recorded,
 )
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate, time_ms
-from sonant.kernels import ops, reference
-from sonant.kernels.cuda import unit as cuda_unit
+from sonant.kernels import ops
 from sonant.kernels.recorded_launches import AnyForm
-from sonant.kernels.reference import Snake, Unit
-from sonant.kernels.triton.conv import causal_conv
 from sonant.layers.attention import RingContext
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.text_table import grid
@@ -53,57 +51,8 @@ Ceiling = tuple[float, float]
 # Right?
 
 
-def unit_case(channels: int, batch: int, steps: int, dilation: int, past: bool, following: bool, seed: int = 0) -> Any:
-    generator = torch.Generator("cuda").manual_seed(seed)
-
-    def values(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(*shape, generator=generator, device="cuda")).bfloat16()
-
-    def snake() -> Snake:
-        return Snake(values(channels, scale=0.3), values(channels, scale=0.3))
-
-    wide = values(channels, 7, channels, scale=(7 * channels) ** -0.5).permute(0, 2, 1)
-    point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
-    unit = Unit(snake(), wide, values(channels), dilation, snake(), point, values(channels))
-    before = values(batch, unit.history, channels) if past else None
-    return values(batch, steps, channels), unit, before, snake() if following else None
-
-
 def error_of(got: Tensor, expected: Tensor) -> float:
     return float((got.float() - expected.float()).norm() / expected.float().norm())
-
-
-def check_units(tell: Tell) -> bool:
-    """Against float32 arithmetic on the same bfloat16 values."""
-    right = True
-    for channels in (96, 192):
-        if not cuda_unit.unit_kernel(channels).is_ready(torch.device("cuda")):
-            tell(f"unit {channels}: NOT BUILT")
-            right = False
-            continue
-        for batch, steps, dilation, past, following in (
-            (1, 128, 1, True, False), (3, 300, 3, True, True), (2, 1000, 9, False, True), (64, 640, 9, True, False),
-            (64, 1920, 1, True, True),
-        ):  # fmt: skip
-            x, unit, before, last = unit_case(channels, batch, steps, dilation, past, following)
-            got, tail = cuda_unit.residual_unit(x, unit, before, last)
-            wide = [t if not isinstance(t, Tensor) else t.float() for t in (x, before)]
-            plain = Unit(*(Snake(*(t.float() for t in v[:2])) if isinstance(v, Snake) else
-                           v.float() if isinstance(v, Tensor) else v for v in unit))  # fmt: skip
-            after = None if last is None else Snake(*(t.float() for t in last[:2]))
-            expected, kept = reference.residual_unit(wide[0], plain, wide[1], after)
-            wrong = error_of(got, expected), 0.0 if tail is None else error_of(tail, kept)
-            good = max(wrong) < 1.5e-2
-            right &= good
-            word = "ok" if good else "WRONG"
-            tell(f"unit {channels} {batch}×{steps} d{dilation}: {word} {wrong[0]:.1e} {wrong[1]:.1e}")
-            if not good:
-                bad = (got.float() - expected).abs() > 0.1 + 0.1 * expected.abs()
-                tell(f"  steps {bad[0].any(1).nonzero().flatten()[:40].tolist()} channels "
-                     f"{bad[0].any(0).nonzero().flatten()[:40].tolist()} got {got[0, 0, :4].tolist()} "
-                     f"expected {expected[0, 0, :4].tolist()}")  # fmt: skip
-                break
-    return right
 
 
 def check_calls(decoder: CodecDecoder, tell: Tell) -> bool:
@@ -200,27 +149,6 @@ def time_groups(decoder: CodecDecoder, tell: Tell, ceiling: Ceiling, shape: tupl
     tell(f"by part, {count} rows × {frames} frames\n{grid(lines)}")
 
 
-def time_units(tell: Tell, flops_per_s: float) -> None:
-    lines = [("unit", "frames", "tiles", "floor µs", "Triton, two µs", "CUDA, one µs", "TFLOP/s")]
-    for channels, steps in ((96, 1920), (192, 640)):
-        for batch, frames in ((1, 1), (4, 1), (16, 1), (64, 1), (16, 16), (64, 16)):
-            x, unit, past, _ = unit_case(channels, batch, steps * frames, 3, True, False)
-
-            def two(x: Tensor = x, unit: Unit = unit, past: Tensor = past) -> object:
-                _, inner = causal_conv(x, unit.wide, unit.wide_bias, past, 3, snake=unit.between, keep=False)
-                return causal_conv(inner, unit.point, unit.point_bias, None, residual=x, snake=unit.before)
-
-            def one(x: Tensor = x, unit: Unit = unit, past: Tensor = past) -> object:
-                return cuda_unit.residual_unit(x, unit, past, None)
-
-            flops = 2 * batch * frames * steps * 8 * channels**2
-            ms = graphed_ms(two), graphed_ms(one)
-            lines.append((str(channels), f"{batch}×{frames}", str(batch * frames * steps // 128),
-                          f"{1e6 * flops / flops_per_s:.1f}", *(f"{1e3 * m:.1f}" for m in ms),
-                          f"{flops / ms[1] / 1e9:.0f}"))  # fmt: skip
-    tell(grid(lines))
-
-
 def time_calls(decoder: CodecDecoder, tell: Tell, counts: list[int], ceiling: Ceiling) -> None:
     lines = [("rows", "frames", "calls", "floor", *VARIANTS)]
     for count in counts:
@@ -264,22 +192,9 @@ def compile_ahead(tell: Tell, shapes: list[tuple[int, int]]) -> None:
         tell(f"FAILED {line}")
 
 
-def in_a_process(option: str, tell: Tell) -> bool:
-    """With an end, whatever a kernel does."""
-    try:
-        done = subprocess.run([sys.executable, __file__, option], timeout=60, capture_output=True, text=True)
-    except subprocess.TimeoutExpired as error:
-        tell(f"HANGS\n{(error.stdout or b'')[-2000:]!r}")
-        return False
-    tell(f"units\n{done.stdout[-6000:]}{done.stderr[-3000:]}")
-    return done.returncode == 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="16,64,256,512")
-    parser.add_argument("--units", choices=("on", "off"), default="on", help="off: the CUDA units are left out")
-    parser.add_argument("--check-units", action="store_true", help="only these; what a child is told")
     args = parser.parse_args()
     began_s = time.monotonic()
 
@@ -288,23 +203,13 @@ def main() -> int:
 
     counts = [int(n) for n in args.rows.split(",")]
     shapes = {(min(n, MOST_FRAMES // f), f) for n in counts for f in (1, FRAMES)} | {(64, 4), (64, 1), (64, 16)}
-    if not args.check_units:
-        compile_ahead(tell, sorted(shapes))
+    compile_ahead(tell, sorted(shapes))
     with torch.inference_mode():
-        if args.check_units:
-            return 0 if check_units(tell) else 1
         ceiling = copy_bandwidth(torch.device("cuda")), product_rate(torch.device("cuda"), torch.bfloat16)
         measured = f"copies {ceiling[0] / 1e12:.2f} TB/s, products {ceiling[1] / 1e12:.0f} TFLOP/s"
         tell(f"{torch.cuda.get_device_name()}: {measured}")
-        right = args.units == "off" or in_a_process("--check-units", tell)
-        units = args.units == "on" and right
-        if not units:
-            VARIANTS["all"] = VARIANTS["+ sine"]
-            del VARIANTS["+ 96"], VARIANTS["+ 192"], VARIANTS["+ sine"]
         decoder = made("cuda")
-        right &= check_calls(decoder, tell)
-        if units:
-            time_units(tell, ceiling[1])
+        right = check_calls(decoder, tell)
         time_calls(decoder, tell, counts, ceiling)
         time_groups(decoder, tell, ceiling, (64, FRAMES))
         time_groups(decoder, tell, ceiling, (64, 1))

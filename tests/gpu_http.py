@@ -1,6 +1,6 @@
 """What users get over HTTP from a server on this GPU, by our own client, beside what is asked of it:
 
-    python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150,200] [--seconds 60]
+    python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150:60,200:30]
 
 A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
 seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
@@ -41,14 +41,19 @@ def start(folder: str, workers: int | None, log: Path) -> tuple[subprocess.Popen
     """A server that is ready, and the seconds that it took."""
     command = [sys.executable, "-m", "sonant.cli.main", "serve", folder, "--port", str(PORT), "--device", "cuda"]
     command += [] if workers is None else ["--workers", str(workers)]
-    began_s = time.monotonic()
     server = subprocess.Popen(command, stderr=log.open("wb"))
+    return server, wait_until_ready(server, log)
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> float:
+    """Seconds that it took."""
+    began_s = time.monotonic()
     while True:
         if server.poll() is not None:
             raise SystemExit(f"the server ended with {server.returncode}; see {log}")
         try:
             with urllib.request.urlopen(f"{URL}/ready", timeout=5):
-                return server, time.monotonic() - began_s
+                return time.monotonic() - began_s
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
 
@@ -58,8 +63,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--poisson", default="150,200")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--poisson", default="150:60,200:30", help="requests a second, and for how many seconds")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     server, ready_s = start(args.folder, args.workers, args.out / "server.log")
@@ -70,8 +74,8 @@ def main() -> None:
             count, clients = str(max(32, 6 * level)), str(min(6, 1 + level // 50))
             options = ("--concurrency", str(level), "--requests", count, "--processes", clients)
             bench(args.out, f"at-once-{level}", *options)
-        for rate in (float(r) for r in args.poisson.split(",")):
-            count = str(int(rate * args.seconds))
+        for rate, seconds in (map(float, load.split(":")) for load in args.poisson.split(",")):
+            count = str(int(rate * seconds))
             bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")
         with urllib.request.urlopen(f"{URL}/v1/engine/stats") as stats:
             print(json.dumps(json.load(stats)["recent"]))

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from sonant.bench.kernels import gate, versus_torch
+from sonant.bench.kernels.asked import Asked, run_share
 from sonant.bench.kernels.attention_cases import EIGHT_BITS, AttentionCases
 from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.kernels.gate import key
 from sonant.bench.kernels.versus_torch import Ceiling, KernelReport, KernelTime, measure
+from sonant.cli.bench import kernels as kernels_command
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 from sonant.kernels import reference
 from sonant.kernels.ops import Choice
+from sonant.models.qwen3_tts import workload as qwen_workload
 
 STEP, NORM = "paged_step | long 1024 positions | 64", "rms_norm | talker norm | 1"
 
@@ -180,6 +185,48 @@ def test_the_command_finds_the_table_that_is_shipped_for_its_gpu(
     assert command("shipped", "--accept") == 0 and (tmp_path / "table.json").is_file()
     made_up += [10.0, 20.0]
     assert command("shipped") == 0 and len(set(asked)) == 1
+
+
+def test_what_seems_slower_is_measured_again_with_a_floor_of_its_own(
+    made_up: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ceiling that was measured too high by chance makes everything look slow."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(versus_torch, "copy_bandwidth", lambda device: asked.append(device) or 4e12)
+    made_up += [10.0, 20.0]
+    assert command(tmp_path / "table.json", "--accept") == 0 and len(asked) == 1
+    made_up += [10.0, 30.0, 20.0]
+    assert command(tmp_path / "table.json") == 0 and len(asked) == 3
+
+
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As root, who may write everywhere, a file stands for a folder that is read-only."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(gate, "shipped", lambda gpu: tmp_path / "file" / "accepted" / "table.json")
+    assert command("shipped", "--accept") == 2
+    assert "cannot be written; name a file of your own: --against FILE --accept" in capsys.readouterr().err
+
+
+def test_out_of_time_nothing_more_is_begun_and_what_was_measured_is_kept(
+    made_up: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 9.0])
+    monkeypatch.setattr(kernels_command, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made_up += [10.0]
+    table = tmp_path / "table.json"
+    assert command(table, "--accept", "--seconds", "5") == 0
+    assert list(json.loads(table.read_text())["share_of_floor"].values()) == [5.0]
+    assert "out of time: only the first 1 kernels" in capsys.readouterr().err
+
+
+def test_processes_that_compile_ahead_share_all_cases_out() -> None:
+    providers = (qwen_workload.workloads(["0.6b"]),)
+    asked = Asked(torch.device("cpu"), torch.float32, None, providers, (1, 2), 0, ("rms_norm", "uniforms"), "")
+    count = len(list(asked.cases()))
+    assert count == 6  # two norms and the draws, at either number of rows
+    assert [run_share(pickle.loads(pickle.dumps(asked)), n, 4) for n in range(4)] == [2, 2, 1, 1]
 
 
 def test_without_a_comparison_only_what_runs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

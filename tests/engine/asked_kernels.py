@@ -40,6 +40,7 @@ from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import pdl, scaled_product, snake
 from sonant.models.base import SpeechModel
+from sonant.models.qwen3_tts import load
 from sonant.models.registry import load_model
 from sonant.models.weights import HostMemory
 from sonant.types import SoundFormat
@@ -127,6 +128,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),
         mock.patch.object(scaled_product, "gpu_of", lambda device: GPU),
         mock.patch.object(snake, "gpu_of", lambda device: GPU),
+        mock.patch.object(load, "gpu_of", lambda device: GPU),
         mock.patch.object(torch, "_scaled_mm", scaled_mm),
         launches_recorded(LaunchRecorder(GPU, note)),
     ):

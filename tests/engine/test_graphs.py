@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from engine.families import QWEN3_TTS, same
 from sonant import Engine
 from sonant.engine import graphs, runner
 from sonant.engine.graph_warmup import GraphWarmup
-from sonant.engine.graphs import CapturedGraph, GraphedStep, Run
+from sonant.engine.graphs import CapturedGraph, GraphedStep, PrefillGraphs, Run
 from sonant.engine.runner import Runner
 from sonant.models.base import PrefillItem, PrefillShape
 from sonant.models.status import Status
@@ -87,6 +87,49 @@ def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> 
         for speech, stream in zip(expected, streams, strict=True):
             same(speech, stream.result())
     assert eager == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "replayed"),
+    [
+        ([3], [(1, 32)]),
+        ([0, 40], [(4, 64)]),
+        ([12] * 5, [(16, 16)]),
+        ([12] * 20, [(16, 16), (4, 32)]),
+        ([12] * 40, [(64, 16)]),
+        ([12] * 100, [(64, 16), (64, 16)]),
+        ([12] * 60 + [30] * 4, [(64, 16), (4, 32)]),
+        ([12] * 15 + [250], [(16, 16), (1, 256)]),
+        ([130, 300, 12], [(1, 32), (1, 256), "eager"]),
+    ],
+)
+def test_prompts_share_graphs_that_take_the_least_time(lengths: list[int], replayed: list[object]) -> None:
+    """Every prompt once, none in a graph that is too short for it."""
+    done: list[object] = []
+    filled: list[Item] = []
+
+    class Item(NamedTuple):
+        number: int
+        end: int
+
+    class Model:
+        def packed_size(self, item: Item) -> tuple[int, int]:
+            return item.end, 0
+
+        def pack(self, items: Sequence[Item], shape: PrefillShape) -> PrefillShape:
+            assert len(items) <= shape.prompts and all(item.end <= shape.positions for item in items)
+            filled.extend(items)
+            return shape
+
+    class Graph:
+        def replay(self, packed: PrefillShape) -> None:
+            done.append((packed.prompts, packed.positions))
+
+    prefill = PrefillGraphs(Model(), lambda *_: None, 16, 8, torch.device("cpu"))  # type: ignore[arg-type]
+    prefill.captured = {(*size, 0): Graph() for size in graphs.PREFILL_SIZES}  # type: ignore[misc]
+    prefill._eager = lambda items, _: done.append(filled.extend(items) or "eager")  # type: ignore
+    prefill([Item(n, lengths[n]) for n in range(len(lengths))])  # type: ignore[misc]
+    assert done == replayed and sorted(item.number for item in filled) == list(range(len(lengths)))
 
 
 def test_all_graphs_come_first_where_all_rows_are_to_be_warm(replaying: MakeEngine) -> None:

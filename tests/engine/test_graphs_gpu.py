@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sonant.device_copy import reserve_pinned, to_device
 from sonant.engine.graphs import CapturedGraph, GraphPool, capture_graph
+from sonant.kernels.cuda.trial import beside_captures
 
 pytestmark = pytest.mark.gpu
 
@@ -107,3 +108,35 @@ def test_counters_of_a_split_product_are_not_of_the_graph_that_asked_first() -> 
     torch.cuda.synchronize()
     assert not any(graph.out.any() for graph in graphs)
     assert not split_k.counters(weight, 7, 2).any()
+
+
+def test_what_is_tried_inside_a_capture_is_not_in_the_graph() -> None:
+    device = torch.device("cuda")
+    pool, seen = GraphPool(device), list[float]()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if not seen:
+            with beside_captures(device):
+                seen.append(float((torch.ones(8).to(device) * 3).sum().cpu()))
+        return x * 2
+
+    made = capture_graph("tries", run, torch.ones(8, device=device), pool, like=torch.ones(4, device=device))
+    assert seen == [24.0]
+    assert made.replay(np.full(8, 5.0, np.float32)).tolist() == [10.0] * 8
+
+
+def test_a_capture_that_is_spoilt_takes_no_other_along() -> None:
+    device = torch.device("cuda")
+    pool, runs = GraphPool(device), list[bool]()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        runs.append(torch.cuda.is_current_stream_capturing())
+        if len(runs) == 1:
+            float(x.sum().cpu())  # waits, which no graph can
+        return x * 2
+
+    like = torch.ones(4, device=device)
+    for size in (8, 16):
+        made = capture_graph("waits", run, torch.ones(size, device=device), pool, like=like)
+        assert made.replay(np.full(size, 5.0, np.float32)).tolist() == [10.0] * size
+    assert runs == [True, False, True, True]

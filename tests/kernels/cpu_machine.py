@@ -25,7 +25,8 @@ class OnCpu:
         self.built = cache(self._build)
 
     def _build(self, kernel: CudaKernel) -> Any:
-        structure = kernel.program.source.removesuffix(".cu").capitalize() + "Args"
+        words = kernel.program.source.removesuffix(".cu").split("_")
+        structure = "".join(word.capitalize() for word in words) + "Args"
         made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
         defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
         subprocess.run(

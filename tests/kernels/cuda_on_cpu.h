@@ -17,7 +17,7 @@
 #include "formats_on_cpu.h"
 
 #define __device__
-#define __global__
+#define __global__ inline  // so that only the kernel which is asked for is compiled
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -75,11 +75,29 @@ struct Gate {
     }
 };
 
+struct Turn {
+    int come = 0, behind = 0;
+};
+
 struct Block {
     Index index;
     uint8_t* memory;
     Barrier barrier;
     std::map<shared_t, Gate> gates;
+    std::map<int, Turn> turns;
+};
+
+struct Bulk {
+    int block;
+    shared_t to, gate;
+    const void* from;
+    uint32_t bytes;
+};
+
+struct Word {
+    void* to;
+    uint64_t word;
+    int bytes;
 };
 
 struct Push {
@@ -94,6 +112,8 @@ struct Machine {
     std::vector<Block> blocks;  // that run now
     std::vector<Barrier> warps, clusters;
     std::vector<Push> pushes;  // on their way
+    std::vector<Bulk> bulks;
+    std::vector<Word> words;
     ucontext_t scheduler;
     int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
     int64_t events = 0;  // after each of them, who looks at a gate in vain looks again
@@ -188,11 +208,21 @@ static inline bool __any_sync(uint32_t, bool value) {
     return any;
 }
 
+static inline uint32_t __ballot_sync(uint32_t, bool value) {
+    const uint32_t word = value;
+    const int turn = shown(&word, 1);
+    uint32_t all = 0;
+    for (int lane = 0; lane < 32; lane++) all |= of_lane(lane, turn)[0] << lane;
+    return all;
+}
+
+static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+static inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
-static inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
+static inline uint32_t count(uint32_t* at, uint32_t most) {
     const uint32_t old = *at;
     *at = old >= most ? 0 : old + 1;
     return old;
@@ -234,6 +264,16 @@ static inline void matrices(uint32_t (&to)[4], shared_t from, bool turned) {
 }
 static inline void load_matrices(uint32_t (&to)[4], shared_t from) { matrices(to, from, false); }
 static inline void load_matrices_turned(uint32_t (&to)[4], shared_t from) { matrices(to, from, true); }
+
+static inline uint32_t turn(uint32_t two) {
+    const int from = shown(&two, 1), lane = machine.current & 31;
+    uint16_t pair[2];
+    for (int e = 0; e < 2; e++)
+        pair[e] = of_lane((lane % 4 * 2 + e) * 4 + lane / 8, from)[0] >> (lane / 4 % 2 * 16);
+    __syncwarp();
+    memcpy(&two, pair, 4);
+    return two;
+}
 
 static inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
@@ -291,6 +331,7 @@ static inline bool gate_passed(shared_t at, uint32_t odd) {
     }
     return passed;
 }
+static inline bool gate_open(shared_t at, uint32_t odd) { return gate_passed(at, odd); }
 static void land(const Push& push) {
     check(push.to, 4 * push.count);
     memcpy(machine.blocks[push.block].memory + push.to, push.words, 4 * push.count);
@@ -298,6 +339,62 @@ static void land(const Push& push) {
     gate.missing_bytes -= 4 * push.count;
     gate.settle();
     machine.events++;
+}
+static void land(const Bulk& bulk) {
+    check(bulk.to, bulk.bytes);
+    memcpy(machine.blocks[bulk.block].memory + bulk.to, bulk.from, bulk.bytes);
+    Gate& gate = gate_of(bulk.block, bulk.gate);
+    gate.missing_bytes -= bulk.bytes;
+    gate.settle();
+    machine.events++;
+}
+static void land(const Word& word) { memcpy(word.to, &word.word, word.bytes); }
+static inline void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t gate) {
+    if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
+    const Bulk bulk = {my_block(), to, gate, from, bytes};
+    gate_of(bulk.block, gate);
+    if (machine.draws() % 4 == 0) land(bulk);
+    else machine.bulks.push_back(bulk);
+}
+static inline uint64_t cache_policy(bool keeps) { return keeps; }
+static inline void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t gate, uint64_t) {
+    bulk_copy(to, from, bytes, gate);
+}
+template <class T>
+void put_word(T* to, T word) {
+    if (reinterpret_cast<uintptr_t>(to) % sizeof(T)) abort();
+    const Word sent = {to, word, sizeof(T)};
+    if (machine.draws() % 2) land(sent);
+    else machine.words.push_back(sent);
+}
+template <int COUNT>
+void await_words(uint32_t (&words)[COUNT][4], const uint32_t* from, int step, uint32_t turn) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) abort();
+    me().until = [=] {
+        for (int n = 0; n < 4 * COUNT; n++)
+            if ((from[n / 4 * step + n % 4] & 0xffff) != turn) return false;
+        return true;
+    };
+    rest();
+    for (int n = 0; n < COUNT; n++) memcpy(words[n], from + n * step, 16);
+}
+static inline void await_words(uint64_t (&words)[2], const uint64_t* from, uint32_t turn) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) abort();
+    me().until = [=] { return static_cast<uint32_t>(from[0]) == turn && static_cast<uint32_t>(from[1]) == turn; };
+    rest();
+    memcpy(words, from, 16);
+}
+static inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+static inline void turn_wait(int number, int count) {
+    Turn& turn = machine.blocks[my_block()].turns[number];
+    const int before = turn.behind;
+    if (++turn.come == count) turn = {0, before + 1};
+    me().until = [&turn, before] { return turn.behind != before; };
+    rest(), some_arrive();
 }
 static inline void push_words(shared_t to, shared_t gate, std::vector<float> values) {
     const int block = my_block() / machine.cluster * machine.cluster + static_cast<int>(to >> 24) - 1;
@@ -359,14 +456,18 @@ static void prepare(Fibre& fibre) {
     makecontext(&fibre.context, begin, 0);
 }
 
-// Pushes come in another order than they were sent in.
-static bool some_land(bool all) {
-    auto& pushes = machine.pushes;
-    std::shuffle(pushes.begin(), pushes.end(), machine.draws);
-    const size_t left = all ? 0 : pushes.size() / 2;
-    const bool any = pushes.size() > left;
-    for (; pushes.size() > left; pushes.pop_back()) land(pushes.back());
+// What is on its way comes in another order than it was sent in.
+template <class T>
+bool some_land(std::vector<T>& sent, bool all) {
+    std::shuffle(sent.begin(), sent.end(), machine.draws);
+    const size_t left = all ? 0 : sent.size() / 2;
+    const bool any = sent.size() > left;
+    for (; sent.size() > left; sent.pop_back()) land(sent.back());
     return any;
+}
+static bool some_land(bool all) {
+    const bool pushed = some_land(machine.pushes, all), copied = some_land(machine.bulks, all);
+    return some_land(machine.words, all) || pushed || copied;
 }
 
 // Blocks that are all there at once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, KernelParam
 
 from sonant.bench.kernels.tune_cases import conv_cases, product_cases
+from sonant.kernels.cuda import conv as cuda_conv
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import (
     Bounds,
@@ -41,6 +43,7 @@ from sonant.kernels.reference import (
     Sides,
     Snake,
     Statuses,
+    Unscaled,
     split_kinds,
 )
 from sonant.kernels.triton import (
@@ -127,6 +130,8 @@ def all_kernels(
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
     norm.add_norm(values(2, 1, 2048), values(2, 1, 2048), values(2048), 1e-6)
     swiglu.swiglu(values(2, 1, 6144))
+    left = Unscaled(values(2, 1, 2048), 1e-6)
+    swiglu.swiglu(values(2, 1, 6144), left)
     for rows, depth in products:
         x, gain, weight = values(rows, 1, depth), values(depth), values(256, depth)
         gemv.norm_gated(x, gain, 1e-6, weight)
@@ -153,6 +158,8 @@ def all_kernels(
         of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
         for first in (0, 14):
             short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
+        left = Unscaled(values(17, steps, 1024), 1e-6)  # of so many rows that a program has several heads
+        short.short_attention(values(17, steps, 32 * dim), of._replace(unscaled=left), values(2, 17, 16, 8, dim), 4)
         if steps == 1:
             for pages in caches:
                 paged.paged_step(values(2, 1, 32 * dim), of, pages, tables, positions.int(), 4)
@@ -190,7 +197,8 @@ def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every
         if columns == 1:
             conv.causal_conv(x, weight, bias, past)
         if taps > 1:
-            with planning_for(HOPPER):  # in the tile that a GPU would be given, with its own sine
+            # In the tile that a GPU would be given, with its own sine; of so many values it may be another's.
+            with planning_for(HOPPER), mock.patch.object(cuda_conv, "takes", return_value=False):
                 conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
             conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
         else:

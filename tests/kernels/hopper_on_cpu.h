@@ -49,7 +49,7 @@ struct Fibre {
     std::vector<Group> copies, products;  // the last group is open
 };
 struct Phases {
-    int count, arrived, ended;
+    int count, arrived, ended, bytes;
 };
 struct Turn {
     int arrived, ended;
@@ -61,6 +61,7 @@ static std::mt19937 draws;
 static std::function<void()> body;
 static std::map<shared_t, Phases> barriers;
 static std::map<int, Turn> turns;
+static Group parts;  // copies that no thread waits for, under way
 
 static inline Fibre& me() { return fibres[current]; }
 static inline void fail(const char* what) {
@@ -73,7 +74,16 @@ static void flush(std::vector<Group>& groups, size_t left) {
         groups.erase(groups.begin());
     }
 }
+static bool arrive_one_part() {
+    if (parts.empty()) return false;
+    std::swap(parts[draws() % parts.size()], parts.back());
+    const auto one = parts.back();
+    parts.pop_back();
+    one();
+    return true;
+}
 static inline void until(std::function<bool()> can_go) {
+    if (draws() % 3 == 0) arrive_one_part();
     if (draws() % 3 == 0) flush(me().copies, draws() % 3);
     if (draws() % 3 == 0) flush(me().products, draws() % 3);
     me().can_go = can_go;
@@ -124,111 +134,24 @@ static inline void __syncthreads() { turn_wait(0, static_cast<int>(fibres.size()
 static inline void barrier_start(shared_t at, int count) {
     check(at, 8);
     if (at % 8) fail("a barrier at no multiple of 8");
-    barriers[at] = {count, 0, 0};
+    barriers[at] = {count, 0, 0, 0};
 }
-static inline void barrier_arrive(shared_t at) {
+static inline void barriers_started() {}
+static inline void barrier_change(shared_t at, int arrived, int bytes) {
     if (!barriers.count(at)) fail("no such barrier");
     Phases& phases = barriers[at];
-    if (++phases.arrived == phases.count) phases = {phases.count, 0, phases.ended + 1};
+    phases.arrived += arrived, phases.bytes += bytes;
+    if (phases.arrived > phases.count || phases.bytes < 0) fail("more than a barrier was to wait for");
+    if (phases.arrived == phases.count && !phases.bytes) phases = {phases.count, 0, phases.ended + 1, 0};
 }
+static inline void barrier_arrive(shared_t at) { barrier_change(at, 1, 0); }
+static inline void barrier_expect(shared_t at, int bytes) { barrier_change(at, 1, bytes); }
 static inline void barrier_wait(shared_t at, int parity) {
     if (!barriers.count(at)) fail("no such barrier");
     until([=] { return (barriers[at].ended & 1) != parity; });
 }
 
-static inline shared_t shared_base() { return 0; }
-static inline void show_to_products() {}
-static inline uint4 read16(const void* from) {
-    if (reinterpret_cast<uintptr_t>(from) % 16) fail("a read at no multiple of 16");
-    uint4 value;
-    memcpy(&value, from, 16);
-    return value;
-}
-static inline void fetch128(const void*) {}
-static inline void write16(void* to, uint4 value) {
-    if (reinterpret_cast<uintptr_t>(to) % 16) fail("a write at no multiple of 16");
-    memcpy(to, &value, 16);
-}
-static inline void store16(shared_t to, uint4 value) {
-    check(to, 16);
-    write16(shared_memory + to, value);
-}
-static inline void copy16(shared_t to, const void* from) {
-    check(to, 16);
-    const auto arrive = [=] { store16(to, read16(from)); };
-    if (draws() & 1) arrive();
-    else me().copies.back().push_back(arrive);
-}
-static inline void copies_commit() { me().copies.emplace_back(); }
-template <int LEFT>
-void copies_wait() { flush(me().copies, LEFT); }
-
-static inline uint64_t matrix(shared_t start, int across) {
-    if (start % 16 || across % 16) fail("a matrix at no multiple of 16");
-    return start >> 4 | static_cast<uint64_t>(across >> 4) << 16 | static_cast<uint64_t>(8) << 32;
-}
-static inline float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-// Of a matrix as the machine reads it.
-static inline float element(uint64_t matrix, int line, int k) {
-    const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
-    const shared_t at = bytes(0) + k / 8 * bytes(16) + line / 8 * bytes(32) + line % 8 * 16 + k % 8 * 2;
-    check(at, 2);
-    uint16_t bits;
-    memcpy(&bits, shared_memory + at, 2);
-    return from_bits(static_cast<uint32_t>(bits) << 16);
-}
-static inline void products_begin() {}
-static inline void products_commit() { me().products.emplace_back(); }
-template <int LEFT>
-void products_wait() {  // a warp's lanes do so together
-    flush(me().products, LEFT);
-    const uint32_t nothing = 0;
-    show(&nothing, 1);
-}
-template <int N>
-void settled(uint32_t (&a)[N][4]) {}
-template <int N>
-void settled(float (&c)[N]) {
-    if (me().products.size() > 1) fail("products are still under way");
-}
-
-template <int N>
-void multiply_by(float (&c)[N], std::function<float(int, int)> left, uint64_t b, int more) {
-    const int lane = current % 32, top = current % 128 / 32 * 16 + lane / 4;
-    me().products.back().push_back([=, &c] {
-        float right[16];
-        for (int column = 0; column < 2 * N; column++) {
-            if (column % 8 / 2 != lane % 4) continue;
-            for (int k = 0; k < 16; k++) right[k] = element(b, column, k);
-            for (int half = 0; half < 2; half++) {
-                float sum = 0.0f;
-                for (int k = 0; k < 16; k++) sum += left(top + 8 * half, k) * right[k];
-                float& to = c[column / 8 * 4 + 2 * half + column % 2];
-                to = more ? to + sum : sum;
-            }
-        }
-    });
-}
-template <int N>
-void multiply(float (&c)[N], uint64_t a, uint64_t b, int more) {
-    multiply_by(c, [=](int line, int k) { return element(a, line, k); }, b, more);
-}
-template <int N>
-void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
-    const int turn = show(a, 4), warp = current / 32 * 32;
-    std::vector<uint32_t> all(128);
-    for (int lane = 0; lane < 32; lane++) memcpy(&all[4 * lane], fibres[warp + lane].shown[turn], 16);
-    show(a, 4);
-    const auto left = [=](int line, int k) {
-        const uint32_t word = all[4 * (line % 8 * 4 + k % 8 / 2) + line % 16 / 8 + k / 8 * 2];
-        return from_bits(k % 2 ? word & 0xffff0000u : word << 16);
-    };
-    multiply_by(c, left, b, more);
-}
+#include "hopper_memory_on_cpu.h"
 
 template <int COUNT>
 void more_registers() {}
@@ -249,6 +172,7 @@ static void run_block() {
     memset(shared_memory, 0xff, sizeof shared_memory);
     barriers.clear();
     turns.clear();
+    parts.clear();
     std::vector<int> order;
     for (size_t n = 0; n < fibres.size(); n++) {
         Fibre& fibre = fibres[n];
@@ -274,6 +198,7 @@ static void run_block() {
             threadIdx = {static_cast<unsigned>(n), 0, 0};
             swapcontext(&scheduler, &fibre.context);
         }
+        moved |= !moved && arrive_one_part();
     }
     for (current = 0; current < static_cast<int>(fibres.size()); current++)
         if (!me().done) fail("waits for ever");

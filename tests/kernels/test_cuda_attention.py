@@ -48,7 +48,7 @@ def in_cuda() -> Iterator[None]:
 
 
 def every_kernel(dim: int, kv_bytes: int) -> list[CudaKernel]:
-    steps = [attention.decode_kernel(dim, stages, kv_bytes) for stages in (2, 3, 4)]
+    steps = [attention.decode_kernel(dim, form, kv_bytes, share) for form, share in product(attention.FORMS, (8, 16))]
     return steps + [attention.prefill_kernel(dim, queries, kv_bytes) for queries in (64, 128)]
 
 
@@ -67,8 +67,9 @@ def test_steps(first: int) -> None:
         call = step_call(shape, seed, "cuda")
         own = call[2].clone()
         expected = exact_step(*call)
-        options = {"splits": seed % 9, "stages": 2 + seed % 5 % 3} if seed % 2 else {}  # 0: by the rule
-        got = attention.paged_step(*call[:2], own, *call[3:], **options, early=seed % 3 > 0)
+        forms, early = attention.FORMS, seed % 3 > 0
+        options = {"splits": seed % 9, "form": forms[seed % len(forms)]} if seed % 2 else {}  # 0: by the rule
+        got = attention.paged_step(*call[:2], own, *call[3:], **options, early=early)
         assert error_of(got, expected) < RELATIVE_ERROR, (seed, shape, error_of(got, expected))
         assert cache_error(own, call[2]) < shape.cache_error, (seed, shape)
 

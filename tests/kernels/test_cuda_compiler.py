@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.kernels.cuda import attention, compiler, kernel, stack, unit
+from sonant.kernels.cuda import attention, compiler, conv, frame_pass, kernel, paged_pass, stack, unit
 from sonant.kernels.cuda.compiler import BuildError, Program, build
 
 PROGRAM = Program("decode.cu", {"HEAD_DIM": 128})
 ARCH = 90
+FORM = attention.FORMS[0]
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "stand-in"; echo "Build $VERSION"; exit 0; fi
 echo "$@" >> "{log}"
@@ -102,8 +103,9 @@ def test_a_wheels_cubins_are_built_into_a_folder(
     monkeypatch.setattr(sys, "argv", ["compiler", "90", str(tmp_path / "prebuilt")])
     assert compiler.main() == 0
     made = {path.name for path in (tmp_path / "prebuilt").iterdir()}
-    programs = [program for module in (attention, stack, unit) for program in module.programs()]
-    assert made == {program.file_name(90) for program in programs} and len(made) == 11
+    modules = (attention, conv, frame_pass, paged_pass, stack, unit)
+    programs = [program for module in modules for program in module.programs()]
+    assert made == {program.file_name(90) for program in programs} and len(made) == len(programs) == 23
 
 
 @pytest.mark.parametrize(
@@ -187,13 +189,13 @@ def test_the_process_that_compiles_ahead_builds_what_steps_need(nvcc: StandIn) -
 
     def step() -> None:
         for dim in (64, 128, 128):
-            attention.decode_kernel(dim, 2).launch(torch.device("meta"), (1, 1, 1))
+            attention.decode_kernel(dim, FORM).launch(torch.device("meta"), (1, 1, 1))
 
     compiling = Compiling(Rehearsal(attention.Gpu("NVIDIA H200", (9, 0)), lambda: [step, step]), workers=1)
     compiling.finish()
     assert (compiling.found, compiling.compiled, compiling.stages, compiling.failures) == (2, 2, 2, [])
     assert len(nvcc.asked) == 2 and set(compiling.folders) == {str(compiler.cache_folder())}
-    assert all(compiler.find(attention.decode_kernel(dim, 2).program, ARCH) for dim in (64, 128))
+    assert all(compiler.find(attention.decode_kernel(dim, FORM).program, ARCH) for dim in (64, 128))
 
 
 def test_a_kernel_that_cannot_be_built_is_not_ready_and_says_so_once(
@@ -202,7 +204,7 @@ def test_a_kernel_that_cannot_be_built_is_not_ready_and_says_so_once(
     nvcc.does("echo broken >&2; exit 1")
     monkeypatch.setattr(kernel, "gpu_of", lambda device: attention.Gpu("NVIDIA H200", (9, 0)))
     kernel._function.cache_clear()
-    mine = attention.decode_kernel(128, 2)
+    mine = attention.decode_kernel(128, FORM)
     assert [mine.is_ready(torch.device("cuda", 0)) for _ in range(3)] == [False] * 3
     assert [record.message.count("broken") for record in caplog.records] == [1]
     kernel._function.cache_clear()

@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,15 @@ def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureF
             implementation, reason = chosen(A100, op)
             assert implementation == "triton" and "compute capability 9.0, and NVIDIA A100 has 8.0" in reason
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2 and all("8.0" in line for line in told)
-    assert told[0].startswith("a stack over few rows runs") and told[1].startswith("attention runs")
+    expected = "a predictor's pass over one row", "a stack over few rows", "attention", "a stack's pass over one row"
+    assert len(told) == len(expected) and all("8.0" in line for line in told)
+    assert all(line.startswith(f"{what} runs") for line, what in zip(told, expected, strict=True))
 
 
 def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     monkeypatch.setattr(compiler, "SHIPPED", tmp_path)
-    for op in ("local_stack", "paged_step"):
+    for op in ("frame_pass", "local_stack", "paged_pass", "paged_step"):
         implementation, reason = chosen(H200, op)
         assert implementation == "triton" and "there is no nvcc" in reason
         for program in MODULES[op].programs():
@@ -86,7 +88,7 @@ def test_what_a_compiler_refused_is_not_counted_on_again(monkeypatch: pytest.Mon
     assert implementation == "triton" and "line 7: what is this?" in reason
 
 
-@pytest.mark.parametrize("op", ["paged_step", "local_stack"])
+@pytest.mark.parametrize("op", ["paged_step", "local_stack", "frame_pass", "paged_pass"])
 def test_the_environment_can_ask_for_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variable = MODULES[op].VARIABLE
     for asked, implementation in (("triton", "triton"), ("torch", "reference"), ("CUDA", "cuda"), ("auto", "cuda")):
@@ -170,7 +172,7 @@ def test_steps_that_are_rehearsed_tell_which_programs_they_need(kv_bytes: int) -
             assert ops.paged_step(meta[0], heads, *meta[2:]).shape == (2, 1, 16, 128)
             assert ops.paged_attention(*prefill).shape == (2, 4, 16, 128)
     programs = [form.program for form in found if isinstance(form, CudaForm)]
-    expected = attention.decode_kernel(128, 4, kv_bytes), attention.prefill_kernel(128, 64, kv_bytes)
+    expected = attention.decode_kernel(128, attention.FORMS[0], kv_bytes), attention.prefill_kernel(128, 64, kv_bytes)
     assert programs == [kernel.program for kernel in expected]
     assert len(found) == 2
 
@@ -194,11 +196,40 @@ def test_a_stack_that_is_rehearsed_tells_which_program_it_needs() -> None:
 
 
 def test_blocks_for_a_row() -> None:
-    """As many as fill the GPU, of shares that are worth it; many rows need none."""
+    """As many as fill the GPU, of shares that are worth it: one on a processor for few rows, unless that leaves a
+    quarter of them idle, four for more; many rows need none."""
     assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
-    assert attention.splits_for(8, 8192) == 32 and attention.splits_for(8, 256) == 1
+    assert attention.splits_for(8, 8192) == 16 and attention.splits_for(8, 256) == 1
     assert attention.splits_for(1, 1 << 20) == 64
-    assert [attention.stages_for(blocks) for blocks in (8, 132, 133, 528, 529, 4096)] == [4, 4, 3, 3, 2, 2]
+    assert [attention.splits_for(groups, 8192) for groups in (32, 64, 68, 98, 99, 128, 132, 136)] == [
+        4, 2, 7, 5, 1, 1, 1, 3,
+    ]  # fmt: skip
+    for groups in range(1, 600):
+        blocks = groups * attention.splits_for(groups, 1 << 20)
+        assert blocks >= min(64 * groups, 99) and (blocks <= 528 or blocks == groups)
+
+
+def test_what_a_block_of_a_step_is() -> None:
+    """By rows, since graphs serve every length: the fewer there are, the more has each on its way."""
+    forms = {rows: attention.form_for(8 * rows, attention.splits_for(8 * rows, 4096)) for rows in range(1, 600)}
+    assert {forms[n] for n in (1, 2, 4, 8)} == {attention.ALONE} and forms[16] == attention.PAIR
+    assert {forms[n] for n in range(17, 34)} == {attention.WIDE} and forms[34] == attention.NARROW
+    assert [forms[n] for n in (64, 66, 128, 132)] == [attention.NARROW] * 4  # nearly whole waves of four a processor
+    assert [forms[n] for n in (72, 96)] == [attention.SMALL] * 2
+    assert {forms[n] for n in range(133, 600)} == {attention.SMALL}
+    assert attention.form_for(8, 16, kv_bytes=1) == attention.PAIR
+    assert attention.helpers_for(264, 4096) == attention.helpers_for(512, 512) == 0
+    assert [attention.helpers_for(8 * rows, 4096) for rows in (64, 96, 128, 256)] == [3, 6, 3, 6]
+    for form, dim in product(attention.FORMS, (64, 128)):
+        assert form.resident * (form.shared_bytes(dim, 8) + 1024) <= 228 << 10
+
+
+def test_more_than_eight_heads_over_one_have_a_program_of_their_own() -> None:
+    one, eight, nine, sixteen = (
+        attention.decode_kernel(128, attention.FORMS[0], 2, share).program for share in (1, 8, 9, 16)
+    )
+    assert one == eight != nine == sixteen
+    assert {eight, sixteen} <= set(attention.programs())
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 12, 16, 100, 256, 1000, 4096])

@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def seen(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     told = Seen.in_dll(library, "seen")
     ctypes.memset(ctypes.addressof(told), 0, ctypes.sizeof(told))
-    monkeypatch.setattr(driver, "_driver", lambda: library)
+    monkeypatch.setattr(driver, "library", lambda: library)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)

@@ -16,6 +16,7 @@ import torch
 
 from kernels.cpu_machine import OnCpu
 from kernels.paged_cases import (
+    BLOCKS,
     RELATIVE_ERROR,
     Shape,
     cache_error,
@@ -27,7 +28,9 @@ from kernels.paged_cases import (
     step_call,
 )
 from sonant.kernels.cuda import attention
+from sonant.kernels.cuda.attention import ALONE, NARROW, PAIR, SMALL, WIDE, DecodeForm
 from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.reference import Heads
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -72,19 +75,71 @@ def test_steps_of_drawn_shapes(seed: int, eight: bool) -> None:
 
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize(("splits", "stages"), [(1, 2), (2, 3), (5, 4), (5, 2)])
+@pytest.mark.parametrize(("splits", "form"), [(1, SMALL), (2, WIDE), (5, ALONE), (5, NARROW), (3, PAIR), (3, ALONE)])
 def test_shares_of_a_long_row_are_put_together_by_whoever_comes_last(
-    dim: int, splits: int, stages: int, eight: bool
+    dim: int, splits: int, form: DecodeForm, eight: bool
 ) -> None:
     """Among rows that are too short to be shared, or empty."""
     for seed in range(1 if eight else 2):
         shape = Shape(4, 2, dim, 16, (1200, 0, 255, 257, 64), 1, False, True, 1, eight)
-        check_step(shape, seed, splits=splits, stages=stages)
+        check_step(shape, seed, splits=splits, form=form)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize("form", attention.FORMS, ids=str)
+def test_every_form_of_a_block_over_short_rows(form: DecodeForm, eight: bool) -> None:
+    """The new position is a chunk's first, last or in the middle of it."""
+    for seed, block in enumerate(BLOCKS[2 * eight :: 3]):
+        lengths = (90, 31, 0, 1, 16, 15, 32, 63 + seed, 64, 127, 128, 200)
+        check_step(Shape(3, 1, 128, block, lengths, 1, False, True, 1, eight), seed, form=form, early=seed > 0)
+
+
+@pytest.mark.parametrize("form", [PAIR, WIDE, SMALL])
+def test_more_heads_over_one_than_a_block_asks_for_at_first(form: DecodeForm) -> None:
+    for heads in (8, 16):
+        check_step(Shape(heads, 1, 64, 16, (90, 3), 1, True, True, 1), 1, form=form)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize(("heads", "dim"), [(16, 128), (9, 64), (8, 64), (7, 128), (3, 64)])
+def test_any_number_of_heads_over_one(heads: int, dim: int, eight: bool) -> None:
+    """Up to 8 are columns of products, more are rows."""
+    shape = Shape(heads, 1, dim, 16, (600, 17), 1, False, True, 1, eight)
+    check_step(shape, heads, splits=2)
+
+
+def test_a_crowd_of_blocks_reads_one_chunk_after_the_other() -> None:
+    check_step(Shape(16, 8, 128, 16, (260, 140, *range(6)), 1, False, True, 0), 1, splits=1, form=ALONE)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(8, 128), (1, 64)])
 def test_more_shares_than_are_read_at_once_are_put_together(heads: int, dim: int) -> None:
     check_step(Shape(heads, 1, dim, 16, (2400,), 1, False, True, 1), 1, splits=64)
+
+
+@pytest.mark.parametrize(("block", "positions"), [(16, 1100), (1, 1100)])
+def test_shares_find_their_positions_in_a_table_of_any_size(block: int, positions: int) -> None:
+    """What a block has room for is brought at once, a larger table is asked when it is needed."""
+    check_step(Shape(2, 1, 64, block, (positions, 700), 1, False, True, 1), 1, splits=2, form=ALONE)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize(("form", "helpers"), [(SMALL, 6), (NARROW, 2), (SMALL, 1)])
+def test_long_rows_among_many_short_ones_are_shared(form: DecodeForm, helpers: int, eight: bool) -> None:
+    """One of the first 32 rows, three of the others, which are too many for some helpers; and rows that are empty."""
+    lengths = [*range(20), 1300, *range(11), 700, 3, 513, 512, 900, 0, 40, 17]
+    shape = Shape(2, 1, 64, 16, tuple(lengths), 1, helpers > 2, True, 1, eight)
+    call = step_call(shape, helpers, "cpu")
+    call[4][5] = -1
+    other = call[2].clone()
+    got = attention.paged_step(*call[:2], other, *call[3:], form=form, helpers=helpers)
+    assert not got[5].any()
+    rows = [row for row in range(len(lengths)) if row != 5]
+    qkv, heads, cache_, tables, positions, width = call
+    few = Heads(*heads[:2], *(t[rows] if len(t) > 1 else t for t in heads[2:4]), *heads[4:])
+    expected = exact_step(qkv[rows], few, cache_, tables[rows], positions[rows], width)
+    assert error_of(got[rows], expected) < RELATIVE_ERROR
+    assert cache_error(other, cache_) < shape.cache_error
 
 
 def test_a_position_that_no_table_has_room_for_is_not_written_and_gives_zeros() -> None:

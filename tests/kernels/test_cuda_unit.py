@@ -5,10 +5,9 @@ Tiles, lines, turns of the warpgroups, rings and barriers are all in it; what is
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.unit_cases import error_of, exact, unit_call
-from sonant.kernels import ops, reference
-from sonant.kernels.cuda import compiler
+from kernels.hopper_on_cpu import HopperOnCpu
+from kernels.unit_cases import UnitCall, error_of, exact, unit_call, wide
+from sonant.kernels import reference
+from sonant.kernels.cuda import compiler, conv
 from sonant.kernels.cuda import unit as cuda_unit
-from sonant.kernels.cuda.compiler import SOURCES, build, find_compiler
-from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.cuda.compiler import build, find_compiler
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.reference import Snake
 from sonant.kernels.triton import unit as triton_unit
 
 pytest.importorskip("triton")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
-HERE = Path(__file__).parent
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
 ERROR = 1e-2  # bfloat16 rounds five times on the way
 
@@ -39,33 +36,14 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-@cache
-def built(folder: Path, channels: int) -> Any:
-    made = folder / f"unit{channels}.so"
-    subprocess.run(
-        ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", f"-DCHANNELS={channels}",
-         f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "hopper_on_cpu.cpp")],
-        check=True,
-    )  # fmt: skip
-    return ctypes.CDLL(str(made)).run
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hopper_on_cpu")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> HopperOnCpu:
+    return HopperOnCpu(tmp_path_factory.mktemp("hopper_on_cpu"))
 
 
 @pytest.fixture
-def on_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = iter(range(1000))
-
-    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        run = built(folder, kernel.program.defines["CHANNELS"])
-        run(
-            kernel.arguments.pack(*values), (ctypes.c_int * 3)(*grid), kernel.threads, kernel.shared_bytes, next(seeds)
-        )
-
-    monkeypatch.setattr(CudaKernel, "launch", launch)
+def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper.take_over(monkeypatch)
 
 
 @pytest.mark.slow
@@ -73,51 +51,51 @@ def on_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("channels", [96, 192])
 @pytest.mark.parametrize(
-    ("batch", "steps", "dilation", "past", "following", "processors"),
+    ("batch", "steps", "dilation", "past", "processors"),
     [
-        (1, 128, 1, True, False, 132),  # one tile: the second warpgroup of 96 channels has none
-        (2, 300, 3, True, True, 1),  # six tiles of one block, the last of each row not full
-        (1, 385, 9, False, True, 2),  # silence before, nothing after; blocks with different numbers of tiles
-        (1, 130, 9, True, False, 132),  # a row's last steps lie in two tiles
-        (1, 54, 9, True, True, 132),  # no more steps than it looks back
+        (1, 64, 1, True, 132),  # one tile: two warpgroups of 96 channels have none
+        (2, 300, 3, True, 1),  # all tiles of one block, the last of each row not full
+        (1, 385, 9, False, 2),  # silence before; blocks with different numbers of tiles
+        (1, 54, 9, True, 132),  # no more steps than it looks back
+        (1, 7, 3, True, 132),  # and fewer
     ],
 )
 def test_it_is_the_reference(
-    channels: int, batch: int, steps: int, dilation: int, past: bool, following: bool, processors: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(cuda_unit, "_PROCESSORS", processors)
-    call = unit_call(channels, batch, steps, dilation, past=past, following=following, seed=steps)
+    channels: int, batch: int, steps: int, dilation: int, past: bool, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "PROCESSORS", processors)
+    call = unit_call(channels, batch, steps, dilation, past=past, seed=steps)
     assert cuda_unit.refusal(*call) is None
-    got, tail = cuda_unit.residual_unit(*call)
-    expected, kept = exact(call)
-    assert error_of(got, expected) < ERROR
-    assert (tail is None) == (not past)
-    if tail is not None and kept is not None:
-        assert error_of(tail, kept) < ERROR
+    got = cuda_unit.residual_unit(*call)
+    for made, expected in zip(got, exact(call), strict=True):
+        assert error_of(made, expected) < ERROR
+    nothing, again = cuda_unit.residual_unit(*call, keep=False)
+    assert nothing.numel() == 0 and torch.equal(again, got[1])
 
 
 @pytest.mark.slow
 @needs_gxx
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("channels", [96, 192])
-def test_pieces_with_their_tails_are_the_whole_to_the_bit(channels: int) -> None:
+def test_pieces_with_their_past_are_the_whole_to_the_bit(channels: int) -> None:
     call = unit_call(channels, 1, 300, 3)
-    whole, last = cuda_unit.residual_unit(*call)
+    whole = cuda_unit.residual_unit(*call)
     past, pieces = call.past, []
-    for piece in call.x.split([170, 60, 70], dim=1):
-        made, past = cuda_unit.residual_unit(piece, call.unit, past, None)
-        pieces.append(made)
-    assert torch.equal(torch.cat(pieces, dim=1), whole)
-    assert past is not None and last is not None and torch.equal(past, last)
+    assert past is not None
+    for x, active in zip(*(t.split([170, 60, 70], dim=1) for t in (call.x, call.active)), strict=True):
+        pieces.append(cuda_unit.residual_unit(*call._replace(x=x, active=active, past=past)))
+        past = torch.cat([past, active], dim=1)[:, -call.unit.history :]
+    for n in range(2):
+        assert torch.equal(torch.cat([piece[n] for piece in pieces], dim=1), whole[n])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="no nvcc here")
-def test_it_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for program in cuda_unit.programs():
-        assert b"residual_unit" in build(program, 90).read_bytes()
+    for channels in (96, 192):
+        kernel = cuda_unit.unit_kernel(channels)
+        assert kernel.entry.encode() in build(kernel.program, 90).read_bytes()
 
 
 def test_shared_memory_is_what_a_program_can_have() -> None:
@@ -126,30 +104,40 @@ def test_shared_memory_is_what_a_program_can_have() -> None:
 
 def test_other_values_are_refused() -> None:
     call = unit_call(96, 2, 128, 9)
-    x, unit, past, following = call
-    snake = Snake(torch.ones(96).bfloat16(), torch.ones(96).bfloat16())
-    assert cuda_unit.refusal(*call) is None and cuda_unit.refusal(x, unit, None, snake) is None
+    assert cuda_unit.refusal(*call) is None and cuda_unit.refusal(*call._replace(past=None)) is None
+    x, unit, past = call.x, call.unit, call.past
     assert past is not None
     for reason, wrong in {
-        "not all values are bfloat16": (x.float(), unit, past, following),
-        "no logarithms": (x, unit._replace(before=snake._replace(log_scale=False)), past, following),
-        "weights are": (x, unit._replace(point=unit.point[:, :, :0]), past, following),
-        "their inputs last": (x, unit._replace(wide=unit.wide.contiguous()), past, following),
-        "looks back 54 steps, at 53": (x[:, :53], unit, past, following),
-        "looks back 60 steps": (x, unit._replace(dilation=10), past, following),
-        "not in lines": (x, unit, past.transpose(0, 1).contiguous().transpose(0, 1), following),
+        "not all values are bfloat16": call._replace(x=x.float()),
+        "no logarithms": call._replace(following=call.following._replace(log_scale=False)),
+        "weights are": call._replace(unit=unit._replace(point=unit.point[:, :, :0])),
+        "their inputs last": call._replace(unit=unit._replace(wide=unit.wide.contiguous())),
+        "looks back 60 steps": call._replace(unit=unit._replace(dilation=10)),
+        "values are not in lines": call._replace(active=x.transpose(0, 1).contiguous().transpose(0, 1)),
+        "came before is not in lines": call._replace(past=past.transpose(0, 1).contiguous().transpose(0, 1)),
     }.items():
         assert reason in (cuda_unit.refusal(*wrong) or "it takes it")
+
+
+def planned(dtype: torch.dtype, batch: int, steps: int, channels: int) -> bool:
+    """Whether a unit of such values is taken."""
+    call = UnitCall(*(conv.moved(part, torch.device("meta")) for part in unit_call(channels, 1, 1, 3, past=False)))
+    values = torch.empty(batch, steps, channels, dtype=dtype, device="meta")
+    return cuda_unit.takes(*call._replace(x=values, active=values))
 
 
 @pytest.mark.parametrize(
     ("gpu", "dtype", "batch", "steps", "channels", "takes"),
     [
         (H200, torch.bfloat16, 64, 1920, 96, True),
-        (H200, torch.bfloat16, 64, 640, 192, False),  # Triton's is faster
+        (H200, torch.bfloat16, 64, 10240, 192, True),
         (H200, torch.bfloat16, 1, 1920, 96, False),  # too few tiles
+        (H200, torch.bfloat16, 1, 10240, 192, False),
         (H200, torch.bfloat16, 64, 160, 384, False),
-        (H200, torch.bfloat16, 4096, 50, 96, False),
+        (H200, torch.bfloat16, 64, 640, 192, True),
+        (H200, torch.bfloat16, 16, 1920, 96, False),
+        (H200, torch.bfloat16, 4096, 40, 96, False),  # too much of each tile is empty
+        (H200, torch.bfloat16, 4096, 40, 192, False),
         (H200, torch.float32, 64, 1920, 96, False),
         (A100, torch.bfloat16, 64, 1920, 96, False),
         (B200, torch.bfloat16, 64, 1920, 96, False),
@@ -161,14 +149,8 @@ def test_many_values_of_the_right_kind_on_hopper_are_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(cuda_unit, "_obstacle", lambda g: None if g == H200 else "another")
-    like = torch.empty(0, dtype=dtype, device="meta")
-    if gpu is None:
-        assert ops.whole_units(like, batch, steps, channels) is takes
-        return
-    with planning_for(gpu):
-        assert ops.whole_units(like, batch, steps, channels) is takes
-        with torch.enable_grad():
-            assert not ops.whole_units(like, batch, steps, channels)
+    with planning_for(gpu) if gpu else nullcontext():
+        assert planned(dtype, batch, steps, channels) is takes
 
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +162,8 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_reason_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(cuda_unit, "_obstacle", cache(cuda_unit._obstacle.__wrapped__))
-    like = torch.empty(0, dtype=torch.bfloat16, device="meta")
     with planning_for(A100), caplog.at_level("INFO"):
-        assert not any(ops.whole_units(like, 64, 1920, 96) for _ in range(3))
+        assert not any(planned(torch.bfloat16, 64, 1920, 96) for _ in range(3))
     assert [r.getMessage() for r in caplog.records] == [
         "residual units run in Triton, not in CUDA C++: it needs compute capability 9.0, and NVIDIA A100 has 8.0"
     ]
@@ -192,8 +173,8 @@ def test_the_reason_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 def test_a_kernel_that_is_wrong_here_is_not_used(
     fault: float, right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def made(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, None]:
-        return reference.residual_unit(x, *rest)[0] * (1 + fault), None
+    def made(*given: Any) -> tuple[torch.Tensor, ...]:
+        return tuple((1 + fault) * t for t in reference.residual_unit(*given))
 
     monkeypatch.setattr(cuda_unit, "residual_unit", made)
     assert cuda_unit._is_right(96, torch.device("cpu")) is right
@@ -201,17 +182,6 @@ def test_a_kernel_that_is_wrong_here_is_not_used(
 
 
 def test_tritons_convolutions_make_the_same_unit() -> None:
-    x, unit, past, following = unit_call(24, 2, 37, 3, following=True)
-    wide = [t.float() if isinstance(t, torch.Tensor) else t for t in (x, past)]
-    plain = unit._replace(
-        **{n: getattr(unit, n).float() for n in ("wide", "wide_bias", "point", "point_bias")},
-        before=Snake(*(t.float() for t in unit.before[:2])),
-        between=Snake(*(t.float() for t in unit.between[:2])),
-    )
-    assert following is not None
-    after = Snake(following.alpha.float(), following.beta.float())
-    for last in (after, None):
-        expected = reference.residual_unit(wide[0], plain, wide[1], last)
-        got = triton_unit.residual_unit(wide[0], plain, wide[1], last)
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    call = UnitCall(*(wide(part) for part in unit_call(24, 2, 37, 3)))  # the interpreter has no bfloat16
+    for one, other in zip(triton_unit.residual_unit(*call), reference.residual_unit(*call), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

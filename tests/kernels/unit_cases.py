@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,41 +13,43 @@ from sonant.kernels.reference import Snake, Unit
 
 class UnitCall(NamedTuple):
     x: Tensor
+    active: Tensor
     unit: Unit
     past: Tensor | None
-    following: Snake | None
+    following: Snake
 
 
 def unit_call(
-    channels: int, batch: int, steps: int, dilation: int, *, past: bool = True, following: bool = False, seed: int = 0
+    channels: int, batch: int, steps: int, dilation: int, *, past: bool = True, seed: int = 0, device: str = "cpu"
 ) -> UnitCall:
     """In bfloat16. What came before is a part of a longer line, as the engine keeps it."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(*shape, generator=generator)).bfloat16()
+        return (scale * torch.randn(*shape, generator=generator, device=device)).bfloat16()
 
     def snake() -> Snake:
         return Snake(values(channels, scale=0.3), values(channels, scale=0.3))
 
     wide = values(channels, 7, channels, scale=(7 * channels) ** -0.5).permute(0, 2, 1)
     point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
-    unit = Unit(snake(), wide, values(channels), dilation, snake(), point, values(channels))
+    unit = Unit(wide, values(channels), dilation, snake(), point, values(channels))
     flat = values(batch, 16 + unit.history * channels)
     before = flat[:, 16:].view(batch, unit.history, channels) if past else None
-    return UnitCall(values(batch, steps, channels), unit, before, snake() if following else None)
+    x, active = (values(batch, steps, channels) for _ in range(2))
+    return UnitCall(x, active, unit, before, snake())
 
 
-def exact(call: UnitCall) -> tuple[Tensor, Tensor | None]:
+def wide(part: Any) -> Any:
+    """The same values in float32."""
+    if isinstance(part, Unit | Snake):
+        return type(part)(*(wide(p) for p in part))
+    return part.float() if isinstance(part, Tensor) else part
+
+
+def exact(call: UnitCall) -> tuple[Tensor, Tensor]:
     """In float32 arithmetic on the same values."""
-
-    def wide(part: Snake | Tensor | int | None) -> object:
-        if isinstance(part, Snake):
-            return Snake(part.alpha.float(), part.beta.float())
-        return part.float() if isinstance(part, Tensor) else part
-
-    unit = Unit(*(wide(part) for part in call.unit))  # type: ignore[arg-type]
-    return reference.residual_unit(wide(call.x), unit, wide(call.past), wide(call.following))  # type: ignore[arg-type]
+    return reference.residual_unit(*(wide(part) for part in call))
 
 
 def error_of(got: Tensor, expected: Tensor) -> float:

@@ -28,6 +28,8 @@ NAMES = {
         "_small_m_gemm",
         "_skinny",
         "_few",
+        "frame_pass",
+        "paged_pass",
     ],
     Work.ATTENTION: [
         "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>, false>(Flash_fwd_params)",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,10 +44,12 @@ Bucket = tuple[int, int, int]  # prompts, positions of each, and their kind
 
 PREFILL_SIZES = (
     (1, 32), (1, 64), (1, 128), (1, 256), (4, 32), (4, 64), (4, 128), (16, 16), (16, 32), (16, 48), (16, 64), (16, 128),
+    (64, 16), (64, 32),
 )  # fmt: skip
 
 _CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
 _MOST_REPLAYS = 8  # an eager step costs the host about as much as so many replays cost the device
+_PREFILL_POSITIONS = 400  # that take as long as a prefill of nothing, which reads all weights
 _PLENTY_BYTES = 8 << 30  # of free memory: more than any graph asks for
 _EAGER_POSITIONS = (8, 264, 272)  # of eager prefills into scratch memory
 
@@ -81,9 +84,13 @@ class GraphPool:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._memory, capture_error_mode=mode)
             try:
-                yield
-            finally:
-                graph.capture_end()
+                try:
+                    yield
+                finally:
+                    graph.capture_end()
+            except RuntimeError:  # torch may go on recording to that memory, or think that nobody uses it
+                self._memory = torch.cuda.graph_pool_handle()
+                raise
 
 
 def synchronize(device: torch.device) -> None:
@@ -221,29 +228,23 @@ class PrefillGraphs:
             positions, kind = self.model.packed_size(item)
             kinds[kind].append((positions, item))
         for kind, sized in kinds.items():
-            fits = [self.replays and self._bucket(1, positions, kind) is not None for positions, _ in sized]
-            self._replay(sorted((s for s, fit in zip(sized, fits, strict=True) if fit), key=lambda s: s[0]), kind)
-            if eager := [s for s, fit in zip(sized, fits, strict=True) if not fit]:
-                longest = max(1, *(positions for positions, _ in eager))
+            buckets = [b for b in self.captured if b[2] == kind and self.replays]
+            longest = max((positions for _, positions, _ in buckets), default=-1)
+            self._replay(sorted((s for s in sized if s[0] <= longest), key=lambda s: s[0]), buckets)
+            if eager := [s for s in sized if s[0] > longest]:
                 span_blocks = max(1, -(-max(item.end for _, item in eager) // self.block_tokens))
-                self._eager([item for _, item in eager], PrefillShape(len(eager), longest, span_blocks, kind))
+                shape = PrefillShape(len(eager), max(1, *(positions for positions, _ in eager)), span_blocks, kind)
+                self._eager([item for _, item in eager], shape)
 
-    def _replay(self, sized: list[tuple[int, PrefillItem]], kind: int) -> None:
-        most = max((bucket[0] for bucket in self.captured if bucket[2] == kind), default=1)
-        while sized:
-            group = sized[:most]
-            bucket = self._bucket(len(group), group[-1][0], kind)
-            if bucket is None:  # there is none for so many as long as that: the shortest goes first, alone
-                group = group[:1]
-                bucket = self._bucket(1, group[0][0], kind)
-            assert bucket is not None
-            self.captured[bucket].replay(self.model.pack([item for _, item in group], self._shape(bucket)))
-            sized = sized[len(group) :]
-
-    def _bucket(self, count: int, positions: int, kind: int) -> Bucket | None:
-        """The smallest that takes so many prompts of so many positions."""
-        fits = (b for b in self.captured if b[0] >= count and b[1] >= positions and b[2] == kind)
-        return min(fits, key=lambda b: b[0] * b[1], default=None)
+    def _replay(self, sized: list[tuple[int, PrefillItem]], buckets: list[Bucket]) -> None:
+        """Shortest first, in graphs that take the least time for each prompt in them."""
+        lengths = [positions for positions, _ in sized]
+        while lengths:
+            counts = [min(prompts, bisect_right(lengths, positions)) for prompts, positions, _ in buckets]
+            fits = [(cost(b) / count, -count, b) for b, count in zip(buckets, counts, strict=True) if count]
+            _, fewer, bucket = min(fits)
+            self.captured[bucket].replay(self.model.pack([item for _, item in sized[:-fewer]], self._shape(bucket)))
+            sized, lengths = sized[-fewer:], lengths[-fewer:]
 
     def _shape(self, bucket: Bucket) -> PrefillShape:
         prompts, positions, kind = bucket
@@ -255,3 +256,9 @@ class PrefillGraphs:
     def _run(self, packed: Tensor, shape: PrefillShape) -> Tensor:
         self.prefill(packed, shape)
         return packed
+
+
+def cost(bucket: Bucket) -> int:
+    """What a graph of a prefill takes, in positions."""
+    prompts, positions, _ = bucket
+    return _PREFILL_POSITIONS + prompts * positions

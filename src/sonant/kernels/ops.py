@@ -1,8 +1,9 @@
 """All the ops that layers may call, typed, and which implementation runs: Triton on a CUDA device, torch elsewhere.
 
-Attention over the paged cache and stacks over few rows are in CUDA C++ too, for GPUs and machines that can have it.
-Contracts are in the reference, next to the code that defines them. Training runs the reference, because only that has
-gradients. `sonant doctor` prints these choices.
+Attention over the paged cache, stacks over few rows, whole passes of one row, and convolutions and residual units of
+many values are in CUDA C++ too, for GPUs and machines that can have it. Contracts are in the reference, next to the
+code that defines them. Training runs the reference, because only that has gradients. `sonant doctor` prints these
+choices.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sonant.kernels.reference import (
     FlowGiven,
     FrameCounters,
     FrameMemory,
+    FrameStack,
     FrameTables,
     Heads,
     LocalWeights,
@@ -46,6 +48,7 @@ from sonant.kernels.reference import (
     Snake,
     Split,
     Unit,
+    Unscaled,
     Weight,
 )
 
@@ -65,6 +68,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "flow_move": "flow",
         "flow_open": "flow",
         "flow_turn": "flow",
+        "frame_pass": "frame_pass",
         "frame_step": "frame_step",
         "linear": "gemv",
         "linear_add": "gemv",
@@ -75,6 +79,7 @@ OPS: Mapping[str, str | None] = MappingProxyType(
         "norm_linear": "gemv",
         "normals": "uniforms",
         "paged_attention": "paged",
+        "paged_pass": "paged_pass",
         "paged_step": "paged",
         "patch_step": "patch",
         "pcm16": "pcm",
@@ -92,7 +97,13 @@ OPS: Mapping[str, str | None] = MappingProxyType(
 )
 # op → the file in kernels/cuda that has it as well
 IN_CUDA: Mapping[str, str] = MappingProxyType(
-    {"local_stack": "stack", "paged_attention": "attention", "paged_step": "attention"}
+    {
+        "frame_pass": "frame_pass",
+        "local_stack": "stack",
+        "paged_attention": "attention",
+        "paged_pass": "paged_pass",
+        "paged_step": "attention",
+    }
 )
 
 
@@ -158,8 +169,8 @@ def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tenso
     return pick("add_norm", x)(x, branch, gain, eps)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    return pick("swiglu", gate_up)(gate_up)
+def swiglu(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
+    return pick("swiglu", gate_up)(gate_up, unscaled)
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -174,8 +185,18 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     return pick("norm_linear", x)(x, gain, eps, weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
-    return pick("norm_gated", x)(x, gain, eps, weight)
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool = False) -> Tensor:
+    return pick("norm_gated", x)(x, gain, eps, weight, folded)
+
+
+def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
+    """x times a weight that has the gain of the norm before in it; whoever reads the product finishes that norm
+    (`Unscaled`). None: `norm_linear` has the norm inside here, without a kernel of its own."""
+    if torch.is_grad_enabled() or gpu_of(x.device) is None or importlib.util.find_spec("triton") is None:
+        return None
+    from sonant.kernels.triton import gemv
+
+    return gemv.unscaled_linear(x, weight)
 
 
 def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tensor:
@@ -210,20 +231,10 @@ def causal_conv(
     return convolve(x, weight, bias, past, dilation, residual=residual, snake=snake, keep=keep, bounds=bounds)
 
 
-def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
-    return pick("residual_unit", x)(x, unit, past, following)
-
-
-def whole_units(like: Tensor, batch: int, steps: int, channels: int) -> bool:
-    """Whether `residual_unit` is one kernel for values [batch, steps, channels] of this type and device.
-
-    If not, whoever makes the values had better activate them too, and convolutions follow one by one.
-    """
-    if torch.is_grad_enabled() or gpu_of(like.device) is None or importlib.util.find_spec("triton") is None:
-        return False
-    from sonant.kernels.cuda import unit
-
-    return unit.takes(like, batch, steps, channels)
+def residual_unit(
+    x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
+) -> tuple[Tensor, Tensor]:
+    return pick("residual_unit", x)(x, active, unit, past, following, keep=keep)
 
 
 def depthwise(
@@ -250,6 +261,27 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
 
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
     return pick("ring_attention", qkv)(qkv, heads, ring, place)
+
+
+def frame_pass(
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, first: int, head: Weight
+) -> Tensor:
+    return pick("frame_pass", x)(stack, x, cos, sin, cache, first, head)
+
+
+def paged_pass(
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
+    span_blocks: int,
+) -> Tensor:  # fmt: skip
+    return pick("paged_pass", x)(stack, x, cos, sin, cache, tables, positions, span_blocks)
+
+
+def has_whole_pass(op: str, x: Tensor) -> bool:
+    """Whether `op` may take rows like x through all layers at once; if not, layers had better be called."""
+    gpu = gpu_of(x.device)
+    if len(x) != 1 or gpu is None:
+        return False
+    return choose(op, "cuda", torch.is_grad_enabled(), gpu).implementation == "cuda"
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import Heads
-from sonant.layers.attention import Context
+from sonant.kernels.reference import FrameLayer, FrameStack, Heads, Unscaled
+from sonant.layers.attention import Context, PagedContext, ShortContext
 from sonant.layers.quantized import Projection, QuantizedLinear
 from sonant.layers.rope import rope_tables
 from sonant.layers.rope_scaling import Scaling
@@ -39,6 +39,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
+        self.folded = False  # its gain is in the weights that follow, and ones are left: see fold_gains
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
@@ -66,7 +67,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         """What the heads gather from the normed x, before `o_proj`."""
-        return self.gather(ops.norm_linear(x, norm.weight, norm.eps, self.qkv_proj.weight), cos, sin, context)
+        weight = self.qkv_proj.weight
+        if norm.folded and isinstance(context, ShortContext):  # whose kernel can finish the norm
+            qkv = ops.unscaled_linear(x, weight)
+            if qkv is not None:
+                heads = self.heads(cos, sin)._replace(unscaled=Unscaled(x, norm.eps))
+                return context.mix(self.index, qkv, heads).flatten(2)
+        return self.gather(ops.norm_linear(x, norm.weight, norm.eps, weight), cos, sin, context)
 
     def gather(self, qkv: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
         return context.mix(self.index, qkv, self.heads(cos, sin)).flatten(2)
@@ -85,7 +92,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """Of the normed x, before `down_proj`."""
-        return ops.norm_gated(x, norm.weight, norm.eps, self.gate_up_proj.weight)
+        return ops.norm_gated(x, norm.weight, norm.eps, self.gate_up_proj.weight, norm.folded)
 
 
 def quantize_projections(module: nn.Module) -> None:
@@ -95,6 +102,24 @@ def quantize_projections(module: nn.Module) -> None:
             if isinstance(child, nn.Linear):
                 with child.weight.device:
                     setattr(part, name, QuantizedLinear(child.in_features, child.out_features))
+
+
+@torch.no_grad()
+def fold_gains(stack: DecoderStack, *, heads: bool) -> None:
+    """For decoding only: the gains of its layers' norms go into the projections behind them, and ones stay. What is
+    left of a norm is one factor a row, which needs no kernel of its own: whoever reads the product makes it. `heads`:
+    also before attention, where its kernel does so. Weights of eight bits stay as they are.
+    """
+    for layer in stack.layers:
+        assert isinstance(layer, DecoderLayer)
+        folded: list[tuple[RMSNorm, Projection]] = [(layer.post_attention_layernorm, layer.mlp.gate_up_proj)]
+        if heads:
+            folded.append((layer.input_layernorm, layer.self_attn.qkv_proj))
+        for norm, projection in folded:
+            if isinstance(projection, nn.Linear):
+                projection.weight.mul_(norm.weight)
+                norm.weight.fill_(1.0)
+                norm.folded = True
 
 
 class DecoderLayer(nn.Module):
@@ -112,6 +137,14 @@ class DecoderLayer(nn.Module):
         x = _onto(x, self.self_attn.o_proj, mixed, self.self_attn_layer_scale)
         inner = self.mlp(x, self.post_attention_layernorm)
         return _onto(x, self.mlp.down_proj, inner, self.mlp_layer_scale)
+
+    def as_frame_layer(self) -> FrameLayer:
+        attention, mlp = self.self_attn, self.mlp
+        return FrameLayer(
+            self.input_layernorm.weight, attention.qkv_proj.weight, attention.q_norm.weight, attention.k_norm.weight,
+            attention.o_proj.weight, self.post_attention_layernorm.weight,
+            mlp.gate_up_proj.weight, mlp.down_proj.weight,
+        )  # fmt: skip
 
 
 def _onto(x: Tensor, projection: Projection, branch: Tensor, scale: nn.Module) -> Tensor:
@@ -142,7 +175,13 @@ class DecoderStack(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
-        return self._run(x, *self.rotations(positions, x.dtype), context)
+        cos, sin = self.rotations(positions, x.dtype)
+        by_steps = isinstance(context, PagedContext) and context.slots is None
+        stack = self.as_frame_stack() if by_steps and ops.has_whole_pass("paged_pass", x) else None
+        if stack is not None and isinstance(context, PagedContext):
+            place = context.cache, context.tables, context.positions, context.span_blocks
+            return ops.paged_pass(stack, x, cos, sin, *place)
+        return self._run(x, cos, sin, context)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, head_dim] at positions [B, T]."""
@@ -158,6 +197,16 @@ class DecoderStack(nn.Module):
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
         """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
         return self._run(x, *self.rotations_at(positions, x.dtype), context)
+
+    def as_frame_stack(self) -> FrameStack | None:
+        """What `ops.frame_pass` and `ops.paged_pass` take. None: layers must be called, since somebody listens to that
+        (as whoever brings their weights does), or they are of another kind."""
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        heard = any(layer._forward_pre_hooks or layer._forward_hooks for layer in layers)
+        if heard or len(layers) < len(self.layers) or not self.shape.qk_norm or self.shape.layer_scale:
+            return None
+        made = tuple(layer.as_frame_layer() for layer in layers)
+        return FrameStack(made, self.norm.weight, self.shape.heads, self.shape.kv_heads, self.shape.eps)
 
     def rotations_at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, 1, head_dim]."""

@@ -66,7 +66,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
                 r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
-                r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma"),
+                r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma|^(frame|paged)_pass$"),  # the last: mostly weights
     (Work.CODEC, r"conv|^_depthwise$|dgrad|wgrad|fprop|im2col|col2im|snake|vocoder|nchwtonhwc|nhwctonchw|cudnn|"
                  r"winograd|istft|\bfft|dft_|vector_fft|upsample|interpolat"),
     (Work.QUANT, r"quant|fp8|int8|nvfp4|mxfp"),

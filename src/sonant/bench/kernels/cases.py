@@ -17,6 +17,7 @@ from sonant.bench.kernels.by_index import ByIndex
 from sonant.bench.kernels.case import Call, Case, CaseMaker
 from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.flow_cases import FlowCases
+from sonant.bench.kernels.pass_cases import PassCases
 from sonant.kernels.reference import (
     DelayPattern,
     FrameCounters,
@@ -45,6 +46,7 @@ class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
         """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
         flow = FlowCases(self.device, self.dtype, self.quantize)
+        passes = PassCases(self.device, self.dtype, self.quantize)
         for stack in workloads.stacks:
             for count in (*rows, *([prefill] if prefill and not stack.per_frame else [])):
                 yield from self._products(stack, count * stack.tokens)
@@ -52,8 +54,12 @@ class Cases(CaseMaker):
                     yield from flow.attention(stack, count, self._heads(stack, 1, stack.context))
                 elif stack.per_frame:
                     yield self._frame_attention(stack, count)
+                    if stack.draws:
+                        yield passes.frame(stack, count, self._heads(stack, 1, 1))
                 else:
                     yield from self._attention(stack, count, prefill=count == prefill and count not in rows)
+                    if count in rows and stack.head_norms and not stack.dual:
+                        yield passes.paged(stack, count, self._heads(stack, count, 1))
             if prefill and stack.dual:
                 yield from self._dual(stack, prefill)
             for count in rows:

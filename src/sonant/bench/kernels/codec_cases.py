@@ -62,16 +62,16 @@ class CodecCases(CaseMaker):
                 yield self._unit(f"{c.name} unit {channels} × {steps}", rows, steps, channels)
 
     def _unit(self, where: str, rows: int, steps: int, channels: int) -> Case:
-        x, bias = self.normal(rows, steps, channels), self.normal(channels)
+        x, active, bias = *(self.normal(rows, steps, channels) for _ in range(2)), self.normal(channels)
         past, snake = self.normal(rows, (_TAPS - 1) * _DILATION, channels), self._snake(channels)
 
         def make() -> Call:
             weights = (self.normal(channels, n, channels) * (n * channels) ** -0.5 for n in (_TAPS, 1))
             wide, point = (weight.permute(0, 2, 1) for weight in weights)
-            return Call((x, Unit(snake, wide, bias, _DILATION, snake, point, bias), past, None), {})
+            return Call((x, active, Unit(wide, bias, _DILATION, snake, point, bias), past, snake), {})
 
         weights = self.item * (_TAPS + 1) * channels**2
-        moved = weights + 2 * self.item * (x.numel() + past.numel())
+        moved = weights + self.item * (4 * x.numel() + past.numel())
         flops = 2 * rows * steps * (_TAPS + 1) * channels**2
         return Case("residual_unit", where, rows, make, weights, moved, flops)
 

@@ -2,12 +2,13 @@
 
 A figure is the share of the floor that a kernel reaches, so it is relative to the bandwidth and the product rate that
 the same run has measured: a GPU that is throttled or shared slows both. What seems slower is measured again before
-it counts, and the best of all its measurements stands: noise only ever makes a kernel look slower.
+it counts, with its floor, and the best of all its measurements stands: noise only ever makes a kernel look slower.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ def read(path: Path, report: KernelReport) -> dict[str, float]:
     if (device, dtype) != (report.device, report.dtype):
         raise ConfigError(f"{path} is of {device} in {dtype}, and this is {report.device} in {report.dtype}")
     return figures
+
+
+def can_write(path: Path) -> bool:
+    """Whether `write` will work, as it does not in an install that is read-only."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def write(path: Path, report: KernelReport, times: Iterable[KernelTime], known: Mapping[str, float]) -> int:

@@ -67,7 +67,7 @@ class ProductCase:
     @property
     def many(self) -> bool:
         """Rows for which both sides have eight bits."""
-        return self.quantize is not None and self.rows > small_m_tile.ROWS
+        return self.quantize is not None and self.rows > small_m_tile.WIDENED_ROWS
 
     @property
     def gated(self) -> bool:

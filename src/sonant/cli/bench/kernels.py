@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,6 +21,7 @@ from sonant.models.workload import WorkloadProvider
 if TYPE_CHECKING:
     import torch
 
+    from sonant.bench.kernels.asked import Asked
     from sonant.bench.kernels.case import Case
     from sonant.bench.kernels.tune_cases import Tunable
     from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
@@ -29,6 +31,7 @@ EXAMPLES = """
 sonant bench kernels --device cuda --out kernels.json
 sonant bench kernels --ops norm_linear,norm_gated,linear_add --rows 1,8,32,64 --size 1.7b
 sonant bench kernels --against accepted.json
+sonant bench kernels --size 1.7b --rows 1,16,64 --jobs 12 --against shipped --accept
 sonant bench kernels --tune
 sonant bench kernels --tune --quantize fp8
 sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
@@ -77,12 +80,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="%", type=float, default=5.0, help="how much less is noise, in percent (default: 5)"
     )
     parser.add_argument("--accept", action="store_true", help="write what was measured into the table of --against")
+    parser.add_argument(
+        "--seconds", metavar="S", type=whole_number(1), help="begin no measurement after so long (default: never)"
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=whole_number(1),
+        help="processes that compile kernels before any is measured, which pays where nothing is compiled yet"
+        " (default: each kernel when it is measured)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
-    from sonant.bench.kernels.attention_cases import AttentionCases
-    from sonant.bench.kernels.cases import Cases
+    from sonant.bench.kernels.asked import Asked, compile_ahead
     from sonant.bench.report.results import write_json
     from sonant.kernels.ops import OPS
 
@@ -107,42 +119,46 @@ def run(args: argparse.Namespace) -> int:
         return _tune(tuned, device, wanted_case, args.tune_seconds, args.out, args.quantize)
     rows = _rows(args.rows or ("1,2,4,8,16,32,64,128" if gpu else "1,4"))
     prefill = args.prefill if args.prefill is not None else 512 * gpu
-    wanted = [p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES])]
-
-    def every() -> Iterator[Case]:
-        cases = Cases(device, dtype, args.quantize)
-        for workloads in wanted:
-            yield from cases.every(workloads, rows, prefill)
-        if gpu:  # a CPU would take minutes for each
-            yield from AttentionCases(device, dtype).every()
-
-    asked = (case for case in every() if case.op in ops and args.where in case.where)
+    workloads = tuple(p.workloads(own) for p in providers if (own := [size for size in sizes if size in p.SIZES]))
     check_quantize(args.quantize, gpu_of(device))
+    asked = Asked(device, dtype, args.quantize, workloads, tuple(rows), prefill, tuple(ops), args.where)
+    if gpu and args.jobs:
+        compile_ahead(asked, args.jobs)
     report = kernels.run(
-        asked, device, dtype, on_time=_tell, compare=args.against is None, quantize=args.quantize
-    )
+        _in_time(asked.cases(), args.seconds), device, dtype, on_time=_tell, compare=args.against is None,
+        quantize=args.quantize,
+    )  # fmt: skip
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
-    return 0 if args.against is None else _hold(report, every, device, args)
+    return 0 if args.against is None else _hold(report, asked, device, args)
 
 
-def _hold(
-    report: KernelReport, every: Callable[[], Iterator[Case]], device: torch.device, args: argparse.Namespace
-) -> int:
+def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
+    """Those that are begun in time."""
+    deadline_s = None if seconds is None else time.monotonic() + seconds
+    for number, case in enumerate(cases):
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            _say(f"out of time: only the first {number} kernels are measured, up to {case.op}, {case.where}")
+            return
+        yield case
+
+
+def _hold(report: KernelReport, asked: Asked, device: torch.device, args: argparse.Namespace) -> int:
     """What was measured against what was accepted; what seems slower is measured again."""
     from sonant.bench.kernels import gate
-    from sonant.bench.kernels.versus_torch import measure_all
+    from sonant.bench.kernels.versus_torch import ceiling_of, measure_all
 
     path = _table_path(args, device)
     accepted = {} if args.accept and not path.exists() else gate.read(path, report)
 
     def again(names: Collection[str]) -> Iterator[KernelTime]:
         _say(f"measured again: {', '.join(sorted(names))}")
-        seen = (case for case in every() if gate.key(case) in names)
-        return measure_all(seen, device, report.ceiling, compare=False)
+        seen = (case for case in asked.cases() if gate.key(case) in names)
+        ceiling = ceiling_of(device, asked.dtype, asked.quantize)
+        return measure_all(seen, device, ceiling, compare=False)
 
     verdict = gate.judge(report.times, accepted, again, args.tolerance / 100)
     print(gate.told(verdict, path, args.tolerance / 100))
@@ -154,12 +170,16 @@ def _hold(
 
 def _check_gate(args: argparse.Namespace, device: torch.device) -> None:
     """Before anything is measured."""
+    from sonant.bench.kernels import gate
+
     if not 0 < args.tolerance < 100:
         raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
     if args.accept and not args.against:
         raise ConfigError("--accept writes the table that --against names; name one")
     if args.against and not args.accept and not (path := _table_path(args, device)).is_file():
         raise ConfigError(f"there is no table {path} of accepted figures; --accept writes it")
+    if args.accept and not gate.can_write(path := _table_path(args, device)):
+        raise ConfigError(f"{path} cannot be written; name a file of your own: --against FILE --accept")
 
 
 def _table_path(args: argparse.Namespace, device: torch.device) -> Path:

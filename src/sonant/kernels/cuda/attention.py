@@ -18,55 +18,77 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, unavailable
+from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
 
-_HOPPER = (9, 0)
 _DIMS = (64, 128)
 _CACHES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}  # and the bytes of a value
-_MOST_SHARE = 16  # query heads of one key-value head: the rows of a tensor core's tile
+_QUERIES = (8, 16)  # query heads of one key-value head that a tensor core's tile has room for: in columns, in rows
 _MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
-_BLOCKS = 4 * _PROCESSORS  # that a decode step should have, if its rows are long enough
+_RING_UNIT, _TABLE_BYTES = 8192, 4096  # as decode.cu has them
+_BLOCKS = 4 * _PROCESSORS  # that a decode step of many rows should have, if they are long enough
 _LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
 _MOST_ALONE = 512  # positions of a row that one block has alone
+_COHORT = 32  # rows that have helpers, blocks that share the long ones among them
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 CHOICES = ("auto", "cuda", "triton", "torch")
 
-_DECODE = struct.Struct("<11Qq7iI6i2f")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI8i2f")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
+class DecodeForm(NamedTuple):
+    """A block of a decode step."""
+
+    warps: int
+    stages: int  # times 8 KiB that each warp has for keys and values on their way
+    resident: int  # blocks that a processor has room for
+    holds_table: bool = False
+
+    def shared_bytes(self, dim: int, queries: int) -> int:
+        ring = self.warps * self.stages * _RING_UNIT
+        return ring + (2 * queries + 4) * dim + _TABLE_BYTES * self.holds_table
+
+
+ALONE, PAIR, WIDE = DecodeForm(4, 4, 1, holds_table=True), DecodeForm(6, 2, 2), DecodeForm(4, 3, 2)
+NARROW, SMALL = DecodeForm(2, 3, 4), DecodeForm(2, 2, 6)
+FORMS = (ALONE, PAIR, WIDE, NARROW, SMALL)
+
+
 @cache
-def decode_kernel(dim: int, stages: int, kv_bytes: int = 2) -> CudaKernel:
-    """With rings of `stages` times 32 KiB: one block on a processor with 4 of them, two with 3, three with 2."""
-    return CudaKernel(
-        _program("decode.cu", dim, kv_bytes), f"paged_decode_{stages}", _DECODE, (stages << 15) + 36 * dim
-    )
+def decode_kernel(dim: int, form: DecodeForm, kv_bytes: int = 2, share: int = 1) -> CudaKernel:
+    queries = next((n for n in _QUERIES if share <= n), _QUERIES[-1])
+    program = _decode_program(dim, kv_bytes, queries)
+    entry, shared = f"paged_decode_{form.warps}x{form.stages}", form.shared_bytes(dim, queries)
+    return CudaKernel(program, entry, _DECODE, shared, threads=32 * form.warps)
 
 
 @cache
 def prefill_kernel(dim: int, queries: int, kv_bytes: int = 2) -> CudaKernel:
     shared = queries * 2 * dim + 2 * 2 * 64 * kv_bytes * dim + 4 * queries + 32
-    return CudaKernel(_program("prefill.cu", dim, kv_bytes), f"paged_prefill_{queries}", _PREFILL, shared)
+    program = Program("prefill.cu", {"HEAD_DIM": dim, "KV_BYTES": kv_bytes})
+    return CudaKernel(program, f"paged_prefill_{queries}", _PREFILL, shared)
 
 
-def _program(source: str, dim: int, kv_bytes: int) -> Program:
-    return Program(source, {"HEAD_DIM": dim, "KV_BYTES": kv_bytes})
+def _decode_program(dim: int, kv_bytes: int, queries: int) -> Program:
+    return Program("decode.cu", {"HEAD_DIM": dim, "KV_BYTES": kv_bytes, "QUERIES": queries})
 
 
 def programs() -> Iterator[Program]:
     for dim, kv_bytes in product(_DIMS, _CACHES.values()):
-        yield decode_kernel(dim, 2, kv_bytes).program
+        for queries in _QUERIES:
+            yield _decode_program(dim, kv_bytes, queries)
         yield prefill_kernel(dim, 64, kv_bytes).program
 
 
@@ -80,9 +102,7 @@ def wanted() -> str:
 
 def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
-    if gpu.capability < _HOPPER:
-        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    return unavailable(programs(), gpu.arch)
+    return obstacle_to(programs(), gpu)
 
 
 def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
@@ -92,8 +112,8 @@ def refusal(values: Tensor, heads: int, cache: Tensor, tables: Tensor, positions
         return f"values are {values.dtype} and the cache is {cache.dtype}, not bfloat16, or e4m3 for the cache"
     if dim not in _DIMS:
         return f"heads have {dim} values, not 64 or 128"
-    if heads % kv_heads or heads // kv_heads > _MOST_SHARE:
-        return f"{heads} heads over {kv_heads} are no whole share of at most {_MOST_SHARE}"
+    if heads % kv_heads or heads // kv_heads > _QUERIES[-1]:
+        return f"{heads} heads over {kv_heads} are no whole share of at most {_QUERIES[-1]}"
     if cache.stride()[1:] != (block_tokens * kv_heads * dim, kv_heads * dim, dim, 1) or tables.stride(1) != 1:
         return "the cache or its tables are not in one piece"
     if tables.dtype != torch.int32 or positions.dtype not in (torch.int32, torch.int64):
@@ -140,16 +160,20 @@ def _prefill_for(batch: int, length: int, heads: int, cache: Tensor) -> CudaKern
 
 def paged_step(
     qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, *,
-    splits: int | None = None, stages: int | None = None, early: bool = True,
+    splits: int | None = None, form: DecodeForm | None = None, early: bool = True,
+    helpers: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The options are for who measures: blocks that share a row at most, their rings, and reads before the wait."""
+    """The options are for who measures: blocks that share a row at most, what they are, reads before the wait, and
+    helpers for each 32 rows, which must be 0 where `splits` are given."""
     from sonant.kernels.triton.split_k import counters, workspace
 
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
     groups, share = batch * kv_heads, heads.heads // kv_heads
-    splits = splits or splits_for(groups, span_blocks * block_tokens)
+    span = span_blocks * block_tokens
+    helpers = (0 if splits else helpers_for(groups, span)) if helpers is None else helpers
+    splits = 1 + helpers if helpers else splits or splits_for(groups, span)
     known, kv_bytes = dim if dim in _DIMS else _DIMS[-1], _CACHES.get(cache.dtype, 2)
-    kernel = decode_kernel(known, stages or stages_for(groups * splits), kv_bytes)
+    kernel = decode_kernel(known, form or form_for(groups, 1 if helpers else splits, kv_bytes), kv_bytes, share)
     if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
@@ -161,30 +185,60 @@ def paged_step(
     partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
     kernel.launch(
-        qkv.device, (kv_heads, batch, splits),
+        qkv.device, (kv_heads, batch + helpers * -(-batch // _COHORT), 1 if helpers else splits),
         qkv.data_ptr(), *gains, cos.data_ptr(), sin.data_ptr(), cache.data_ptr(), tables.data_ptr(),
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
-        tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, heads.eps, dim**-0.5 * _LOG2_E,
+        tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, batch, helpers,
+        heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 
 
 def splits_for(groups: int, span: int) -> int:
     """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
-    shorter than is worth it. How many of them have work the device decides, by each row's length."""
-    return max(1, min(_BLOCKS // groups, _MOST_SPLITS, -(-span // _LEAST_SHARE)))
+    shorter than is worth it. How many of them have work the device decides, by each row's length.
 
-
-def stages_for(blocks: int) -> int:
-    """The few blocks of a small grid have much on their way; those of a large one begin and end while others read.
-
-    Measured on an H200: up to two waves of two blocks a processor, much on its way is worth more than a third block
-    (64 rows × 300 and 1,024 positions: 23.9 and 65.0 µs against 26.6 and 73.6); with 256 rows × 200 it is the other
-    way round (73.9 against 63.6).
+    Few rows have one block on each processor, unless that leaves many idle: what more blocks' rings bring is in the way
+    of sums, which are put together while the next launch reads already. Measured on an H200, in brackets what it was
+    with up to 528 blocks and products not yet turned round: 1 row × 8,192 and 16,384 positions 12.3 and 20.5 µs (14.2
+    and 31.7), 4 × 8,192 35.2 (39.2), 16 × 300 7.6 (8.7).
     """
-    return 4 if blocks <= _PROCESSORS else 3 if blocks <= 4 * _PROCESSORS else 2
+    busy = _PROCESSORS // groups * groups
+    most = _PROCESSORS if 4 * busy >= 3 * _PROCESSORS else _BLOCKS
+    return max(1, min(most // groups, _MOST_SPLITS, -(-span // _LEAST_SHARE)))
+
+
+def helpers_for(groups: int, span: int) -> int:
+    """Blocks for each 32 rows that come after those of all rows, and share the long ones with them if there are any.
+
+    Measured on an H200 (µs): among 256 rows of 30 to 400 positions one of 4,000 takes 165 without, 71 with 6 of them,
+    among 64 rows 138 without, 43 with 3; where all are short they cost 0.1. More than 3 cost 64 × 90 1.1, since with
+    them the blocks are more than one wave.
+    """
+    if groups <= _PROCESSORS * WIDE.resident or span <= _MOST_ALONE:
+        return 0
+    return 3 if form_for(groups, 1) == NARROW else 6
+
+
+def form_for(groups: int, splits: int, kv_bytes: int = 2) -> DecodeForm:
+    """Few blocks have much on their way; many begin and end while others read, so there are small ones then, with
+    room for many: a short row's block spends most of its life on its way to the first bytes and from the last.
+
+    Measured on an H200 (µs; rows × positions, as it was with blocks of four warps only, and now): 16 × 90 4.5 and 3.3,
+    64 × 90 and 4,096 10.9 and 239.4, 8.4 and 239.2, 128 × 90 18.8 and 16.8, 256 × 90 and 400 33.6 and 103.2, 28.0 and
+    98.2. Blocks of one warp are faster still at 256 × 90 (26.3), but a row of 400 among shorter ones then takes as long
+    as all the others. Up to two waves the form is taken that fills its last one best: half a wave of small blocks
+    lies unevenly on the processors (64 × 1,024: 82 instead of 61).
+    """
+    if groups * splits <= _PROCESSORS:
+        return PAIR if 2 * groups > _PROCESSORS or kv_bytes == 1 else ALONE
+    if groups <= _PROCESSORS * WIDE.resident:
+        return WIDE
+    if groups > _PROCESSORS * NARROW.resident * 2:
+        return SMALL
+    return max(NARROW, SMALL, key=lambda form: groups / -(-groups // (_PROCESSORS * form.resident)) / form.resident)
 
 
 def magic(block_tokens: int) -> int:

@@ -19,9 +19,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonant.kernels.gpu import Gpu
 
 SOURCES = Path(__file__).with_name("source")
 SHIPPED = Path(__file__).with_name("prebuilt")
+_HOPPER = (9, 0)
 _FLAGS = ("-cubin", "-std=c++17", "-O3")
 _TIMEOUT_S = 120.0
 _RETRY_S = 3600.0
@@ -102,8 +107,12 @@ def refused(program: Program, arch: int) -> str | None:
     return None if compiler is None else _noted(_note_path(program, arch), compiler)
 
 
-def unavailable(programs: Iterable[Program], arch: int) -> str | None:
-    """Why some of them are not to be had; None: all are compiled, or can be."""
+def obstacle_to(programs: Iterable[Program], gpu: Gpu, *, on_later: bool = True) -> str | None:
+    """Why programs for Hopper do not run there; None: all are compiled, or can be. Not `on_later`: its products of
+    warpgroups are on no newer GPU."""
+    if gpu.capability < _HOPPER or (gpu.capability > _HOPPER and not on_later):
+        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
+    arch = gpu.arch
     missing = [program for program in programs if find(program, arch) is None]
     if missing and find_compiler() is None:
         return "there is no nvcc to compile it (on the PATH, in CUDA_HOME or in /usr/local/cuda), nor is it compiled"
@@ -175,9 +184,12 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda import attention, stack, unit
+    from sonant.kernels.cuda import attention, conv, frame_pass, paged_pass, stack, unit
 
     yield from attention.programs()
+    yield from conv.programs()
+    yield from frame_pass.programs()
+    yield from paged_pass.programs()
     yield from stack.programs()
     yield from unit.programs()
 

@@ -86,13 +86,13 @@ class Function:
     def _try(self, grid: Sequence[int], pointers: Any) -> int:
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         config = _config(grid, self._size, stream, self._attributes)
-        return int(_driver().cuLaunchKernelEx(ctypes.byref(config), self._handle, pointers, None))
+        return int(library().cuLaunchKernelEx(ctypes.byref(config), self._handle, pointers, None))
 
     def check_room(self) -> None:
         """DriverError if not all of its blocks can run at once."""
         size, found = self._size, ctypes.c_int()
         config = _config((size.resident, 1, 1), size, 0, self._late)
-        asked = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
+        asked = library().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
         _check(asked, "cuOccupancyMaxActiveClusters")
         if found.value * size.cluster < size.resident:
             raise DriverError(f"only {found.value} clusters of {size.cluster} run at once, not {size.resident} blocks")
@@ -112,7 +112,7 @@ def _config(grid: Sequence[int], size: BlockSize, stream: int, attributes: ctype
 
 
 def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
-    driver, handle = _driver(), ctypes.c_void_p()
+    driver, handle = library(), ctypes.c_void_p()
     with torch.cuda.device(device):
         _use_primary_context(device)
         module = _module(cubin, device)
@@ -132,13 +132,13 @@ def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
 def _module(cubin: Path, device: int) -> ctypes.c_void_p:
     """Kept for as long as the process lives: graphs hold what is in it."""
     module = ctypes.c_void_p()
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin.read_bytes()), f"loading {cubin}")
+    _check(library().cuModuleLoadData(ctypes.byref(module), cubin.read_bytes()), f"loading {cubin}")
     return module
 
 
 def _use_primary_context(device: int) -> None:
     """Torch's: what it has allocated is in no other."""
-    driver, number, context, current = _driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    driver, number, context, current = library(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
     if current.value is None:
         _check(driver.cuDeviceGet(ctypes.byref(number), device), "cuDeviceGet")
@@ -147,7 +147,8 @@ def _use_primary_context(device: int) -> None:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The driver's; DriverError: there is none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -158,7 +159,7 @@ def _driver() -> ctypes.CDLL:
 
 def _check(code: int, what: str) -> None:
     if code:
-        _check_code(code, what, _driver())
+        _check_code(code, what, library())
 
 
 def _check_code(code: int, what: str, driver: ctypes.CDLL) -> None:

@@ -49,7 +49,7 @@ class CudaKernel:
         """Whether a launch will work. The first time it may compile; a failure is told once, and is for good."""
         return device.type != "cuda" or _function(self, _index(device)) is not None
 
-    def launch(self, device: torch.device, grid: Sequence[int], *values: float) -> None:
+    def launch(self, device: torch.device, grid: Sequence[int], *values: float | bytes) -> None:
         function = _function(self, _index(device))
         assert function is not None, f"{self.entry} is launched where it is not ready"
         function.launch(grid, self.arguments.pack(*values))

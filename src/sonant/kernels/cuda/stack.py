@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from sonant.errors import ConfigError
-from sonant.kernels.cuda.compiler import Program, unavailable
+from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import LocalWeights, Weight
 
-_HOPPER = (9, 0)
 _DIM = 128
 _RANKS = 2  # blocks of a cluster
 _CLUSTERS = 64  # of which a H100 or H200 has room for 66. Of four blocks there is room for 30 or so: not for 32
@@ -128,9 +127,7 @@ def wanted() -> str:
 
 def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
-    if gpu.capability < _HOPPER:
-        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    return unavailable(programs(), gpu.arch)
+    return obstacle_to(programs(), gpu)
 
 
 def refusal(x: Tensor, layers: Sequence[LocalWeights], grid: Grid = _USUAL) -> str | None:

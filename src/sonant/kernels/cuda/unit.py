@@ -1,8 +1,8 @@
-"""A residual unit of a codec's decoder in CUDA C++: the wrapper of `source/unit.cu`.
+"""A residual unit of a codec's decoder in one kernel of CUDA C++: of 96 channels `source/unit.cu`, of 192 a
+convolution of `source/conv.cu` with the second one behind it.
 
-It takes what the reference takes (kernels/reference/conv.py), of 96 channels in bfloat16. A block reads all
-weights before or while it works, so it wants many tiles: few values are for Triton's convolutions, which share one tile
-among several programs.
+They take what the reference takes (kernels/reference/conv.py), in bfloat16, and want many tiles: few values are for
+Triton's convolutions, which share one tile among several programs.
 """
 
 from __future__ import annotations
@@ -11,62 +11,70 @@ import logging
 import struct
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.cuda.compiler import Program, unavailable
+from sonant.kernels.cuda import conv
+from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
+from sonant.kernels.cuda.trial import beside_captures
 from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.kernels.reference import Snake, Unit
 
 _LOG = logging.getLogger(__name__)
-_HOPPER = (9, 0)  # and no other: its products of warpgroups are not on later ones
-_CHANNELS = (96,)  # with 192 it is right too, but Triton's two kernels take 1,079 µs for 64 × 640 steps and it 1,432
-_TAPS, _TILE, _MOST_PAST = 7, 128, 54  # as unit_parts.cuh has it
-_LEAST_TILES = 512  # with 240 Triton's programs, which share out what is too little for a block, are faster
-_PROCESSORS = 132  # of an H100 or H200
-_RING = 6  # as unit.cu has it
-_THREADS = 384
+_THIN = 96
+_TAPS, _TILE, _SLAB, _MOST_PAST, _GROUPS = 7, 64, 32, 54, 3  # as unit_parts.cuh has it
+_TILES = {_THIN: _TILE, conv.UNIT.columns: conv.UNIT.tile}  # by channels
+_LEAST_TILES = 768  # of 96 channels: a block reads all weights first
+_LEAST_USE = 0.75  # of 192
 _RELATIVE_ERROR = 2e-2
-_ARGS = struct.Struct("<14Qq5i4x")  # UnitArgs
+_ARGS = struct.Struct("<" + 3 * "128s" + "11Q5i20x")  # UnitArgs
 
 
 @cache
+def thin_kernel() -> CudaKernel:
+    weights = (_TAPS + 1) * _THIN * _THIN * 2
+    slab = -(-(_TILE + _MOST_PAST) * 2 * _SLAB // 1024) * 1024
+    lines, factors = _GROUPS * _THIN // _SLAB * slab, 6 * 4 * _THIN
+    shared = weights + lines + factors + 16 * _GROUPS
+    return CudaKernel(Program("unit.cu", {}, features="a"), "residual_unit", _ARGS, shared, 128 * (_GROUPS + 1))
+
+
 def unit_kernel(channels: int) -> CudaKernel:
-    lines = 2 * channels // 8 * (_TILE + _MOST_PAST + 1) * 16
-    weights = (_TAPS + 1) * channels * channels * 2 if channels == 96 else _RING * 4 * channels * 16
-    factors, barriers = 8 * 4 * channels, 32 if channels == 96 else 32 + 16 * _RING
-    program = Program("unit.cu", {"CHANNELS": channels}, features="a")
-    return CudaKernel(program, "residual_unit", _ARGS, weights + lines + factors + barriers, _THREADS)
+    return thin_kernel() if channels == _THIN else conv.conv_kernel(conv.UNIT)
 
 
 def programs() -> Iterator[Program]:
-    for channels in _CHANNELS:
+    for channels in _TILES:
         yield unit_kernel(channels).program
 
 
 def obstacle(gpu: Gpu) -> str | None:
     """Why none of this runs there; None: it does."""
-    if gpu.capability != _HOPPER:
-        return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
-    return unavailable(programs(), gpu.arch)
+    return obstacle_to(programs(), gpu, on_later=False)
 
 
-def takes(like: Tensor, batch: int, steps: int, channels: int) -> bool:
-    """Whether values [batch, steps, channels] of this type and device are for this kernel."""
-    gpu = gpu_of(like.device)
+def takes(x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake) -> bool:
+    """Whether a unit of these values is for one kernel."""
+    gpu = gpu_of(x.device)
+    batch, steps, channels = x.shape
+    if gpu is None or channels not in _TILES:
+        return False
     return (
-        gpu is not None
-        and like.dtype == torch.bfloat16
-        and channels in _CHANNELS
-        and steps >= _MOST_PAST
-        and batch * -(-steps // _TILE) >= _LEAST_TILES
+        _is_much(batch, steps, channels)
+        and refusal(x, active, unit, past, following) is None
         and _obstacle(gpu) is None
-        and _works(channels, like.device)
+        and _works(channels, x.device)
     )
+
+
+def _is_much(batch: int, steps: int, channels: int) -> bool:
+    """Whether one kernel was faster than Triton's two with so many values."""
+    if channels != _THIN:
+        return conv.UNIT.use(batch, steps, channels) >= _LEAST_USE
+    return steps >= _TILE and batch * -(-steps // _TILE) >= _LEAST_TILES
 
 
 @cache
@@ -78,53 +86,11 @@ def _obstacle(gpu: Gpu) -> str | None:
     return found
 
 
-@cache
-def _works(channels: int, device: torch.device) -> bool:
-    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed.
-
-    The first of a captured step's runs comes here, none that is captured.
-    """
-    return device.type != "cuda" or (unit_kernel(channels).is_ready(device) and _is_right(channels, device))
-
-
-@torch.inference_mode()
-def _is_right(channels: int, device: torch.device) -> bool:
-    x, unit = _example(channels)
-    expected, _ = reference.residual_unit(x, unit, None, None)  # on the CPU, in float32
-    there = Unit(*(_on(part, device) for part in unit))
-    got, _ = residual_unit(_on(x, device), there, None, None)
-    error = float((got.float().cpu() - expected).norm() / expected.norm())
-    if not error < _RELATIVE_ERROR:
-        _LOG.warning("residual units run in Triton: our own kernel of %d channels is off by %.2g", channels, error)
-    return error < _RELATIVE_ERROR
-
-
-def _example(channels: int) -> tuple[Tensor, Unit]:
-    """Values that bfloat16 has, two tiles of them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def values(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(*shape, generator=generator)).bfloat16().float()
-
-    before, between = (Snake(values(channels, scale=0.3), values(channels, scale=0.3)) for _ in range(2))
-    wide = values(channels, _TAPS, channels, scale=(_TAPS * channels) ** -0.5).permute(0, 2, 1)
-    point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
-    unit = Unit(before, wide, values(channels), 3, between, point, values(channels))
-    return values(1, 2 * _TILE, channels), unit
-
-
-def _on(part: Snake | Tensor | int, device: torch.device) -> Any:
-    if isinstance(part, Snake):
-        return Snake(*(_on(t, device) for t in part[:2]))
-    return part.bfloat16().to(device) if isinstance(part, Tensor) else part
-
-
-def refusal(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> str | None:
-    """Why these tensors are not for our kernel; None: they are."""
-    channels = x.shape[2]
-    snakes = [unit.before, unit.between, *([] if following is None else [following])]
+def refusal(x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake) -> str | None:
+    """Why these tensors are not for our kernels; None: they are."""
+    channels, snakes = x.shape[2], (unit.between, following)
     values = [unit.wide_bias, unit.point_bias, *(t for s in snakes for t in s[:2])]
-    if any(t.dtype != torch.bfloat16 for t in (x, unit.wide, unit.point, *values)):
+    if any(t.dtype != torch.bfloat16 for t in (x, active, unit.wide, unit.point, *values)):
         return "not all values are bfloat16"
     if not all(snake.log_scale for snake in snakes):
         return "an activation's factors are no logarithms"
@@ -132,30 +98,60 @@ def refusal(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None)
         return f"weights are {tuple(unit.wide.shape)} and {tuple(unit.point.shape)}"
     if not unit.wide.permute(0, 2, 1).is_contiguous() or not unit.point.permute(0, 2, 1).is_contiguous():
         return "weights do not have their inputs last"
-    if unit.history > _MOST_PAST or x.shape[1] < unit.history:
-        return f"a unit that looks back {unit.history} steps, at {x.shape[1]}"
+    if unit.history > _MOST_PAST:
+        return f"a unit that looks back {unit.history} steps"
+    if not x.is_contiguous() or not active.is_contiguous():
+        return "values are not in lines"
     if past is not None and (past.stride()[1:] != (channels, 1) or past.stride(0) % 8 or past.storage_offset() % 8):
         return "what came before is not in lines"
     return None
 
 
-def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
+@cache
+def _works(channels: int, device: torch.device) -> bool:
+    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed."""
+    if device.type != "cuda":
+        return True
+    with beside_captures(device):
+        return unit_kernel(channels).is_ready(device) and _is_right(channels, device)
+
+
+@torch.inference_mode()
+def _is_right(channels: int, device: torch.device) -> bool:
+    """Of values that bfloat16 has, two tiles of them, against float32 on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+
+    def values(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, generator=generator)).bfloat16().float()
+
+    between, following = (Snake(values(channels, scale=0.3), values(channels, scale=0.3)) for _ in range(2))
+    wide = values(channels, _TAPS, channels, scale=(_TAPS * channels) ** -0.5).permute(0, 2, 1)
+    point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
+    unit = Unit(wide, values(channels), 3, between, point, values(channels))
+    x, active = (values(1, 2 * _TILES[channels], channels) for _ in range(2))
+    given = (x, active, unit, values(1, unit.history, channels), following)
+    got = residual_unit(*(conv.moved(part, device) for part in given))
+    expected = reference.residual_unit(*given)
+    error = max(float((g.float().cpu() - e).norm() / e.norm()) for g, e in zip(got, expected, strict=True))
+    if not error < _RELATIVE_ERROR:
+        _LOG.warning("residual units run in Triton: our own kernel of %d channels is off by %.2g", channels, error)
+    return error < _RELATIVE_ERROR
+
+
+def residual_unit(
+    x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
+) -> tuple[Tensor, Tensor]:
     """Of what `refusal` has nothing against."""
-    batch, steps, channels = x.shape
-    x = x.contiguous()
-    out = x.new_empty(x.shape)
-    tail = None if past is None else x.new_empty(batch, unit.history, channels)
+    if x.shape[2] != _THIN:
+        return conv.residual_unit(x, active, unit, past, following, keep=keep)
+    batch, steps, _ = x.shape
+    raw, result = x.new_empty(x.shape if keep else 0), x.new_empty(x.shape)
     row_tiles = -(-steps // _TILE)
     tiles = batch * row_tiles
-    last = unit.between if following is None else following
-    kernel = unit_kernel(channels)
-    grid = min(tiles if channels == 192 else -(-tiles // 2), _PROCESSORS)
-    kernel.launch(
-        x.device, (grid, 1, 1),
-        x.data_ptr(), 0 if past is None else past.data_ptr(), unit.wide.data_ptr(), unit.wide_bias.data_ptr(),
-        unit.point.data_ptr(), unit.point_bias.data_ptr(), *(t.data_ptr() for t in unit.before[:2]),
-        *(t.data_ptr() for t in unit.between[:2]), *(t.data_ptr() for t in last[:2]),
-        out.data_ptr(), 0 if tail is None else tail.data_ptr(), 0 if past is None else past.stride(0),
-        steps, unit.dilation, row_tiles, tiles, following is not None,
+    thin_kernel().launch(
+        x.device, (min(tiles, conv.PROCESSORS), 1, 1), *conv.maps_of_lines(active, past, unit.history, _TILE, _SLAB),
+        x.data_ptr(), unit.wide.data_ptr(), unit.wide_bias.data_ptr(), unit.point.data_ptr(),
+        unit.point_bias.data_ptr(), *(t.data_ptr() for s in (unit.between, following) for t in s[:2]),
+        raw.data_ptr() if keep else 0, result.data_ptr(), steps, unit.dilation, row_tiles, tiles, past is not None,
     )  # fmt: skip
-    return out, tail
+    return raw, result

@@ -28,6 +28,7 @@ from sonant.kernels.reference.flow import (
     guided_step,
     normals,
 )
+from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass, paged_pass
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
@@ -50,6 +51,7 @@ from sonant.kernels.reference.transformer import (
     LocalWeights,
     Place,
     RingPlace,
+    Unscaled,
     add_norm,
     dense_attention,
     linear,
@@ -76,7 +78,9 @@ __all__ = [
     "FlowEnds",
     "FlowGiven",
     "FrameCounters",
+    "FrameLayer",
     "FrameMemory",
+    "FrameStack",
     "FrameTables",
     "Heads",
     "LocalWeights",
@@ -96,6 +100,7 @@ __all__ = [
     "Split",
     "Statuses",
     "Unit",
+    "Unscaled",
     "Weight",
     "add_norm",
     "causal_conv",
@@ -110,6 +115,7 @@ __all__ = [
     "flow_move",
     "flow_open",
     "flow_turn",
+    "frame_pass",
     "frame_step",
     "guided_step",
     "inside",
@@ -122,6 +128,7 @@ __all__ = [
     "norm_linear",
     "normals",
     "paged_attention",
+    "paged_pass",
     "paged_step",
     "paged_write",
     "parts_of",

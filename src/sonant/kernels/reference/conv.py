@@ -25,9 +25,9 @@ class Snake(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A residual unit: SnakeBeta, a dilated causal convolution [C, C, 7], SnakeBeta, one of a single tap [C, C, 1]."""
+    """A residual unit of values that are activated: a dilated causal convolution [C, C, 7], SnakeBeta, and one of a
+    single tap [C, C, 1]."""
 
-    before: Snake
     wide: Tensor
     wide_bias: Tensor
     dilation: int
@@ -87,15 +87,16 @@ def causal_conv(
     return y, snake_beta(y.reshape(len(y), -1, len(snake.alpha)), *snake).view(shape)
 
 
-def residual_unit(x: Tensor, unit: Unit, past: Tensor | None, following: Snake | None) -> tuple[Tensor, Tensor | None]:
-    """x [B, T, C] plus what the unit makes of it, or `following` of that; and the next piece's `past`.
+def residual_unit(
+    x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
+) -> tuple[Tensor, Tensor]:
+    """x [B, T, C] plus what a unit makes of it, and `following` of that. `active` is x after an activation of
+    its own, and `past` [B, history, C] what came before that; None: silence did.
 
-    `past` [B, history, C] are the activated inputs before x; None: silence came before, and no piece comes after.
+    `keep=False`: only the second result is wanted.
     """
-    active = snake_beta(x, *unit.before)
     _, inner = causal_conv(active, unit.wide, unit.wide_bias, past, unit.dilation, snake=unit.between, keep=False)
-    _, y = causal_conv(inner, unit.point, unit.point_bias, None, residual=x, snake=following)
-    return y, None if past is None else torch.cat([past, active], dim=1)[:, -unit.history :]
+    return causal_conv(inner, unit.point, unit.point_bias, None, residual=x, snake=following)
 
 
 def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -> Tensor:

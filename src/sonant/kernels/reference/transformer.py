@@ -26,6 +26,18 @@ class Place(NamedTuple):
     slots: Tensor
 
 
+class Unscaled(NamedTuple):
+    """A norm that is left to whoever reads a product: with its gain in the weight, all that is missing is a factor of
+    each row, one over the root of the mean square of these rows [..., hidden] that the product was made of."""
+
+    rows: Tensor
+    eps: float
+
+    def scaled(self, product: Tensor) -> Tensor:
+        factor = torch.rsqrt(self.rows.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return (product.float() * factor).to(product.dtype)
+
+
 class Heads(NamedTuple):
     """What makes queries and keys of a fused projection: the gains of their norms, if any, rotations and counts."""
 
@@ -36,6 +48,7 @@ class Heads(NamedTuple):
     heads: int
     kv_heads: int
     eps: float
+    unscaled: Unscaled | None = None  # what the projection is still to be multiplied by
 
 
 class LocalWeights(NamedTuple):
@@ -101,13 +114,13 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
     return linear(rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
-    """The same into SwiGLU; the first half of `weight` makes the gate."""
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool = False) -> Tensor:
+    """The same into SwiGLU; the first half of `weight` makes the gate. `folded`: the gain is in it."""
     return swiglu(linear(rms_norm(x, gain, eps), weight))
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
+def swiglu(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
+    gate, up = (gate_up if unscaled is None else unscaled.scaled(gate_up)).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
@@ -123,6 +136,8 @@ def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tens
 
     → q [B, T, heads, D], k and v [B, T, kv_heads, D], or with a `place` empty ones: they are in the cache then.
     """
+    if heads.unscaled is not None:
+        qkv = heads.unscaled.scaled(qkv)
     split = qkv.unflatten(-1, (heads.heads + 2 * heads.kv_heads, -1))
     q, k, v = split.split([heads.heads, heads.kv_heads, heads.kv_heads], dim=2)
     if heads.q_weight is not None and heads.k_weight is not None:

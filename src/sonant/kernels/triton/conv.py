@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
+from sonant.kernels.cuda import conv as in_cuda
 from sonant.kernels.reference import Bounds, Snake
 from sonant.kernels.triton.conv_one import conv_one, is_for_one, values
 from sonant.kernels.triton.conv_tile import tile_for
@@ -175,6 +176,8 @@ def causal_conv(
     if tile is None and residual is None and snake is None and bounds is None and is_for_one(flat, dilation):
         y = conv_one(x, flat, bias, past)
         return y, y
+    if tile is None and in_cuda.takes(x, weight, bias, past, dilation, residual, snake, bounds):
+        return in_cuda.causal_conv(x, weight, bias, past, dilation, snake=snake, keep=keep)
     tile = tile or tile_for(x, columns, taps)
     if tile.library or not flat.is_contiguous():
         y, _ = reference.causal_conv(x, weight, bias, past, dilation, residual=residual, bounds=bounds)

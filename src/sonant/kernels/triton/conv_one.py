@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
-_LINES = 256  # of a program; as many results, less the taps before the first
+_LINES = 128  # of a program; as many results, less the taps before the first
 _COLUMNS = 16
 _BLOCK_K = 32
+_WARPS, _STAGES = 4, 3
 
 
 @triton.jit
@@ -76,6 +77,6 @@ def conv_one(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None) -> Te
         0 if past is None else past.stride(0), tiles,
         PAST=past is not None, TAPS=taps, EVEN=inputs % _BLOCK_K == 0,
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32", LINES=_LINES, COLUMNS=_COLUMNS, BLOCK_K=_BLOCK_K,
-        num_warps=8, num_stages=3, **launch_options(x),
+        num_warps=_WARPS, num_stages=_STAGES, **launch_options(x),
     )  # fmt: skip
     return out

@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels import reference
-from sonant.kernels.reference import QuantizedWeight, Weight, parts_of
-from sonant.kernels.triton import norm, small_m_gemm
+from sonant.kernels.reference import QuantizedWeight, Unscaled, Weight, parts_of
+from sonant.kernels.triton import norm, small_m_gemm, small_m_tile
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
-from sonant.kernels.triton.scaled_product import Around, scaled_product
+from sonant.kernels.triton.scaled_product import Around, in_library, scaled_product
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
@@ -109,6 +109,8 @@ def _product(
     if rows == 1 and depth <= _DEEPEST:
         _launch_gemv(flat, weight, wanted, gain, eps, gated, bias, residual)
         return out
+    if isinstance(weight, QuantizedWeight) and rows > small_m_tile.WIDENED_ROWS and in_library(flat, weight):
+        return None
     if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
         flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
     ):
@@ -176,10 +178,29 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Ti
     return reference.linear(norm.rms_norm(x, gain, eps), weight)
 
 
-def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
+def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
+    """The library's product, where `norm_linear` would norm in a kernel of its own before it."""
+    columns, depth = weight.shape
+    rows = x.numel() // depth
+    if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:
+        return None
+    if rows == 1 and depth <= _DEEPEST:
+        return None
+    if small_m_gemm.fits(rows, depth):
+        tile = small_m_tile.tile_for(x.reshape(rows, depth), weight, columns, gated=False, norm=True)
+        if not tile.library:
+            return None
+    return reference.linear(x, weight)
+
+
+def norm_gated(
+    x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool = False, *, tile: Tile | None = None
+) -> Tensor:
     out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
         return scaled_product(x, weight, Around(norm=(gain, eps), gated=True), _of_many(x, tile))
+    if folded:
+        return swiglu(reference.linear(x, weight), Unscaled(x, eps))
     return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight))

@@ -37,6 +37,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def row_factor(x, row, dim, eps, BLOCK: tl.constexpr):
+    """What an RMSNorm without its gain multiplies a row by."""
+    column = tl.arange(0, BLOCK)
+    wide = tl.load(x + row * dim + column, mask=column < dim, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)
+
+
+@triton.jit
 def _add_norm(x, branch, weight, total, out, dim, eps, PDL: tl.constexpr, BLOCK: tl.constexpr):
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)

@@ -26,6 +26,7 @@ from sonant.layers.conv_stream import (
     StreamedDecoder,
     StreamState,
     channels_last,
+    take,
 )
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
@@ -140,20 +141,15 @@ class ResidualUnit(nn.Module):
 
         `keep=False`: nobody asks for the next x.
         """
-        _, inner = self.conv1(active, state, snake=self.act2, keep=False)
-        return self.conv2(inner, state, residual=x, snake=following, keep=keep)
-
-    def whole(self, x: Tensor, state: StreamState | None, following: SnakeBeta | None) -> Tensor:
-        """In one op, of an x that nobody has activated: the next x, or `following` of it. State is as of `forward`."""
-        slot, wide, point = self.conv1.slot, self.conv1.conv, self.conv2.conv
+        if torch.is_grad_enabled():  # a trainer's SnakeBeta may be another, so it is called
+            _, inner = self.conv1(active, state, snake=self.act2, keep=False)
+            return self.conv2(inner, state, residual=x, snake=following, keep=keep)
+        wide, point = self.conv1.conv, self.conv2.conv
         assert wide.bias is not None and point.bias is not None
-        before, between = self.act1.values(), self.act2.values()
-        unit = Unit(before, wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias)
-        past = None if state is None else state[slot]
-        y, tail = ops.residual_unit(x, unit, past, None if following is None else following.values())
-        if state is not None and tail is not None:
-            state[slot] = tail
-        return y
+        between = self.act2.values()
+        unit = Unit(wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias)
+        past = take(state, self.conv1.slot, active)
+        return ops.residual_unit(x, active, unit, past, following.values(), keep=keep)
 
 
 class UpsampleBlock(nn.Module):
@@ -175,11 +171,6 @@ class UpsampleBlock(nn.Module):
     def forward(self, active: Tensor, state: StreamState | None, following: SnakeBeta) -> Tensor:
         units = [cast(ResidualUnit, unit) for unit in self.block[2:]]
         upsampling = cast(CausalConvTranspose1d, self.block[1])
-        if ops.whole_units(active, len(active), active.shape[1] * upsampling.rate, upsampling.outputs):
-            x, _ = upsampling(active, state)
-            for unit in units:
-                x = unit.whole(x, state, following if unit is units[-1] else None)
-            return x
         x, active = upsampling(active, state, snake=units[0].act1)
         for unit, snake in zip(units, [*(u.act1 for u in units[1:]), following], strict=True):
             x, active = unit(x, active, state, snake, keep=unit is not units[-1])

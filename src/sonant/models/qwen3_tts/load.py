@@ -11,6 +11,8 @@ import torch
 
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
+from sonant.kernels.gpu import gpu_of
+from sonant.layers.transformer import fold_gains
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.prompter import load_prompter
@@ -36,6 +38,10 @@ def load(
     except CheckpointError:
         read_vocabulary()  # What is wrong with it is told first.
         raise
+    if options.gpu_weights is None and dtype.itemsize == 2 and gpu_of(device) is not None:
+        # attention over the paged cache has many blocks for a row, each of which would make its factor anew
+        fold_gains(modules.talker.model, heads=False)
+        fold_gains(modules.talker.code_predictor.model, heads=True)
     if speaks:
         read_vocabulary()
     return Qwen3TTS(prompter, modules, options.frame_sizes(prompter.spec.frame_s))

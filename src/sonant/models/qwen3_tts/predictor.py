@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import LogitMask, Lookup, SamplingParams
+from sonant.kernels.reference import FrameStack, LogitMask, Lookup, SamplingParams
 from sonant.layers.attention import FullContext, ShortContext
 from sonant.layers.embedding import Embedding
 from sonant.layers.transformer import DecoderStack
@@ -74,18 +74,21 @@ class CodePredictor(nn.Module):
         shape, batch = self.model.shape, len(hidden)
         cache = hidden.new_empty(shape.layers, 2, batch, self.groups, shape.kv_heads, shape.head_dim)
         opening = self.small_to_mtp_projection(torch.stack([hidden, first], 1))
-        x = self.model.forward_at(opening, range(2), ShortContext(cache, 0))[:, -1]
         codes, given = [], hidden.new_empty(batch, opening.shape[-1])
+        stack = self.model.as_frame_stack() if ops.has_whole_pass("frame_pass", hidden) else None
         for group in range(self.groups - 1):
-            if group > 0:
-                at = group + 1
-                x = self.model.forward_at(given[:, None], range(at, at + 1), ShortContext(cache, at))[:, 0]
+            logits = self._logits(opening if group == 0 else given[:, None], cache, group, stack)
             lookup = Lookup(self._inputs(group), given) if group < self.groups - 2 else None
-            codes.append(draw.pick(self._head(group, x), uniforms[:, group], lookup=lookup))
+            codes.append(draw.pick(logits, uniforms[:, group], lookup=lookup))
         return torch.stack(codes, 1)
 
-    def _head(self, group: int, x: Tensor) -> Tensor:
-        return ops.linear(x, cast(nn.Linear, self.lm_head[group]).weight)
+    def _logits(self, x: Tensor, cache: Tensor, group: int, stack: FrameStack | None) -> Tensor:
+        """Of code `group`, from what is new for it: x [B, T, hidden], the opening pair or the last code."""
+        head = cast(nn.Linear, self.lm_head[group]).weight
+        positions = range(group + 2 - x.shape[1], group + 2)
+        if stack is not None:
+            return ops.frame_pass(stack, x, *self.model.rotations_at(positions, x.dtype), cache, positions.start, head)
+        return ops.linear(self.model.forward_at(x, positions, ShortContext(cache, positions.start))[:, -1], head)
 
     def _inputs(self, group: int) -> Tensor:
         """What each code of a group is to the stack: [vocab, hidden]."""

@@ -1,4 +1,4 @@
-// What one warp gathers from chunks of positions for 16 queries: an online softmax over products of 16 × 8 × 16.
+// What one warp gathers from chunks of positions for 9 to 16 queries: an online softmax over products of 16 × 8 × 16.
 #pragma once
 #include "products.cuh"
 

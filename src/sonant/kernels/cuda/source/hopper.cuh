@@ -28,9 +28,15 @@ __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-__device__ __forceinline__ uint4 read16(const void* from) { return __ldcg(static_cast<const uint4*>(from)); }
-// 128 bytes into the second-level cache.
-__device__ __forceinline__ void fetch128(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+// When it stands here, no earlier: what is read has to lie in registers until it is needed.
+__device__ __forceinline__ uint4 read16(const void* from) {
+    uint4 value;
+    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
 __device__ __forceinline__ void write16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
 __device__ __forceinline__ void store16(shared_t to, uint4 value) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
@@ -58,6 +64,32 @@ __device__ __forceinline__ void barrier_wait(shared_t barrier, int parity) {
         : "memory");
 }
 
+// Barriers are as they were started, for copies too, once all threads have met.
+__device__ __forceinline__ void barriers_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Arrives, and so many bytes are to follow before the phase may end.
+__device__ __forceinline__ void barrier_expect(shared_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Rows of lines in memory as the driver describes them, with the size of the part that one copy takes of a row.
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+// The part that begins at this column and line of a row, to shared memory; what lies outside of it is zero. Told to
+// the barrier.
+__device__ __forceinline__ void copy_part(shared_t to, const TensorMap& from, int column, int line, int row,
+                                          shared_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+            "r"(to),
+        "l"(&from), "r"(column), "r"(line), "r"(row), "r"(barrier)
+        : "memory");
+}
+// So many bytes, a multiple of 16, into the second-level cache.
+__device__ __forceinline__ void fetch(const void* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Turns among warpgroups: `turn_wait` returns when `count` threads have come to the same number by either.
 __device__ __forceinline__ void turn_wait(int number, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
@@ -71,6 +103,18 @@ __device__ __forceinline__ void turn_give(int number, int count) {
 __device__ __forceinline__ uint64_t matrix(shared_t start, int across) {
     const uint64_t along = 128;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(across >> 4) << 16 | (along >> 4) << 32;
+}
+// One whose lines are 128 bytes, their pieces of 16 bytes exchanged as copies of parts leave them: in the n-th line from
+// a multiple of 1,024 bytes on, piece p lies where p ^ n would. It may begin at any line: eight further each. The next
+// 16 columns are two further.
+__device__ __forceinline__ uint64_t swizzled_matrix(shared_t start) {
+    const uint64_t along = 1024, swizzled = 1;
+    return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(1) << 16 | (along >> 4) << 32 | swizzled << 62;
+}
+// The same of lines of 64 bytes: four further each, and piece p lies where p ^ n / 2 % 4 would.
+__device__ __forceinline__ uint64_t half_swizzled_matrix(shared_t start) {
+    const uint64_t along = 512, swizzled = 2;
+    return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(1) << 16 | (along >> 4) << 32 | swizzled << 62;
 }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -52,6 +52,13 @@ __device__ __forceinline__ void load_matrices_turned(uint32_t (&to)[4], shared_t
                  : "memory");
 }
 
+// A matrix of 8 by 8 with two neighbours of a row in each lane, turned round.
+__device__ __forceinline__ uint32_t turn(uint32_t two) {
+    uint32_t turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(two));
+    return turned;
+}
+
 // c [16, 8] += a [16, 16] · b [16, 8], factors into float32.
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." FACTOR "." FACTOR ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -111,6 +118,14 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
 }
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
 __device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
+
+// Counts up to `most` and then from 0 again. What this block's threads wrote before a barrier in front of it is seen by
+// whoever finds the count higher, and what they write after it is not seen by whoever finds it lower.
+__device__ __forceinline__ uint32_t count(uint32_t* counter, uint32_t most) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(most) : "memory");
+    return before;
+}
 
 // Programmatic dependent launch, as kernels/triton/pdl.py has it.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

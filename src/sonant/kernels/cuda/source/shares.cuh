@@ -2,22 +2,25 @@
 // row's blocks through the second-level cache, by whichever of them arrives last.
 #pragma once
 #include "gathered.cuh"
+#include "turned.cuh"
 
-constexpr int MOST_SPLITS = 64;
+constexpr int MOST_SPLITS = 64, MOST_WARPS = 6;
 // after the loop, in the place of the rings
-constexpr int TOTALS_BYTES = WARPS * 16 * DIM * 4;           // [WARPS, 16, DIM]
-constexpr int WEIGHTS_AT = TOTALS_BYTES;                     // [WARPS, 16, 2]: highest score, sum
-constexpr int FACTORS_AT = WEIGHTS_AT + WARPS * 16 * 2 * 4;  // [16, MOST_SPLITS]
-constexpr int FLAG_AT = FACTORS_AT + MOST_SPLITS * 16 * 4;
-static_assert(FLAG_AT + 4 <= 2 * WARPS * 2 * 16 * 256, "they fit into the least of rings");
+constexpr int FACTORS_AT = 0;                                         // [QUERIES, MOST_SPLITS]
+constexpr int FLAG_AT = FACTORS_AT + MOST_SPLITS * QUERIES * 4;       // and room up to a multiple of 16
+constexpr int WEIGHTS_AT = FLAG_AT + 16;                              // [warps, QUERIES, 2]: highest score, sum
+constexpr int TOTALS_AT = WEIGHTS_AT + MOST_WARPS * QUERIES * 2 * 4;  // [warps, QUERIES, DIM]
+constexpr int LEAST_RING = 2 * 8192;                                  // bytes, of one warp
+static_assert(TOTALS_AT + QUERIES * DIM * 4 <= LEAST_RING, "they fit in the place of one warp's ring");
+static_assert(QUERIES * DIM * 4 <= LEAST_RING, "and each more warp brings what its sums need");
 
 // One warp's sums, to where all threads of the block find them.
 __device__ __forceinline__ void leave(const Gathered& sums, int share, int warp, int lane) {
-    float* totals = reinterpret_cast<float*>(shared_memory);
+    float* totals = reinterpret_cast<float*>(shared_memory + TOTALS_AT);
     float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int member = warp * 16 + lane / 4 + half * 8;
+        const int member = warp * QUERIES + lane / 4 + half * 8;
         float weight = sums.weight[half];
         weight += __shfl_xor_sync(ALL, weight, 1);
         weight += __shfl_xor_sync(ALL, weight, 2);
@@ -33,27 +36,62 @@ __device__ __forceinline__ void leave(const Gathered& sums, int share, int warp,
     }
 }
 
+__device__ __forceinline__ void leave(const Turned& sums, int share, int warp, int lane) {
+    float* totals = reinterpret_cast<float*>(shared_memory + TOTALS_AT);
+    float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
+#pragma unroll
+    for (int one = 0; one < 2; one++) {
+        const int query = (lane & 3) * 2 + one, member = warp * QUERIES + query;
+        float weight = sums.weight[one];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) weight += __shfl_xor_sync(ALL, weight, step);
+        if (query >= share) continue;
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                totals[member * DIM + turned_column(n, half, lane)] = sums.total[n][2 * half + one];
+        if (lane < 4) {
+            weights[member * 2] = sums.best[one];
+            weights[member * 2 + 1] = weight;
+        }
+    }
+}
+
+__device__ __forceinline__ void add(float4& total, float factor, const float4& more) {
+    total.x += factor * more.x, total.y += factor * more.y, total.z += factor * more.z, total.w += factor * more.w;
+}
+
+// Four columns of a result.
+__device__ __forceinline__ void put(uint16_t* out, const float4& total, float factor) {
+    uint32_t* to = reinterpret_cast<uint32_t*>(out);
+    to[0] = pack(total.x * factor, total.y * factor);
+    to[1] = pack(total.z * factor, total.w * factor);
+}
+
 // All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
+template <int WARPS_HERE>
 __device__ __forceinline__ void add_warps(float* own, uint16_t* out, bool alone, int share) {
-    const float* totals = reinterpret_cast<const float*>(shared_memory);
+    const float4* totals = reinterpret_cast<const float4*>(shared_memory + TOTALS_AT);
     const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
-    for (int cell = threadIdx.x; cell < share * DIM; cell += THREADS) {
-        const int member = cell / DIM;
-        float best = lowest(), total = 0.0f, weight = 0.0f;
+    for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) {
+        const int member = four / (DIM / 4);
+        float best = lowest(), weight = 0.0f;
+        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) best = fmaxf(best, weights[(w * 16 + member) * 2]);
+        for (int w = 0; w < WARPS_HERE; w++) best = fmaxf(best, weights[(w * QUERIES + member) * 2]);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
-            const float factor = power_of_two(weights[(w * 16 + member) * 2] - best);
-            total += factor * totals[w * 16 * DIM + cell];
-            weight += factor * weights[(w * 16 + member) * 2 + 1];
+        for (int w = 0; w < WARPS_HERE; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
+            const float factor = power_of_two(weights[(w * QUERIES + member) * 2] - best);
+            add(total, factor, totals[w * QUERIES * DIM / 4 + four]);
+            weight += factor * weights[(w * QUERIES + member) * 2 + 1];
         }
         if (alone) {
-            out[cell] = to_bf16(total / weight);
+            put(out + four * 4, total, 1.0f / weight);
             continue;
         }
-        own[cell] = total;
-        if (cell % DIM == 0) {
+        *reinterpret_cast<float4*>(own + four * 4) = total;
+        if (four % (DIM / 4) == 0) {
             own[share * DIM + member] = best;
             own[share * DIM + share + member] = weight;
         }
@@ -66,9 +104,7 @@ __device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
     __syncthreads();  // all my threads have written
     if (threadIdx.x == 0) {
         const uint32_t most = active - 1;
-        __threadfence();  // what they wrote is seen by other blocks before the count that says so
-        *is_last = atomicInc(arrivals, most) == most;
-        __threadfence();  // the others' sums are not read before the count
+        *is_last = count(arrivals, most) == most;
     }
     __syncthreads();  // all threads know
     return *is_last;
@@ -76,10 +112,11 @@ __device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
 
 // What each block's sums count for of a query: a warp has a query, and a lane blocks lane and + 32. All sums of a query
 // are relative to its block's highest score; the factors make them relative to the highest of all, and divide.
+template <int WARPS_HERE>
 __device__ __forceinline__ void make_factors(const float* slots, int cells, int active, int share) {
     float* factors = reinterpret_cast<float*>(shared_memory + FACTORS_AT);
     const int lane = threadIdx.x % 32;
-    for (int query = threadIdx.x / 32; query < share; query += WARPS) {
+    for (int query = threadIdx.x / 32; query < share; query += WARPS_HERE) {
         float best[2], weight[2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
@@ -100,40 +137,37 @@ __device__ __forceinline__ void make_factors(const float* slots, int cells, int 
     }
 }
 
-__device__ __forceinline__ void add(float4& total, float factor, const float4& more) {
-    total.x += factor * more.x, total.y += factor * more.y, total.z += factor * more.z, total.w += factor * more.w;
-}
-
 // The last block's work: all blocks' sums, in an order that does not depend on who came last. A thread has four columns;
 // where that leaves threads over, several have the same columns of different blocks. Sums are on their way while factors
 // are made.
+template <int WARPS_HERE>
 __device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, uint16_t* out) {
-    constexpr int AHEAD = 8;
+    constexpr int READS = 8, THREADS_HERE = 32 * WARPS_HERE;
     const float* factors = reinterpret_cast<const float*>(shared_memory + FACTORS_AT);
-    float4* parts = reinterpret_cast<float4*>(shared_memory);
-    const int fours = share * DIM / 4, width = min(fours, THREADS), turns = THREADS / width;
+    float4* parts = reinterpret_cast<float4*>(shared_memory + TOTALS_AT);
+    const int fours = share * DIM / 4, width = min(fours, THREADS_HERE), turns = THREADS_HERE / width;
     const int turn = threadIdx.x / width;  // over for some where a share is no power of two
     for (int first = 0; first < fours; first += width) {
         const int four = first + threadIdx.x % width;
         const bool mine = four < fours && turn < turns;
         const float* from = slots + four * 4;
         const float* own = factors + four * 4 / DIM * MOST_SPLITS;
-        float4 ahead[AHEAD], total = {0.0f, 0.0f, 0.0f, 0.0f};
+        float4 ahead[READS], total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int n = 0; n < AHEAD; n++) {
+        for (int n = 0; n < READS; n++) {
             const int s = turn + n * turns;
             ahead[n] = total;
             if (mine && s < active) ahead[n] = read_fresh(reinterpret_cast<const float4*>(from + s * cells));
         }
         if (first == 0) {
-            make_factors(slots, cells, active, share);
+            make_factors<WARPS_HERE>(slots, cells, active, share);
             __syncthreads();  // factors are other threads'
         }
         if (mine) {
 #pragma unroll
-            for (int n = 0; n < AHEAD; n++) add(total, own[turn + n * turns], ahead[n]);  // a factor is 0 beyond active
+            for (int n = 0; n < READS; n++) add(total, own[turn + n * turns], ahead[n]);  // a factor is 0 beyond active
 #pragma unroll 4
-            for (int s = turn + AHEAD * turns; s < active; s += turns)
+            for (int s = turn + READS * turns; s < active; s += turns)
                 add(total, own[s], read_fresh(reinterpret_cast<const float4*>(from + s * cells)));
         }
         if (turns > 1) {
@@ -141,10 +175,6 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
             __syncthreads();  // the first of them adds what the others have left
             for (int n = 1; n < turns && turn == 0; n++) add(total, 1.0f, parts[n * width + threadIdx.x]);
         }
-        if (mine && turn == 0) {
-            uint32_t* to = reinterpret_cast<uint32_t*>(out + four * 4);
-            to[0] = pack(total.x, total.y);
-            to[1] = pack(total.z, total.w);
-        }
+        if (mine && turn == 0) put(out + four * 4, total, 1.0f);
     }
 }

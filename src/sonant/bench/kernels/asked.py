@@ -1,0 +1,61 @@
+"""Which cases a command asks for, as plain values: they can be sent to processes that compile their kernels ahead."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import torch
+
+from sonant.bench.kernels.attention_cases import AttentionCases
+from sonant.bench.kernels.case import Case
+from sonant.bench.kernels.cases import Cases
+from sonant.config import Quantization
+from sonant.kernels.gpu import gpu_of
+from sonant.kernels.ops import choose
+from sonant.models.workload import Workloads
+
+
+@dataclass(frozen=True)
+class Asked:
+    device: torch.device
+    dtype: torch.dtype
+    quantize: Quantization | None
+    workloads: tuple[Workloads, ...]
+    rows: tuple[int, ...]
+    prefill: int
+    ops: Collection[str]
+    where: str  # part of a case's place
+
+    def cases(self) -> Iterator[Case]:
+        return (case for case in self._every() if case.op in self.ops and self.where in case.where)
+
+    def _every(self) -> Iterator[Case]:
+        cases = Cases(self.device, self.dtype, self.quantize)
+        for workloads in self.workloads:
+            yield from cases.every(workloads, self.rows, self.prefill)
+        if self.device.type == "cuda":  # a CPU would take minutes for each
+            yield from AttentionCases(self.device, self.dtype).every()
+
+
+def compile_ahead(asked: Asked, processes: int) -> None:
+    """Leaves machine code in the caches on disk, where a process that measures finds it."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for done in [pool.submit(partial(run_share, asked, n, processes)) for n in range(processes)]:
+            done.exception()  # what fails there fails again where it is measured, and is told there
+
+
+def run_share(asked: Asked, first: int, step: int) -> int:
+    """Every `step`-th case once → how many."""
+    ran = 0
+    for case in islice(asked.cases(), first, None, step):
+        with torch.inference_mode():
+            call = case.make()
+            choose(case.op, asked.device.type, gpu=gpu_of(asked.device)).function(*call.args, **call.kwargs)
+        ran += 1
+    return ran

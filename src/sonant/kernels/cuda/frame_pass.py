@@ -1,0 +1,84 @@
+"""A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
+
+One row, one position a launch, the published predictor's shape.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from sonant.errors import ConfigError
+from sonant.kernels.cuda import single_pass
+from sonant.kernels.cuda.compiler import Program
+from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, pass_kernel
+from sonant.kernels.gpu import Gpu
+from sonant.kernels.reference import FrameStack, Weight
+
+WHAT, ELSE = "a predictor's pass over one row", "other rows, widths, or weights not in bfloat16, go to Triton"
+VARIABLE = "SONANT_PREDICTOR"
+CHOICES = ("auto", "cuda", "triton", "torch")
+_POSITIONS = 16
+_OWN_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS) + 4 * SHARE * _POSITIONS
+_USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, replicas=4)  # measured on an H200
+
+
+def programs() -> Iterator[Program]:
+    yield pass_kernel(_USUAL).program
+
+
+def wanted() -> str:
+    """What the environment asks for: kernels are found before any config is."""
+    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
+    if choice not in CHOICES:
+        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
+    return choice
+
+
+def obstacle(gpu: Gpu) -> str | None:
+    return single_pass.obstacle(gpu, [_USUAL])
+
+
+def form_of(stack: FrameStack) -> Form:
+    return replace(_USUAL, layers=len(stack.layers))
+
+
+def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | None:
+    """Why these tensors are not for our kernel; None: they are."""
+    expected = (len(stack.layers), 2, len(x), _POSITIONS, _USUAL.kv_heads, HEAD), (_USUAL.codes, _USUAL.width)
+    if (cache.shape, head.shape) != expected:
+        return f"keys and values of {list(cache.shape)}, or a head of {list(head.shape)}, have other shapes"
+    return single_pass.refusal(form_of(stack), stack, x, [cache, head])
+
+
+def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:
+    """Whether this is one kernel for each position."""
+    return refusal(stack, x, cache, head) is None and pass_kernel(form_of(stack)).is_ready(x.device)
+
+
+def frame_pass(
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, first: int, head: Weight
+) -> Tensor:
+    if not takes(stack, x, cache, head):
+        from sonant.kernels.triton import frame_pass as chain
+
+        return chain.frame_pass(stack, x, cos, sin, cache, first, head)
+    assert isinstance(head, Tensor)
+    out = x.new_empty(1, _USUAL.codes)
+    for n in range(x.shape[1]):
+        is_last = n == x.shape[1] - 1
+        run(stack, x[:, n], cos[:, n], sin[:, n], cache, first + n, head if is_last else None, out)
+    return out
+
+
+def run(
+    stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None, out: Tensor,
+    clock: Tensor | None = None,
+) -> None:  # fmt: skip
+    """One position; without a head nothing comes of it but keys and values."""
+    layers = cache.unbind()
+    given = Given(x, cos, sin, layers, out, head, numbers=(at, 0, 0), clock=clock)
+    single_pass.launch(form_of(stack), stack, given)

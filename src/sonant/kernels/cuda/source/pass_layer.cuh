@@ -1,0 +1,247 @@
+// The products of a layer and the heads of its new position, as both kernels of a pass over all layers have them.
+#pragma once
+#include "pass_parts.cuh"
+
+__device__ __forceinline__ void meet() { turn_wait(1, WORKERS); }
+
+__device__ __forceinline__ void put_value(uint32_t* to, float value, uint32_t turn) {
+    put_word(to, static_cast<uint32_t>(to_bf16(value)) << 16 | (turn & 0xffffu));
+}
+__device__ __forceinline__ uint32_t two_values(uint32_t first, uint32_t second) {
+    return first >> 16 | (second & 0xffff0000u);
+}
+
+// One warp's way through the layers.
+struct Pass {
+    const PassArgs& a;
+    const int lane, warp, kv_head, strip;
+    uint32_t turn;
+    int step = 0;
+    Reader weights = {};
+
+    __device__ __forceinline__ void mark(int which) const {
+        if (CLOCKED && threadIdx.x == 0 && step < 5 * LAYERS)
+            a.clock[(blockIdx.x * 5 * LAYERS + step) * 3 + which] = ticks();
+    }
+    __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_GAINS * 2; }
+    // A lane's value, by each warp for some of those who read it.
+    __device__ __forceinline__ void publish(int words, float value) const {
+        for (int copy = warp; copy < REPLICAS; copy += WARPS) put_value(a.words + words + copy * SET, value, turn);
+    }
+    __device__ __forceinline__ const uint32_t* to_read(int words) const {
+        return a.words + words + blockIdx.x % REPLICAS * SET;
+    }
+
+    // A layer's gains, on their way to where those of the layer before the last were; after the layers the last norm's.
+    __device__ __forceinline__ void fetch_gains(int n) const {
+        const shared_t to = shared_base() + gains_of(n);
+        const uint16_t* first = n < LAYERS ? a.layer[n].input_gain : a.gain;
+#pragma unroll 1
+        for (int piece = threadIdx.x; piece < WIDTH / 8; piece += WORKERS) {
+            copy16(to + piece * 16, first + piece * 8, true);
+            if (n < LAYERS) copy16(to + WIDTH * 2 + piece * 16, a.layer[n].post_gain + piece * 8, true);
+        }
+        if (n < LAYERS && threadIdx.x < 2 * HEAD / 8) {
+            const uint16_t* heads = threadIdx.x < HEAD / 8 ? a.layer[n].q_gain : a.layer[n].k_gain;
+            copy16(to + WIDTH * 4 + threadIdx.x * 16, heads + threadIdx.x % (HEAD / 8) * 8, true);
+        }
+        copies_commit();
+    }
+
+    // Values of all blocks, to shared memory.
+    template <int COUNT>
+    __device__ __forceinline__ void collect(int to, int words) const {
+        constexpr int READERS = COUNT / 4 < WORKERS ? COUNT / 4 : WORKERS, PIECES = COUNT / 4 / READERS;
+        static_assert(PIECES * 4 * READERS == COUNT, "the same for all threads");
+        mark(0);
+        if (static_cast<int>(threadIdx.x) < READERS) {
+            uint32_t found[PIECES][4];
+            await_words(found, to_read(words) + threadIdx.x * 4, READERS * 4, turn & 0xffffu);
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) {
+                const int pair = (n * READERS + threadIdx.x) * 2;
+                at_shared<uint32_t>(to)[place_of_pair(pair)] = two_values(found[n][0], found[n][1]);
+                at_shared<uint32_t>(to)[place_of_pair(pair + 1)] = two_values(found[n][2], found[n][3]);
+            }
+        }
+        meet();
+        mark(1);
+    }
+
+    // Four values of the residual stream: those of this block's columns as they are, to `own`, and all times their gains.
+    __device__ __forceinline__ float prepare_norm(int piece, const float (&x)[4], int own, int gains) const {
+        const int first = piece * 4 - blockIdx.x * OWN_WIDTH;
+        if (first >= 0 && first < OWN_WIDTH)
+#pragma unroll
+            for (int e = 0; e < 4; e++) at_shared<uint16_t>(own)[first + e] = to_bf16(x[e]);
+        Quarter gain;
+        gain.read(gains, piece);
+        uint32_t* pairs = at_shared<uint32_t>(NORMED_AT);
+        pairs[place_of_pair(piece * 2)] = pack(x[0] * gain.value[0], x[1] * gain.value[1]);
+        pairs[place_of_pair(piece * 2 + 1)] = pack(x[2] * gain.value[2], x[3] * gain.value[3]);
+        return (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
+    }
+
+    // The residual stream of all blocks, as a norm and the product after it want it.
+    __device__ __forceinline__ void collect_stream(int own, int words, int gains) const {
+        constexpr int PIECES = WIDTH / 4 / WORKERS;
+        uint32_t found[PIECES][4];
+        mark(0);
+        await_words(found, to_read(words) + threadIdx.x * 4, WORKERS * 4, turn & 0xffffu);
+        float squares = 0.0f;
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) {
+            const float x[4] = {high(found[n][0]), high(found[n][1]), high(found[n][2]), high(found[n][3])};
+            squares += prepare_norm(n * WORKERS + threadIdx.x, x, own, gains);
+        }
+        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
+        meet();
+        mark(1);
+    }
+    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of its values.
+    __device__ __forceinline__ float norm_factor() const {
+        const float* squares = at_shared<float>(SQUARES_AT) + lane * (WORKERS / 32);
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < WORKERS / 32; n++) sum += squares[n];
+        return rsqrtf(sum_of_lanes(sum) / WIDTH + a.eps);
+    }
+
+    // A row times COUNT rounds of eight columns each, from whose sums all warps make what they want of them. As many rounds at
+    // once as make up a few pages: what there is to wait for is then waited for together.
+    template <int COUNT, int DEPTH>
+    __device__ __forceinline__ void multiply_rounds(int row, int first_round) {
+        constexpr int PAGES_EACH = ROUND_PAGES<DEPTH>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
+        constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
+        constexpr int CHAINS = AT_ONCE > 1 ? 1 : 2, SHARE_BYTES = DEPTH / WARPS * 2;
+        static_assert(SHARE_BYTES % 128 == 0, "64 values at a time");
+        const Depth depth(lane);
+        const int share = warp * SHARE_BYTES, from = depth.column * (DEPTH * 2) + share;
+#pragma unroll
+        for (int first = 0; first < COUNT; first += AT_ONCE) {
+            const uint8_t* column[AT_ONCE];
+            float sums[AT_ONCE][CHAINS][4] = {};
+            weights.wait(AT_ONCE * PAGES_EACH, lane);
+            if (first + first_round == 0) mark(2);
+#pragma unroll
+            for (int k = 0; k < SHARE_BYTES; k += 128) {
+                uint32_t x[2][2];
+                depth.read(x, shared_memory + row + share + k);
+#pragma unroll
+                for (int n = 0; n < AT_ONCE; n++) {
+                    if (k == 0 || PAGE % SHARE_BYTES) column[n] = weights.line(n * PAGES_EACH * PAGE + from + k) - k;
+                    depth.add(sums[n][k / 128 % CHAINS], x, column[n] + k);
+                }
+            }
+            weights.leave(AT_ONCE * PAGES_EACH, lane);
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                float sum = sums[n][0][0] + sums[n][0][3];
+                if (CHAINS == 2) sum += sums[n][CHAINS - 1][0] + sums[n][CHAINS - 1][3];
+                const int own = (first_round + first + n) * 8 + lane / 4;
+                if (Depth::has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
+            }
+        }
+    }
+    // A column's sum, when all warps have left theirs.
+    __device__ __forceinline__ float sum_of(int column) const {
+        const float* parts = at_shared<float>(PARTS_AT) + column * WARPS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < WARPS; n++) sum += parts[n];
+        return sum;
+    }
+
+    __device__ __forceinline__ void project() {
+        const float factor = norm_factor();
+        multiply_rounds<QKV_OWN, WIDTH>(NORMED_AT, 0);
+        meet();
+        if (warp == 0) put_value(a.words + QKV_WORDS + blockIdx.x * 32 + lane, sum_of(lane) * factor, turn);
+        step++;
+    }
+
+    // ROW times DEPTH weights of each column, onto what was there.
+    template <int DEPTH>
+    __device__ __forceinline__ void add_product(int before, int words) {
+        multiply_rounds<WIDTH_OWN, DEPTH>(ROW_AT, 0);
+        meet();
+        if (lane < OWN_WIDTH) {
+            const float branch = rounded(sum_of(lane));
+            publish(words + blockIdx.x * OWN_WIDTH + lane, bf16(at_shared<uint16_t>(before)[lane]) + branch);
+        }
+        step++;
+    }
+
+    __device__ __forceinline__ void make_inner() {
+        constexpr int OWN_INNER = WARPS * INNER_OWN;
+        const float factor = norm_factor();
+        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, 0);
+        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, INNER_OWN);
+        meet();
+#pragma unroll
+        for (int column = lane; column < OWN_INNER; column += 32) {
+            const float gate = rounded(sum_of(column) * factor), up = rounded(sum_of(OWN_INNER + column) * factor);
+            const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
+            publish(INNER_WORDS + blockIdx.x * OWN_INNER + column, silu * up);
+        }
+        step++;
+    }
+
+    // One of the new position's heads that concern this block, by a warp each: its queries, then key and value.
+    __device__ __forceinline__ Quarter new_head(int layer) const {
+        const int number = warp < SHARE ? kv_head * SHARE + warp : HEADS + (warp - SHARE) * KV_HEADS + kv_head;
+        const int gains = gains_of(layer) + WIDTH * 4 + (warp < SHARE ? 0 : HEAD * 2);
+        uint32_t found[1][4];
+        await_words(found, a.words + QKV_WORDS + number * HEAD + lane * 4, 0, turn & 0xffffu);
+        Quarter head;
+#pragma unroll
+        for (int e = 0; e < 4; e++) head.value[e] = high(found[0][e]);
+        if (warp <= SHARE) head.make_ready(gains, a.eps, lane);
+        if (warp < SHARE)
+#pragma unroll
+            for (int e = 0; e < 4; e++) at_shared<float>(QUERIES_AT)[warp * HEAD + lane * 4 + e] = head.value[e];
+        return head;
+    }
+
+    // From attention to the next layer's input.
+    __device__ __forceinline__ void finish_layer(int n) {
+        add_product<HEADS * HEAD>(HIDDEN_AT, MIDDLE_WORDS);
+        copies_wait<0>();  // gains of the next layer
+        collect_stream(MIDDLE_AT, MIDDLE_WORDS, gains_of(n) + WIDTH * 2);
+        make_inner();
+        collect<INNER>(ROW_AT, INNER_WORDS);
+        add_product<INNER>(MIDDLE_AT, HIDDEN_WORDS);
+        collect_stream(HIDDEN_AT, HIDDEN_WORDS, gains_of(n + 1));
+        turn++;
+    }
+
+    // The input of the first layer, and the position's rotations.
+    __device__ __forceinline__ void bring_input() const {
+        if (threadIdx.x < 2 * HEAD / 8) {
+            const uint16_t* from = (threadIdx.x < HEAD / 8 ? a.cos : a.sin) + threadIdx.x % (HEAD / 8) * 8;
+            copy16(shared_base() + TURN_AT + threadIdx.x * 16, from, true);
+        }
+        copies_commit();
+        uint64_t words[WIDTH / 4 / WORKERS];
+#pragma unroll
+        for (int n = 0; n < WIDTH / 4 / WORKERS; n++)
+            words[n] = read_fresh(reinterpret_cast<const int64_t*>(a.x) + n * WORKERS + threadIdx.x);
+        copies_wait<0>();
+        meet();  // gains are there
+        float squares = 0.0f;
+#pragma unroll
+        for (int n = 0; n < WIDTH / 4 / WORKERS; n++) {
+            Quarter x;
+            x.take(static_cast<uint32_t>(words[n]), static_cast<uint32_t>(words[n] >> 32));
+            squares += prepare_norm(n * WORKERS + threadIdx.x, x.value, HIDDEN_AT, gains_of(0));
+        }
+        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
+        meet();
+    }
+};
+
+__device__ __forceinline__ void make_gates() {
+    if (threadIdx.x >= PAGES) return;
+    gate_make(shared_base() + FULL_AT + threadIdx.x * 8, 1);
+    gate_make(shared_base() + EMPTY_AT + threadIdx.x * 8, WARPS);
+}

@@ -1,0 +1,129 @@
+"""On a GPU: a frame of 64 or 256 rows, its norms apart and folded, and with weights of eight bits in each way.
+
+    python tests/gpu_layer.py --folder /tmp/full [--parts frame,logits,fp8] [--rows 64,256]
+
+Not a test that pytest collects: it needs a GPU of Hopper's kind and a checkpoint of full size, which it writes where
+there is none. Parts:
+- frame: talker and predictor, each in one graph as the engine captures it, norms apart and folded; the frame as the
+  engine itself has it.
+- logits: the worst error of any code's logits against float32, norms apart and folded.
+- fp8: frames with weights of eight bits: widened, with both sides in eight bits by Triton, and by the library.
+Products alone: tests/gpu_products.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import sonant
+from parity.test_batch_sizes import exact_model, worst
+from sonant import Engine, EngineConfig
+from sonant.bench.engine import breakdown
+from sonant.bench.engine.step_rig import StepRig
+from sonant.config import Quantization
+from sonant.kernels.triton import scaled_product, small_m_tile
+from sonant.kernels.tuning import LIBRARY
+from sonant.layers.transformer import RMSNorm
+from sonant.models.qwen3_tts.model import Qwen3TTS
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
+from sonant.text_table import grid
+
+Patches = tuple[AbstractContextManager[object], ...]
+
+
+@contextmanager
+def patched(patches: Patches) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+@contextmanager
+def apart(norms: list[RMSNorm]) -> Iterator[None]:
+    """Norms in kernels of their own: their gains are ones."""
+    for norm in norms:
+        norm.folded = False
+    yield
+    for norm in norms:
+        norm.folded = True
+
+
+def folding(norms: list[RMSNorm]) -> dict[str, Patches]:
+    return {"norms apart": (apart(norms),), "as it is": ()}
+
+
+def quantizing() -> dict[str, Patches]:
+    both = mock.patch.object(small_m_tile, "WIDENED_ROWS", 16)
+    library = mock.patch.object(scaled_product, "tile_for", lambda *args: LIBRARY)
+    widened = mock.patch.object(small_m_tile, "WIDENED_ROWS", 64)
+    return {"widened": (widened,), "both sides, Triton": (both,), "both sides, library": (both, library)}
+
+
+def loaded(folder: Path, rows: list[int], quantize: Quantization | None) -> tuple[Engine, list[RMSNorm]]:
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(folder, kind="custom_voice", size="1.7b", device="cuda", tokenizer_from=None)
+    began_s = time.perf_counter()
+    config = EngineConfig(max_rows=max(rows), warm_rows=max(rows), chunk_s=(1.28,), quantize=quantize)
+    engine = sonant.load(folder, device="cuda", config=config)
+    engine.close()
+    print(f"{quantize or 'bf16'}: loaded in {time.perf_counter() - began_s:.1f} s", flush=True)
+    assert isinstance(engine.model, Qwen3TTS)
+    norms = [m for m in engine.model.modules.talker.modules() if isinstance(m, RMSNorm) and m.folded]
+    return engine, norms
+
+
+def time_frames(engine: Engine, rows: list[int], variants: Callable[[], dict[str, Patches]]) -> None:
+    lines: list[tuple[str, ...]] = [("rows", "variant", "talker ms", "predictor ms", "its sampling", "engine's frame")]
+    for count in rows:
+        with StepRig(engine, count, 60) as rig, torch.inference_mode():
+            whole = f"{breakdown._frame_ms(rig):.3f}"
+            for name, patches in variants().items():
+                with patched(patches):
+                    parts = {part: ms for part, ms, _ in breakdown._frame_parts(rig)}
+                told = (f"{parts[part]:.3f}" for part in ("talker", "predictor", "its sampling"))
+                lines.append((str(count), name, *told, whole))
+                whole = ""
+    print(grid(lines), flush=True)
+
+
+def check_logits(engine: Engine, truth: Qwen3TTS, rows: list[int], variants: dict[str, Patches]) -> None:
+    for name, patches in variants.items():
+        with patched(patches), pytest.MonkeyPatch.context() as monkeypatch:
+            errors = worst(engine, truth, sorted(rows), monkeypatch)
+        print(f"logits, {name}: {({size: round(error, 4) for size, error in errors.items()})}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/sonant-1.7b"))
+    parser.add_argument("--parts", default="frame,logits,fp8")
+    parser.add_argument("--rows", default="64,256")
+    args = parser.parse_args()
+    parts, rows = set(args.parts.split(",")), [int(n) for n in args.rows.split(",")]
+    if parts & {"frame", "logits"}:
+        engine, norms = loaded(args.folder, rows, None)
+        if "frame" in parts:
+            time_frames(engine, rows, lambda: folding(norms))
+        if "logits" in parts:
+            check_logits(engine, exact_model(args.folder, "cuda"), rows, folding(norms))
+        del engine, norms
+        gc.collect()
+        torch.cuda.empty_cache()
+    if "fp8" in parts:
+        engine, _ = loaded(args.folder, rows, "fp8")
+        time_frames(engine, rows, quantizing)
+
+
+if __name__ == "__main__":
+    main()
