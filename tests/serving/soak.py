@@ -1,6 +1,7 @@
 """A server under a steady load for a long time, with all that clients do: is it as it was, and was anybody let down?
 
     python tests/serving/soak.py [FOLDER] --minutes 60 --listeners 2 [--workers 2] [--device cuda] [--voices DIR]
+    python tests/serving/soak.py FOLDER --minutes 5 --listeners 1500 --frames 125 --workers 6 --device cuda
 
 So many listen at once and play what they get as it comes: few of them one after the other in as many places, many at
 random times. Meanwhile some hang up in the middle, some read slowly, some ask for what is wrong, and voices are
@@ -35,19 +36,22 @@ import soundfile
 from process_memory import MemoryRecord
 
 WORDS = "a bright cold day in april and the clocks were striking thirteen while old trees gave shade to quick foxes"
-WARM_SHARE, WARM_MINUTES = 0.05, 1.0  # of all the time, and at least, before memory counts as what it is to stay
+LENGTHS = (6, 20, 45)  # of texts, in words
+WARM_SHARE, WARM_MINUTES = 0.1, 1.0  # of all the time, and at least, before memory counts as what it is to stay
 SAMPLE_S = 10.0
 FEW = 16  # listeners, who come one after the other: random times would be idle at one moment and too much at the next
 REMEMBERED = 80  # clips, a few more than an engine remembers
-HOUSE = 10  # requests at once: more than a CPU has rows
+PROMPTS = 1200  # at least: a CPU's cache has 1,024 blocks, of which a prompt may write just one anew
+HOUSE, HOUSES = 10, 6  # requests at once, more than a CPU has rows; and how often
 UPLOAD_EVERY_S = 10.0
 KEPT_S = 2.0  # by a player
 MANNERS = {"listens": 80, "leaves": 10, "slow": 5, "wrong": 5}
 
 
 class Soak:
-    def __init__(self, url: str, listeners: float, rate: int) -> None:
+    def __init__(self, url: str, listeners: float, rate: int, frames: int | None) -> None:
         self.url, self.listeners, self.rate, self.sound_s = url, listeners, rate, 0.0
+        self.limits = {} if frames is None else {"max_frames": frames}
         self.voice = "alloy"
         self.outcomes: Counter[str] = Counter()
         self.gaps_s: list[float] = []
@@ -57,7 +61,7 @@ class Soak:
     async def listen(self, session: aiohttp.ClientSession, manner: str, voice: str | None = None) -> None:
         """One listener, who hears it in real time; a slow one reads at half that pace."""
         began_s, heard_s, first_s, gap_s = time.monotonic(), 0.0, 0.0, 0.0
-        body = {"input": text(), "response_format": "pcm", "voice": voice or self.voice}
+        body = {"input": text(), "response_format": "pcm", "voice": voice or self.voice, **self.limits}
         if manner == "wrong":
             body["voice"] = "nobody at all"
         try:
@@ -68,7 +72,10 @@ class Soak:
                 async for data in response.content.iter_any():
                     now_s = time.monotonic()
                     first_s = first_s or now_s
-                    gap_s = max(gap_s, now_s - first_s - heard_s if heard_s else 0.0)
+                    late_s = now_s - first_s - heard_s if heard_s else 0.0
+                    if manner == "listens" and late_s > gap_s:
+                        print(f"a gap of {1e3 * late_s:.0f} ms after {heard_s:.2f} s", flush=True)
+                    gap_s = max(gap_s, late_s)
                     heard_s += len(data) / 2 / self.rate
                     if manner == "leaves" and heard_s > 1:
                         self.outcomes["left"] += 1
@@ -108,7 +115,7 @@ class Soak:
 
     async def ask(self, session: aiohttp.ClientSession, said: str, **fields: Any) -> float:
         """Nobody listens → seconds of sound."""
-        body = {"input": said, "response_format": "pcm", "voice": self.voice, **fields}
+        body = {"input": said, "response_format": "pcm", "voice": self.voice, **self.limits, **fields}
         async with session.post(f"{self.url}/v1/audio/speech", json=body) as response:
             response.raise_for_status()
             return len(await response.read()) / 2 / self.rate
@@ -117,10 +124,13 @@ class Soak:
         """What is kept for later, until it takes no more memory, and what a full house works in."""
         for _ in range(REMEMBERED if uploads else 0):
             await self.come_and_go(session, frames=2)
-        for _ in range(2):
-            await asyncio.gather(*(self.ask(session, text(20), stream=n % 2 == 0) for n in range(HOUSE)))
+        for _ in range(HOUSES):
+            house = asyncio.gather(*(self.ask(session, text(20), stream=n % 2 == 0) for n in range(HOUSE)))
+            while uploads and not house.done():
+                await self.come_and_go(session, frames=2)  # what encodes works beside what speaks, at its fullest
+            await house
         before, asked = 0.0, 0
-        while (now := memory.total_mib()) > 1.002 * before and asked < 1000:
+        while (now := memory.total_mib()) > 1.002 * before or asked < PROMPTS:
             before = now
             for _ in range(40):
                 asked += 1
@@ -131,7 +141,7 @@ class Soak:
         connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self.voice = (await self.upload(session) if uploads else None) or self.voice  # one that clones has no own
-            self.sound_s = float(np.mean([await self.ask(session, text()) for _ in range(3)]))
+            self.sound_s = float(np.mean([await self.ask(session, text(words)) for words in LENGTHS]))
             await self.fill(session, memory, uploads)
             self.outcomes.clear()
             end_s = time.monotonic() + 60 * minutes
@@ -197,7 +207,7 @@ class Soak:
 
 def text(words: int | None = None) -> str:
     """Of a few words to three sentences, and hardly ever the same."""
-    count = words or random.choice((6, 20, 45))
+    count = words or random.choice(LENGTHS)
     return " ".join(random.choices(WORDS.split(), k=count)).capitalize() + "."
 
 
@@ -231,6 +241,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", help="of a checkpoint; none: the built-in voice")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--listeners", type=float, default=2.0, help="that listen at once, on average")
+    parser.add_argument("--frames", type=int, help="of each utterance at most, for random weights, which hardly end")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--voices", type=Path, help="a folder for uploads, where the model clones")
@@ -244,7 +255,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     server = subprocess.Popen(command)
     try:
-        soak = Soak(url, args.listeners, asyncio.run(sample_rate(url)))
+        soak = Soak(url, args.listeners, asyncio.run(sample_rate(url)), args.frames)
         memory = MemoryRecord(server.pid)
         asyncio.run(soak.run(args.minutes, args.voices is not None, memory))
     finally:

@@ -79,9 +79,11 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
     from sonant.loading import load as load_engine
     from sonant.loading import pick_device
     from sonant.models.registry import describe, load_prompter
+    from sonant.serving.cpu_threads import use_threads
     from sonant.serving.processes.one_process import one_process
 
     pick_device(model.device)  # without a GPU it will not come while we wait
+    use_threads(model.threads, model.device)
 
     def load() -> Engine:
         kinds: dict[str, Any] = {"device": model.device, "dtype": model.dtype, "codec_dtype": model.codec_dtype}

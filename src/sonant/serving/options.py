@@ -21,6 +21,13 @@ class ModelOptions:
     device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
     dtype: Dtype = option("auto", "of the language models")
     codec_dtype: Dtype = option("auto", "of the codec")
+    threads: int | None = option(
+        None, "that compute, where the engine is the CPU's; none: OMP_NUM_THREADS, else all cores but one"
+    )
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be over 0, not {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True)

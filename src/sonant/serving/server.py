@@ -45,7 +45,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        self.idle_memory.look(self.service.in_flight.running + self.service.bodies.held_bytes, time.monotonic())
+        self.idle_memory.look(self.service.in_flight.running, self.service.bodies.held_bytes, time.monotonic())
         if self.signalled_s is not None:
             self._drain(self.signalled_s)
         return await super().on_tick(counter)

@@ -117,7 +117,7 @@ class SpeechReplica:
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self._idle_memory.look(self.service.in_flight.running + self.service.bodies.held_bytes, loop.time())
+            self._idle_memory.look(self.service.in_flight.running, self.service.bodies.held_bytes, loop.time())
             await asyncio.sleep(_TICK_S)
 
     async def __del__(self) -> None:

@@ -10,7 +10,7 @@ import sys
 from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
 
-_SWITCH_S = 0.0005  # The step thread must not wait long for one that reads or writes messages.
+_SWITCH_S = 0.00005  # The step thread must not wait long for one that reads or writes messages, at any of its calls.
 
 
 def main() -> int:
@@ -33,6 +33,7 @@ def _serve(setup: Setup) -> int:
     from sonant.engine.start_times import process_age_s
     from sonant.loading import load_engine
     from sonant.serving.channel.engine_port import EnginePort
+    from sonant.serving.cpu_threads import use_threads
     from sonant.serving.limits.admission import Admission
     from sonant.serving.warm_up import warm_up
 
@@ -42,6 +43,7 @@ def _serve(setup: Setup) -> int:
     seats, awake = None, setup.serving.awake_models
     if awake is not None:
         seats = Seats(setup.scratch, awake, str(setup.number))
+    use_threads(m.threads, m.device)
     dtypes = (m.dtype, m.codec_dtype)
     engine = load_engine(setup.folder, m.device, dtypes, setup.engine, "int16", seats=seats, compiler=compiler)
     with engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from sonant.serving.observability.shared_counters import share_counters
@@ -28,6 +29,8 @@ def _serve(setup: Setup) -> int:
     ]
     app = create_app(first.link, setup.serving, first.description, first.name, others)
     server = server_for(app, setup.serving)
+    gc.collect()  # All that is alive now stays alive, and need not be looked through while listeners wait.
+    gc.freeze()
     with bound(setup.host, setup.port) as listener:
         listener.listen(_BACKLOG)
         listener.setblocking(False)
