@@ -22,6 +22,21 @@ SoundFormat = Literal["float32", "int16"]
 Frames = npt.NDArray[Any]
 """[frames, …]: int32 codes or float32 latents, whichever the model decodes to."""
 
+_EXPECTED: dict[str, tuple[type, ...]] = {
+    "voice": (str, Voice, type(None)),
+    "speakers": (tuple,),
+    "language": (str,),
+    "instruct": (str, type(None)),
+    "sampling": (Sampling,),
+    "seed": (int, type(None)),
+    "max_frames": (int, type(None)),
+    "streaming_text": (bool, type(None)),
+    "priority": (int,),
+    "context": (tuple,),
+    "live": (bool,),
+    "first_audio_within_s": (int, float, type(None)),
+}  # of a `SpeechRequest`
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -64,23 +79,12 @@ class SpeechRequest:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise BadText(f"the text must be a string, not {type(self.text).__name__}")
-        expected: dict[str, tuple[type, ...]] = {
-            "voice": (str, Voice, type(None)),
-            "speakers": (tuple,),
-            "language": (str,),
-            "instruct": (str, type(None)),
-            "sampling": (Sampling,),
-            "seed": (int, type(None)),
-            "max_frames": (int, type(None)),
-            "streaming_text": (bool, type(None)),
-            "priority": (int,),
-            "context": (tuple,),
-            "live": (bool,),
-            "first_audio_within_s": (int, float, type(None)),
-        }
-        for name, kinds in expected.items():
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        own = vars(self)
+        for name, kinds in _EXPECTED.items():
+            value = own[name]
+            if type(value) in kinds:
+                continue
+            if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
                 raise BadRequest(f"{name} must be {names}, not {value!r}")
         self._check_speakers()

@@ -281,6 +281,17 @@ def test_who_comes_is_looked_at_at_once_however_many_wait_in_vain() -> None:
     assert seated(vip, first) == [True, False]
 
 
+@pytest.mark.parametrize(("coming", "looks"), [(None, True), (0, False), (1, False), (2, True)])
+def test_rows_to_be_lent_are_looked_for_where_free_ones_may_not_do(coming: int | None, looks: bool) -> None:
+    scheduler = make(max_rows=4)
+    sitting(scheduler, 60.0)
+    ask(scheduler, arrival_s=NOW_S)  # three rows are free for this one, for those who come, and for one more
+    asked: list[float] = []
+    scheduler.sharing.lendable = lambda now_s: len(asked.append(now_s) or asked)  # type: ignore[method-assign, func-returns-value]
+    stats = scheduler.sharing.stats(0, waiting=1, unseen=0, coming=coming)
+    assert (len(asked), stats.lendable_rows) == (looks, looks)
+
+
 def test_an_engine_may_be_told_not_to_park() -> None:
     scheduler = make(max_rows=1, max_parked=0)
     sitting(scheduler, 60.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from engine.test_scheduler import SPEC
@@ -30,6 +31,16 @@ def test_what_the_host_sets_leaves_what_the_steps_count() -> None:
     assert rows.memory({}, 16).tables[1].tolist() == [9, 8] and rows.fields["seed"][1].tolist() == [3, -4]
     assert rows.fields["warmth"].tolist() == [0, 0.5, 0, 0]
     assert rows.fields["frame"].tolist() == [7] * 4 and rows.fields["status"].tolist() == [1] * 4
+
+
+def test_numbers_of_numpy_are_staged_as_pythons_are() -> None:
+    rows = make_rows()
+    rows.stage(0, {"seed": np.array([-1, 2**31 - 1], np.int32), "warmth": np.float32(0.1)}, [1])
+    rows.stage(2, {"seed": (np.int64(7), True), "warmth": 3}, [2, 5])
+    rows.apply()
+    assert rows.fields["seed"].tolist() == [[-1, 2**31 - 1], [0, 0], [7, 1], [0, 0]]
+    assert rows.fields["warmth"].tolist() == [float(np.float32(0.1)), 0, 3, 0]
+    assert rows.memory({}, 16).tables.tolist() == [[1, 0], [0, 0], [2, 5], [0, 0]]
 
 
 def test_one_gather_reads_all_numbers_of_a_row() -> None:

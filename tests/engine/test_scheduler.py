@@ -12,7 +12,7 @@ from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
-from sonant.engine.scheduler import Scheduler
+from sonant.engine.scheduler import Plan, Scheduler
 from sonant.engine.telemetry import Telemetry
 from sonant.models.prompt import Prompt
 from sonant.models.spec import KVGroup, ModelSpec
@@ -98,6 +98,46 @@ def test_those_who_wait_start_together_while_nobody_would_run_dry() -> None:
     more = [ask(scheduler, 9, length=8)]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[5:]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == more
+
+
+@pytest.mark.parametrize(("full_prefill_s", "starts"), [(0.0, 1), (0.02, 5), (0.1, 2), (0.4, 1)])
+def test_a_crowd_starts_together_if_what_steps_take_lets_listeners_hear_on(full_prefill_s: float, starts: int) -> None:
+    """Half a second is left to the one who listens: for a step of four times the positions, of two, or not."""
+    scheduler = make(prefill_tokens=10)
+    speaking(scheduler, 0.0, 10)
+    scheduler.telemetry.full_prefill_s.add(full_prefill_s)
+    crowd = [ask(scheduler, 1 + n, length=8) for n in range(6)]
+    assert [r for r, _, _ in prefilled(scheduler, 0.5)] == crowd[:starts]
+
+
+def test_nobody_starts_with_many_while_somebody_is_dry() -> None:
+    scheduler = make(prefill_tokens=10)
+    speaking(scheduler, 0.0, 4)
+    scheduler.telemetry.full_prefill_s.add(0.001)
+    crowd = [ask(scheduler, 1 + n, length=8) for n in range(6)]
+    assert [r for r, _, _ in prefilled(scheduler, 0.5)] == crowd[:1]
+
+
+def test_prompts_are_given_away_before_what_follows_them_is_planned() -> None:
+    """And all that follows is planned as if they had not been."""
+    plans = []
+    for begin in (True, False):
+        scheduler = make()
+        scheduler.has_preroll = lambda _: False
+        seen: list[tuple[int, int]] = []
+        ask(scheduler, 0)
+        ask(scheduler, 1)
+
+        def look(plan: Plan, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((len(plan.prefill), len(plan.decode) + len(plan.codec)))
+
+        for step in range(3):
+            if step == 1:
+                ask(scheduler, 2)
+            plan = scheduler.plan(0.1 * step, look if begin else None)
+            plans.append((plan.prompt_positions, [len(g) for g in plan.decode.values()], [*plan.codec]))
+        assert seen == ([(2, 0), (1, 0)] if begin else [])
+    assert plans[:3] == plans[3:]
 
 
 def test_the_listener_with_least_in_hand_draws_first() -> None:
@@ -195,7 +235,35 @@ def test_the_first_sound_of_one_is_not_late_for_anothers_plenty() -> None:
     rich, new = speaking(scheduler, 0.0, 40, frames=100), speaking(scheduler, 0.0, 0)
     new.first_audio_s, new.launched, rich.launched = None, 1, 40 + 16
     plan = scheduler.plan(0.0)
-    assert (new.vocoded, rich.vocoded) == (1, 40) and list(plan.codec) == [1]
+    assert (new.vocoded, rich.vocoded) == (2, 40) and list(plan.codec) == [2]
+
+
+@pytest.mark.parametrize(("others", "frames"), [(0, 1), (1, 2), (6, 4)])
+def test_a_first_sound_lasts_for_two_steps_where_the_host_computes(others: int, frames: int) -> None:
+    scheduler = slow_to_vocode()  # 0.05 s a step for one, 0.07 for two, 0.17 for seven, who have 0.1 s of a frame
+    for _ in range(others):
+        speaking(scheduler, 0.0, 40, frames=100).launched = 40
+    new = speaking(scheduler, 0.0, 0)
+    new.first_audio_s = None
+    for launched in range(1, frames + 1):
+        scheduler.plan(0.0)
+        assert (new.launched, new.vocoded) == (launched, frames if launched == frames else 0)
+
+
+@pytest.mark.parametrize(("vocoded", "frames"), [(1, 1), (6, 6), (40, 16)])
+def test_a_new_voices_own_sound_waits_for_those_who_listen_already(vocoded: int, frames: int) -> None:
+    scheduler = make()
+    speaking(scheduler, 0.0, vocoded)  # of 100 ms each
+    scheduler.telemetry.decode_s.add(0.01)
+    scheduler.telemetry.vocode_s.add(0.045)
+    ask(scheduler, 1)
+    assert scheduler.plan(0.05).preroll_frames == frames
+
+
+def test_a_new_voices_own_sound_waits_for_nobody_where_nobody_listens() -> None:
+    scheduler = slow_to_vocode()
+    ask(scheduler, 1)
+    assert scheduler.plan(0.0).preroll_frames == 16
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -12,7 +12,7 @@ from engine.families import TEXTS, frames_each
 from sonant.engine.blocks import Allocation
 from sonant.engine.ledger import Ledger
 from sonant.engine.request import Request
-from sonant.engine.telemetry import STEP_PHASES, Tally
+from sonant.engine.telemetry import STEP_PHASES, Tally, Telemetry
 from sonant.models.prompt import Prompt
 from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, SpeechRequest
@@ -33,6 +33,25 @@ def test_every_phase_of_a_request_is_counted(make_engine: MakeEngine) -> None:
     assert sum(telemetry.phase_s["plan"].counts) == sum(telemetry.phase_s["wait"].counts) == steps
     assert telemetry.rows.total == sum(telemetry.rows.counts)  # one row, each time
     assert sum(telemetry.frames_ahead.counts) == 0  # nobody listened
+
+
+def test_a_phase_with_another_between_its_parts_is_one() -> None:
+    telemetry = Telemetry()
+    telemetry.begin()
+    parts_s = [telemetry.took("plan", goes_on=True)]
+    prefill_s = telemetry.took("prefill")
+    whole_s = telemetry.took("plan")
+    assert whole_s > parts_s[0] and sum(telemetry.phase_s["plan"].counts) == 1
+    assert telemetry.phase_s["plan"].total == whole_s and telemetry.phase_s["prefill"].total == prefill_s
+    assert telemetry.took("plan") < time.perf_counter() and sum(telemetry.phase_s["plan"].counts) == 2
+
+
+def test_what_a_step_full_of_prompts_takes_is_known_after_one(make_engine: MakeEngine) -> None:
+    for prefill_tokens, known in ((8, True), (4096, False)):
+        engine = make_engine(prefill_tokens=prefill_tokens)
+        began_s = time.monotonic()
+        engine.speak("hello the world", seed=1, max_frames=4)
+        assert (0 < engine.telemetry.full_prefill_s.value < time.monotonic() - began_s) == known
 
 
 def test_frames_ahead_are_counted_for_listeners_after_their_first_chunk(make_engine: MakeEngine) -> None:

@@ -41,8 +41,8 @@ from sonant.types import SpeechRequest
 TEXT = "Sentence after sentence this text goes on, as books do, and someone listens to all of it."
 
 
-def ask(path: str, folder: str, rate: float, seconds: float, frames: int, told: Any) -> None:
-    """Poisson arrivals; `told` is given when each first sound came, gaps and refusals."""
+def ask(path: str, folder: str, rate: float, seconds: float, frames: int, crowd: int, told: Any) -> None:
+    """Poisson arrivals, or crowds; `told` is given when each first sound came, gaps and refusals."""
     prompter = load_prompter(Path(folder), EngineConfig())
     prompt = to_wire(prompter.prompt(SpeechRequest(text=TEXT, max_frames=frames)))
     asked_s: dict[int, float] = {}
@@ -83,7 +83,8 @@ def ask(path: str, folder: str, rate: float, seconds: float, frames: int, told: 
             n = len(asked_s)
             asked_s[n] = time.monotonic()
             connection.send(m.Admit(n, f"client {n % 50}", "speech", 1))
-            due_s += rng.expovariate(rate)
+            if (n + 1) % crowd == 0:
+                due_s += rng.expovariate(rate / crowd)
         while ended + len(refused) < len(asked_s):
             await asyncio.sleep(0.05)
 
@@ -114,7 +115,7 @@ class MadeUpDevice:
         self.free_s = began_s + self.base_s + self.row_s * len(rows)
         return self.stand_in.frame(rows)
 
-    def _copy(self, slot: Slot, records: Any, sounds: Any) -> None:
+    def _copy(self, slot: Slot, records: Any, sounds: Any, clock: Any) -> None:
         """Only what is read on the host without being sound: a GPU copies by itself."""
         row = 0
         for record in records:
@@ -133,13 +134,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--frames", type=int, default=125)
     parser.add_argument("--step-ms", default="4,0.03")
+    parser.add_argument("--crowd", type=int, default=1, help="so many come at once")
     parser.add_argument("--profile", action="store_true", help="of the channel's thread, by function")
     args = parser.parse_args()
     base_ms, row_ms = (float(x) for x in args.step_ms.split(","))
     with tempfile.TemporaryDirectory() as parent:
         folder, path = Path(parent) / "tiny", Path(parent) / "engine"
         write_checkpoint(folder, kind="custom_voice", size="tiny", device="cpu", eos_gain=0.0)
-        config = EngineConfig(max_rows=2048, max_batch=1024, kv_tokens=1 << 20, max_waiting=1024)
+        config = EngineConfig(max_rows=2048, max_batch=1024, kv_tokens=1 << 20, max_waiting=1024, steps_ahead=1)
         with sonant.load(folder, device="cpu", config=config, sound="int16") as engine:
             MadeUpDevice(engine, base_ms, row_ms)
             for slot in engine.loop.runner.ring.slots:
@@ -152,7 +154,7 @@ def main() -> None:
             clocks = {n: time.pthread_getcpuclockid(t.ident) for n, t in threads.items() if t.ident is not None}
             began_s, before = time.monotonic(), {n: time.clock_gettime(c) for n, c in clocks.items()}
             ours, theirs = multiprocessing.get_context("spawn").Pipe()
-            client = (str(path), str(folder), args.rate, args.seconds, args.frames, theirs)
+            client = (str(path), str(folder), args.rate, args.seconds, args.frames, args.crowd, theirs)
             process = multiprocessing.get_context("spawn").Process(target=ask, args=client)
             process.start()
             waits_ms, gaps, refused = ours.recv()

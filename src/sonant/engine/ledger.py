@@ -2,13 +2,14 @@
 
 A request has a place here from its admission to its end, whichever row it has meanwhile, so a step that comes back
 finds whom it was for. What changes with every step lies here alone; what changes rarely is the request's own and is
-shown here too (see request.py). Only the step thread writes. Others may read, and see a step half done.
+shown here too: `Counted` and `Shown` are how a request has them. Only the step thread writes. Others may read, and see
+a step half done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Places = npt.NDArray[np.intp]
 Column = npt.NDArray[Any]
+T = TypeVar("T")
 
 _COUNTED = ("launched", "vocoded", "collected", "primed", "emitted", "steps_in_flight")
 _SHOWN = {
@@ -65,6 +67,7 @@ class Ledger:
     step_limit: Column
     prefill_length: Column
     keeps_frames: Column
+    _counted: Column  # all that steps count, of which each has a row
 
     def __init__(self) -> None:
         self._requests: list[Request | None] = []
@@ -77,8 +80,8 @@ class Ledger:
             self._grow(2 * len(self._requests))
         place = self._free.pop()
         self._requests[place] = request
-        for name in (*_COUNTED, "first_step_s"):
-            getattr(self, name)[place] = 0
+        self._counted[:, place] = 0
+        self.first_step_s[place] = 0.0
         for name in _FIXED:
             getattr(self, name)[place] = getattr(request, name)
         return place
@@ -126,12 +129,57 @@ class Ledger:
 
     def _grow(self, size: int) -> None:
         before = len(self._requests)
-        kinds = {**dict.fromkeys(_COUNTED, np.int64), "first_step_s": np.float64, **_SHOWN, **_FIXED}
-        for name, kind in kinds.items():
-            column: Column = np.zeros(size, kind)
+        counted = np.zeros((len(_COUNTED), size), np.int64)
+        if before:
+            counted[:, :before] = self._counted
+        self._counted = counted
+        for name, column in zip(_COUNTED, counted, strict=True):
+            setattr(self, name, column)
+        for name, kind in {"first_step_s": np.float64, **_SHOWN, **_FIXED}.items():
+            column = np.zeros(size, kind)
             if before:
                 column[:before] = getattr(self, name)
             setattr(self, name, column)
         self.row[before:] = -1
         self._requests += [None] * (size - before)
         self._free = list(range(size - 1, before - 1, -1))
+
+
+class Counted:
+    """A number of the ledger's; 0 before it has a place there."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, request: Request, owner: type) -> int:
+        return int(getattr(request.ledger, self.name)[request.place]) if request.ledger is not None else 0
+
+    def __set__(self, request: Request, value: int) -> None:
+        getattr(request.ledger, self.name)[request.place] = value
+
+
+class Shown(Generic[T]):
+    """A value of the request's own, which the ledger shows as a number.
+
+    It is read as fast as any attribute: where a descriptor has no `__get__`, Python looks in the object itself.
+    """
+
+    def __init__(self, number: Callable[[T], float] | None = None) -> None:
+        """`number`: of a value that is none itself."""
+        self.number = number
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    if TYPE_CHECKING:
+
+        def __get__(self, request: Request, owner: type) -> T: ...
+
+    def __set__(self, request: Request, value: T) -> None:
+        vars(request)[self.name] = value
+        if request.ledger is not None:
+            self.show(request)
+
+    def show(self, request: Request) -> None:
+        value: Any = vars(request)[self.name]
+        getattr(request.ledger, self.name)[request.place] = value if self.number is None else self.number(value)

@@ -60,7 +60,8 @@ class StepLoop:
         self._expected = 0  # requests that are still being laid out, see `expect`
         self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
-        self.after_delivery: Callable[[], None] = _nothing  # called when all sinks have been told what there is
+        # Called when all sinks have been told what there is; True: at once, since somebody hears their first sound.
+        self.after_delivery: Callable[[bool], None] = _nothing
         self._looked_s = 0.0
         if sleeper is not None:
             sleeper.before_sleep = self.pool.forget
@@ -124,8 +125,9 @@ class StepLoop:
     def waiting(self) -> int:
         return len(self._inbox) + len(self.scheduler.waiting) + self._expected
 
-    def stats(self) -> EngineStats:
-        return self.scheduler.sharing.stats(self.steps, waiting=self.waiting(), unseen=len(self._inbox))
+    def stats(self, coming: int | None = None) -> EngineStats:
+        """`coming`: enough of it to decide on one more, beside so many that are on their way."""
+        return self.scheduler.sharing.stats(self.steps, waiting=self.waiting(), unseen=len(self._inbox), coming=coming)
 
     def join(self) -> None:
         self._thread.join()
@@ -175,7 +177,7 @@ class StepLoop:
                 if self._wait_for_messages(observer):
                     continue
                 return
-            plan = self.scheduler.plan(now_s)
+            plan = self.scheduler.plan(now_s, self._begin if observer is None else None)
             if plan:
                 telemetry.took("plan")
                 with nullcontext() if observer is None else observer.around_launch(plan):
@@ -191,6 +193,10 @@ class StepLoop:
                 self.runner.capture_next()
             elif not plan and not self._wait_for_messages(observer):
                 return
+
+    def _begin(self, plan: Plan) -> None:
+        self.runner.telemetry.took("plan", goes_on=True)
+        self.runner.begin(plan)
 
     def _may_capture(self) -> bool:
         """Whether a graph is still to be captured, and every listener has sound buffered for as long as that takes."""
@@ -213,7 +219,7 @@ class StepLoop:
                 self._tell(request, request.sink.finish, FinishReason.ABORT)
                 self._retire(request)
         if aborts:
-            self.after_delivery()
+            self.after_delivery(False)
 
     def _refuse_late(self, now_s: float) -> None:
         """Who has waited for as long as they were promised a sound within is told when to come back."""
@@ -240,6 +246,7 @@ class StepLoop:
 
     def _collect(self, step: Step) -> None:
         chunks, now_s = self.runner.collect(step, self.scheduler.ledger), time.monotonic()
+        is_first = any(chunk is not None and chunk.start_s == 0 for _, chunk in chunks)
         for request, chunk in chunks:
             if chunk is None:
                 self._drop(request, EngineError(NO_SOUND))
@@ -253,7 +260,7 @@ class StepLoop:
                 self._retire(request)
             elif request.complete and request.steps_in_flight == 0:
                 self._complete(request)
-        self.after_delivery()
+        self.after_delivery(is_first)
         self.runner.telemetry.took("deliver")
 
     def _complete(self, request: Request) -> None:
@@ -316,8 +323,8 @@ class StepLoop:
                     self._fail(request, self.failure)
         for text in texts:
             text.engine_ended(self.failure)
-        self.after_delivery()
+        self.after_delivery(False)
 
 
-def _nothing() -> None:
+def _nothing(_: bool) -> None:
     """For an engine whose sinks need no word of their own."""

@@ -20,20 +20,17 @@ they look at is there too (`Shown`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from sonant.engine.blocks import Allocation
-from sonant.engine.ledger import Ledger
+from sonant.engine.ledger import Counted, Ledger, Shown
 from sonant.models.prompt import Prompt
 from sonant.models.status import Status
 from sonant.types import AudioChunk, FinishReason, Frames, SpeechRequest
-
-T = TypeVar("T")
 
 
 class State(IntEnum):
@@ -52,43 +49,6 @@ class Sink(Protocol):
     def push(self, chunk: AudioChunk) -> None: ...
     def finish(self, reason: FinishReason) -> None: ...
     def fail(self, error: Exception) -> None: ...
-
-
-class Counted:
-    """A number of the ledger's; 0 before it has a place there."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, request: Request, owner: type) -> int:
-        return int(getattr(request.ledger, self.name)[request.place]) if request.ledger is not None else 0
-
-    def __set__(self, request: Request, value: int) -> None:
-        getattr(request.ledger, self.name)[request.place] = value
-
-
-class Shown(Generic[T]):
-    """A value of the request's own, which the ledger shows as a number."""
-
-    def __init__(self, number: Callable[[T], float] | None = None) -> None:
-        """`number`: of a value that is none itself."""
-        self.number = number
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, request: Request, owner: type) -> T:
-        value: T = vars(request)[self.name]
-        return value
-
-    def __set__(self, request: Request, value: T) -> None:
-        vars(request)[self.name] = value
-        if request.ledger is not None:
-            self.show(request)
-
-    def show(self, request: Request) -> None:
-        value: Any = vars(request)[self.name]
-        getattr(request.ledger, self.name)[request.place] = value if self.number is None else self.number(value)
 
 
 class Request:
@@ -207,12 +167,12 @@ class Request:
 
     def admit(self, ledger: Ledger, row: int, allocation: Allocation, tenure: int, now_s: float) -> None:
         """`tenure` is how many steps are launched for it before the row may go to another."""
-        self.ledger, self.place = ledger, ledger.enter(self)
-        for shown in self._shown:
-            shown.show(self)
         self.allocation, self.state, self.admitted_s = allocation, State.PREFILL, now_s
         self.prefilled = allocation.reused_tokens
         self._sit(row, tenure, now_s)
+        self.ledger, self.place = ledger, ledger.enter(self)
+        for shown in self._shown:
+            shown.show(self)
 
     def park(self, now_s: float) -> None:
         assert self.state is State.DECODING

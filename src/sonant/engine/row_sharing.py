@@ -119,9 +119,11 @@ class RowSharing:
         rank_s = now_s - HEAD_START_S
         return sum(self._rank_s(r) <= rank_s for r in [*self.waiting, *self.parked])
 
-    def stats(self, steps: int, *, waiting: int, unseen: int) -> EngineStats:
-        """`unseen` have come, and the step thread has not looked at them yet."""
+    def stats(self, steps: int, *, waiting: int, unseen: int, coming: int | None = None) -> EngineStats:
+        """`unseen` have come, and the step thread has not looked at them yet. For one more beside so many `coming`,
+        rows that others would lend are counted only if those that are free may not do for all: it takes longest."""
         telemetry, now_s = self.telemetry, time.monotonic()
+        enough = coming is not None and len(self.rows.free) > waiting + len(self.parked) + coming
         return EngineStats(
             running=len(self.running),
             waiting=waiting,
@@ -131,7 +133,7 @@ class RowSharing:
             blocks=self.pool.total,
             steps=steps,
             parked=len(self.parked),
-            lendable_rows=self.lendable(now_s),
+            lendable_rows=0 if enough else self.lendable(now_s),
             in_need=self.in_need(now_s) + unseen,
             start_s=telemetry.start_s.value,
             turn_s=telemetry.turn_s.value,

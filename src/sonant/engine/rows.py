@@ -8,14 +8,16 @@ padding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from struct import Struct
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonant.device_copy import to_device
+from sonant.device_copy import send_into, to_device
 from sonant.models.memory import Memory, RowLayout, counters
 from sonant.models.spec import ModelSpec
 
@@ -36,6 +38,10 @@ class Rows:
         }
         self.fields |= self.layout.views(self.slab)
         self.staged: dict[int, np.ndarray[Any, np.dtype[np.int32]]] = {}
+        kinds = [("f" if f.dtype == torch.float32 else "i", f) for f in spec.staged]
+        # All of a row's numbers at once: an assignment to an array for each took most of a newcomer's plan.
+        self._numbers = Struct("=" + "".join(f"{math.prod(f.shape)}{kind}" for kind, f in kinds))
+        self._single = {f.name: f.shape == () for f in spec.staged}
 
     def memory(self, kv: Mapping[str, Tensor], block_tokens: int) -> Memory:
         """What a model computes in."""
@@ -55,14 +61,21 @@ class Rows:
         """Set what the host decides of a row; `apply` sends it."""
         line = np.zeros(self.staged_layout.end, np.int32)
         line[: len(blocks)] = blocks
-        for name, (columns, f) in self.staged_layout.places.items():
-            dtype = np.float32 if f.dtype == torch.float32 else np.int32
-            line[columns] = np.asarray(values[name], dtype).reshape(-1).view(np.int32)
+        numbers: list[float] = []
+        for name, single in self._single.items():
+            value = values[name]
+            numbers.append(value) if single else numbers.extend(np.ravel(value).tolist())
+        self._numbers.pack_into(line.data, 4 * self.blocks_per_row, *numbers)
         self.staged[row] = line
 
     def apply(self) -> None:
-        """One copy and one kernel for all rows staged since the last call."""
+        """One copy and one kernel for all rows staged since the last call; of a single one it is the copy alone."""
         if not self.staged:
+            return
+        if len(self.staged) == 1:
+            ((row, line),) = self.staged.items()
+            send_into(line, self.slab[row, : self.staged_layout.end])
+            self.staged.clear()
             return
         rows = to_device(np.array(list(self.staged)), self.device)
         lines = to_device(np.stack(list(self.staged.values())), self.device)

@@ -19,14 +19,7 @@ from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
 from sonant.engine.compile_ahead import CompileAhead, NothingAhead
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
-from sonant.engine.graphs import (
-    PREFILL_SIZES,
-    GraphedStep,
-    GraphPool,
-    PrefillGraphs,
-    buckets_up_to,
-    synchronize,
-)
+from sonant.engine.graphs import PREFILL_SIZES, GraphedStep, GraphPool, PrefillGraphs, buckets_up_to, synchronize
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.ledger import Column, Ledger, Places
 from sonant.engine.output import OutputRing, Slot, SoundShape
@@ -47,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _RARE_SIZES = 4  # of so many one has a graph, and one listener alone; the others take the next larger
 _NEEDED_ROWS = 8  # without graphs up to that many there is no engine
+_FEW_ROWS = 4  # whose step is short enough to wait awake for the first sound in it
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,8 @@ class Step:
     users: Places
     codec: list[tuple[int, Places, Column]]  # frames of a chunk, for whom, and the first of them for each
     slot: Slot
+    prompt_positions: int
+    launched_s: float  # when its launch began
 
 
 class Runner:
@@ -107,6 +103,7 @@ class Runner:
             n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch) for n in sizes.chunks
         }
         self.warmup = self._warmup()
+        self._began_s = self._collected_s = 0.0  # when the last step was begun, and when one last came back
         start.took("memory")
         self._capture_first(start, kernels or NothingAhead())
 
@@ -212,12 +209,22 @@ class Runner:
         return ops.pcm16(sound) if self.sound == "int16" else sound
 
     @torch.inference_mode()
-    def launch(self, plan: Plan, ledger: Ledger) -> Step:
-        self.telemetry.begin()
+    def begin(self, plan: Plan) -> None:
+        """What comes before all else of a step, of which the rest need not be planned yet."""
+        plan.begun, self._began_s = True, time.monotonic()
         self.ring.hold_back()
         self.rows.apply()
-        if plan.prefill or plan.preroll:
-            self._launch_prefill(plan)
+        if plan.prefill:
+            self.prefill([PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill])
+            self.telemetry.took("prefill", goes_on=bool(plan.preroll))
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan, ledger: Ledger) -> Step:
+        self.telemetry.begin()
+        if not plan.begun:
+            self.begin(plan)
+        if plan.preroll:
+            self._launch_preroll(plan)
         decoding = plan.decoding
         records = []
         if len(decoding):
@@ -230,7 +237,8 @@ class Runner:
         codec = [(frames, group, ledger.vocoded[group] - frames) for frames, group in plan.codec.items()]
         users = plan.users()
         ledger.steps_in_flight[users] += 1
-        step = Step(decoding, users, codec, self.ring.send(records, sounds, self._clock))
+        slot = self.ring.send(records, sounds, self._clock, bool(plan.prefill) and len(decoding) <= _FEW_ROWS)
+        step = Step(decoding, users, codec, slot, plan.prompt_positions, self._began_s)
         if codec:
             frames = sum(frames * len(group) for frames, group in plan.codec.items())
             self._learn(self.telemetry.vocode_s, self.telemetry.took("codec") / frames)
@@ -241,12 +249,10 @@ class Runner:
         if self.device.type == "cpu":
             mean.add(took_s)
 
-    def _launch_prefill(self, plan: Plan) -> None:
-        items = {r: PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill}
-        self.prefill(list(items.values()))
+    def _launch_preroll(self, plan: Plan) -> None:
         for request in plan.preroll:
-            item = items.get(request) or PrefillItem(request.row, request.prompt, 0, request.prefill_length)
-            request.preroll_up_to(self._preroll(item, request.preroll, self.sizes.chunks[-1]))
+            item = PrefillItem(request.row, request.prompt, 0, request.prefill_length)
+            request.preroll_up_to(self._preroll(item, request.preroll, plan.preroll_frames))
         self.telemetry.took("prefill")
 
     def collect(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
@@ -257,6 +263,8 @@ class Runner:
         self.telemetry.begin()
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
+        began_s, self._collected_s = max(step.launched_s, self._collected_s), time.monotonic()
+        self.telemetry.prefilled(step.prompt_positions, self.config.prefill_tokens, self._collected_s - began_s)
         if self._clock is not None:
             self.telemetry.paged = WeightClock.totals(step.slot.clock.tolist())
         self._book(step, ledger)

@@ -26,8 +26,10 @@ from sonant.engine.telemetry import Telemetry
 from sonant.models.prompt import Prompt
 from sonant.models.spec import ModelSpec
 
-BURST = 4  # times `prefill_tokens` in one step, while …
-BURST_SLACK_S = 1.0  # … every listener has so much sound buffered
+BURST = 4  # times `prefill_tokens` in one step at most, while …
+BURST_SLACK_S = 1.0  # … every listener has so much sound buffered, or …
+BURST_MARGIN = 1.5  # … so many times what that step and the one before it will take
+FIRST_STEPS = 2.0  # of its own time, that a first sound lasts for where the host computes
 
 
 @dataclass
@@ -36,8 +38,10 @@ class Plan:
 
     prefill: list[tuple[Request, int, int]] = field(default_factory=list)  # positions [start, end)
     preroll: list[Request] = field(default_factory=list)
+    preroll_frames: int = 0  # of each
     decode: dict[int, Places] = field(default_factory=dict)  # by variant of the frame step
     codec: dict[int, Places] = field(default_factory=dict)  # by how many frames each is given
+    begun: bool = False  # its prompts are on the device, see `Scheduler.plan`
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.preroll or self.decode or self.codec)
@@ -46,6 +50,10 @@ class Plan:
     def decoding(self) -> Places:
         """All that decode, in the order of their records."""
         return _together(list(self.decode.values()))
+
+    @property
+    def prompt_positions(self) -> int:
+        return sum(end - start for _, start, end in self.prefill)
 
     def users(self) -> Places:
         """Everyone whose row this step reads or writes, once each."""
@@ -78,10 +86,14 @@ class Scheduler:
         """All that are not over."""
         return [*self.waiting, *self.running, *self.parked]
 
-    def plan(self, now_s: float) -> Plan:
+    def plan(self, now_s: float, begin: Callable[[Plan], None] | None = None) -> Plan:
+        """`begin` is given the plan as soon as it has prompts, so that the device works on them while what follows
+        them is planned: one who waits for their first sound waits for all that is planned before."""
         self.sharing.share(now_s)
         plan, sitting = Plan(), self.ledger.with_rows()
         self._plan_prefill(plan, sitting, now_s)
+        if begin is not None and plan.prefill:
+            begin(plan)
         self._plan_decode(plan, sitting, now_s)
         self._plan_codec(plan, sitting, now_s)
         return plan
@@ -106,7 +118,7 @@ class Scheduler:
         pending = self.ledger.all_at(sitting[self.ledger.state[sitting] == State.PREFILL])
         if not pending:
             return
-        left = whole = self._prefill_budget(sitting, now_s)
+        left = whole = self._prefill_budget(pending, sitting, now_s)
         pending.sort(key=lambda r: (-r.priority, self.sharing.due_s(r)))
         for request in pending:
             need = request.prefill_length - request.prefilled
@@ -126,12 +138,32 @@ class Scheduler:
                 plan.preroll.append(request)
             else:  # it has its first frame in this very step: a listener waits for it, and prefill is launched before
                 request.preroll_up_to(-1)
+        if plan.preroll:
+            plan.preroll_frames = self._preroll_frames(len(plan.preroll), sitting, now_s)
 
-    def _prefill_budget(self, sitting: Places, now_s: float) -> int:
-        """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together."""
+    def _preroll_frames(self, count: int, sitting: Places, now_s: float) -> int:
+        """Of a voice's own sound that the codec goes through in a step, before the first of a request.
+
+        Where the host computes, half of what those who listen already can wait for: the other half is for their own.
+        """
+        most, slack_s = self.sizes.chunks[-1], self.slacks_s(sitting, now_s)
+        room = self._frames_within(float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S)))
+        return max(1, int(min(most, room / 2 / count)))
+
+    def _prefill_budget(self, pending: list[Request], sitting: Places, now_s: float) -> int:
+        """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together.
+
+        A step with n times as many positions takes at most n times as long as one with its fill of them; who has just
+        begun to hear is given their next sound by it, and the step before it may still be under way.
+        """
+        usual = self.config.prefill_tokens
+        if sum(request.prefill_length - request.prefilled for request in pending) <= usual:
+            return usual
         slack_s = self.slacks_s(sitting, now_s)
-        rich = slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S) > BURST_SLACK_S
-        return self.config.prefill_tokens * (BURST if rich else 1)
+        least_s = float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S))
+        step_s = BURST_MARGIN * self.telemetry.full_prefill_s.value
+        times = BURST if least_s > BURST_SLACK_S else int(least_s / step_s) - 1 if step_s else 1
+        return usual * min(BURST, max(1, times))
 
     def _plan_decode(self, plan: Plan, sitting: Places, now_s: float) -> None:
         ledger, most = self.ledger, self.config.max_batch or 1
@@ -160,25 +192,28 @@ class Scheduler:
 
         That counts where the host computes. A GPU makes sound for all in next to no time, and best at once.
         """
+        return self._frames_within(float(self.slacks_s(sitting, now_s).min(initial=OFFLINE_SLACK_S)))
+
+    def _frames_within(self, seconds: float) -> float:
+        """What can be vocoded in that time, after a decode step."""
         decode_s, vocode_s = self.telemetry.decode_s.value, self.telemetry.vocode_s.value
-        if not vocode_s:
-            return float("inf")
-        poorest_s = max(0.0, float(self.slacks_s(sitting, now_s).min(initial=OFFLINE_SLACK_S)))
-        return max(0.0, (poorest_s - decode_s) / vocode_s)
+        return max(0.0, (seconds - decode_s) / vocode_s) if vocode_s else float("inf")
 
     def _that_fit(self, due: Places, frames: Column, room: float, now_s: float) -> tuple[Places, Column]:
         """As many as fit, by need. Where room is scarce, chunks are smaller: the smallest is made at once for the
-        poorest, for who wants no larger one, and for whom no more frames can be decoded."""
+        poorest, for who wants no larger one, and for whom no more frames can be decoded. First ones are made whole."""
         of, ledger = dict(zip(due.tolist(), frames.tolist(), strict=True)), self.ledger
         ahead = ledger.frames_launched(due, self.spec.delay_steps) - ledger.vocoded[due]
         full = set(due[(ahead >= self.sizes.ring - 1) | (ledger.state[due] == State.DRAINING)].tolist())
+        new = set(due[ledger.live[due] & (ledger.vocoded[due] == 0)].tolist())
         smallest, budget, taken = self.sizes.chunks[0], self.sizes.codec_batch, dict[int, int]()
         for place in self._by_need(due, now_s).tolist():
             want, fits = of[place], min(budget, room)
-            if want > fits and room < float("inf"):
+            least = want if place in new else smallest
+            if want > fits and room < float("inf") and place not in new:
                 urgent = not taken or place in full
                 want = max((n for n in self.sizes.chunks if n <= fits), default=smallest if urgent else want)
-            if want <= budget and (want <= room or want == smallest):
+            if want <= budget and (want <= room or want == least):
                 taken[place] = want
                 budget, room = budget - want, room - want
         return np.array([*taken], np.intp), np.array([*taken.values()], np.int64)
@@ -186,9 +221,10 @@ class Scheduler:
     def _chunks_due(self, sitting: Places, now_s: float) -> Column:
         """How many frames of each to vocode now, one of the chunk sizes; 0: not yet.
 
-        A listener's first chunk is one frame; later ones grow to half of what is buffered. The last chunk may reach
-        past the end: what lies there is dropped, and the row's state is not needed again. Until the end is known, a
-        chunk waits for the frames that the codec reads past it.
+        A listener's first chunk is one frame, or where the host computes as many as last for two steps of all who sit
+        there: else the second might come too late. Later ones grow to half of what is buffered. The last chunk may
+        reach past the end: what lies there is dropped, and the row's state is not needed again. Until the end is
+        known, a chunk waits for the frames that the codec reads past it.
         """
         ledger, sizes, state = self.ledger, self._chunks, self.ledger.state[sitting]
         vocoded, most = ledger.vocoded[sitting], len(self._chunks) - 1
@@ -196,7 +232,10 @@ class Scheduler:
         last = np.where(left > 0, sizes[np.minimum(np.searchsorted(sizes, left), most)], 0)
         ahead_frames = self.slacks_s(sitting, now_s) / self.frame_s
         largest = np.searchsorted(sizes, ahead_frames / 2, side="right") - 1
-        want = sizes[np.where(ledger.live[sitting], np.maximum(largest, 0), most)]
+        step_s = self.telemetry.decode_s.value + len(sitting) * self.telemetry.vocode_s.value
+        first = min(int(np.searchsorted(sizes, FIRST_STEPS * step_s / self.frame_s)), most)
+        least = np.where(np.isneginf(ahead_frames) & (vocoded == 0), first, 0)
+        want = sizes[np.where(ledger.live[sitting], np.maximum(largest, least), most)]
         waiting = ledger.frames_launched(sitting, self.spec.delay_steps) - vocoded
         next_one = np.where(waiting >= want + self.spec.codec_lookahead, want, 0)
         return np.where(state == State.DRAINING, last, np.where(state == State.DECODING, next_one, 0))

@@ -132,7 +132,7 @@ class _Session:
         rows = len(plan.decoding)
         buckets = (self.runner.frame[v].buckets_for(len(group)) for v, group in plan.decode.items())
         bucket = sum(size for sizes in buckets for size in sizes) or rows
-        prefill = sum(end - start for _, start, end in plan.prefill) + len(plan.preroll)
+        prefill = plan.prompt_positions + len(plan.preroll)
         codec = sum(len(group) for group in plan.codec.values())
         return f"sonant.step rows={rows} bucket={bucket} prefill={prefill} codec={codec}"
 

@@ -113,18 +113,29 @@ class Telemetry:
         self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
         self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
         self.whole_s = Mean()  # from a request's blocks to its end
+        self.full_prefill_s = Mean()  # a step with `prefill_tokens` of prompts, from the end of the one before it
         # Of late, where the host computes; on a GPU neither is known here, and both stay 0.
         self.decode_s = Mean()  # a decode step
         self.vocode_s = Mean()  # a frame's sound
         self.paged = PagedTotals()
         self._mark_s = 0.0
+        self._parts_s: dict[StepPhase, float] = {}  # of phases that go on
 
     def begin(self) -> None:
         """What follows, up to the next `took`, is one phase."""
         self._mark_s = time.perf_counter()
 
-    def took(self, phase: StepPhase) -> float:
+    def prefilled(self, positions: int, full: int, step_s: float) -> None:
+        """A step with so many positions of prompts has come back, where `full` are what it should have at most."""
+        if 2 * positions >= full:
+            self.full_prefill_s.add(step_s * full / max(full, positions))
+
+    def took(self, phase: StepPhase, *, goes_on: bool = False) -> float:
+        """`goes_on`: another phase comes between, and it counts when the rest of it is over."""
         now_s = time.perf_counter()
-        took_s, self._mark_s = now_s - self._mark_s, now_s
-        self.phase_s[phase].add(took_s)
+        took_s, self._mark_s = now_s - self._mark_s + self._parts_s.pop(phase, 0.0), now_s
+        if goes_on:
+            self._parts_s[phase] = took_s
+        else:
+            self.phase_s[phase].add(took_s)
         return took_s

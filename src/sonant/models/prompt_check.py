@@ -27,7 +27,9 @@ def check_array(name: str, found: object, dtype: np.dtype[Any], *shape: int | No
     """Its dtype and shape, where None is any size."""
     if isinstance(found, np.ndarray):
         fits = found.dtype == dtype and len(found.shape) == len(shape)
-        if fits and all(size is None or size == there for size, there in zip(shape, found.shape, strict=True)):
+        for size, there in zip(shape, found.shape, strict=False):
+            fits = fits and (size is None or size == there)
+        if fits:
             return
     expected = f"[{', '.join('n' if size is None else str(size) for size in shape)}] {dtype}"
     given = f"{list(found.shape)} {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
@@ -35,8 +37,9 @@ def check_array(name: str, found: object, dtype: np.dtype[Any], *shape: int | No
 
 
 def check_ids(name: str, ids: np.ndarray, least: int, count: int) -> None:
-    """All from `least` on and below `count`."""
-    if ids.size and not (least <= ids.min() and ids.max() < count):
+    """All from `least` on and below `count`; they are int32."""
+    # Without a sign, what is less than the least is more than the most: one look at all of them, not two.
+    if ids.size and np.maximum.reduce((ids - np.int32(least)).view(np.uint32), axis=None) >= count - least:
         raise misfit(f"{name} must be from {least} to {count - 1}, not from {ids.min()} to {ids.max()}")
 
 
@@ -63,7 +66,7 @@ def check_prompt(prompter: Prompter, prompt: Prompt, positions: int, key_width: 
         raise misfit(f"variant must be one of {', '.join(map(str, spec.variants))}, not {prompt.variant!r:.60}")
     if prompt.bad_from is not None:
         check_whole("bad_from", prompt.bad_from)
-    known = {number.name: number for number in spec.staged_numbers}
+    known = spec.staged_by_name
     if not isinstance(prompt.staged, Mapping) or prompt.staged.keys() != known.keys():
         raise misfit(f"it stages {_names(prompt.staged)}, where the model has {_names(known)}")
     _check_numbers(prompt.staged, known)

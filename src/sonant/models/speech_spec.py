@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from sonant.config import EngineConfig
 from sonant.sampling import Knob
@@ -72,6 +73,10 @@ class SpeechSpec:
     most_speakers: int = 1  # in one text; more than one: it speaks dialogues
     context_segments: int = 0  # of a long text: how many that were said before go into the prompt of the next
     segment_chars: int | None = None  # of a text at once; it was taught no longer ones
+
+    @cached_property
+    def staged_by_name(self) -> dict[str, StagedNumber]:
+        return {number.name: number for number in self.staged_numbers}
 
     @property
     def frame_s(self) -> float:

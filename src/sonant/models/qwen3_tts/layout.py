@@ -42,10 +42,11 @@ class Layout:
 
     def keys(self) -> Ints:
         """[positions, k]: equal rows from the start on mean equal keys and values in the cache."""
-        mark = np.zeros((len(self.text), _MARK), np.int32)
+        keys = np.zeros((len(self.text), self.key_width), np.int32)
+        keys[:, 0], keys[:, 1:-_MARK] = self.text, self.codes
         if self.speaker is not None:
-            mark[self.speaker_at] = np.frombuffer(bytes.fromhex(self.voice_key), np.int32)
-        return np.concatenate([self.text[:, None], self.codes, mark], axis=1)
+            keys[self.speaker_at, -_MARK:] = np.frombuffer(bytes.fromhex(self.voice_key), np.int32)
+        return keys
 
     @property
     def key_width(self) -> int:

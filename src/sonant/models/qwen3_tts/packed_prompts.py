@@ -35,22 +35,23 @@ class PackedShape:
 
     def pack(self, items: Sequence[PrefillItem], count: int, scratch_row: int) -> Ints:
         """[count, width]; an item must fit, see `positions_needed`."""
-        lines = np.full((count, sum(self.sizes)), -1, np.int32)
+        text, codes, trailing, speaker, end = accumulate(self.sizes)
+        lines = np.full((count, end), -1, np.int32)
         lines[:, :_HEAD] = (scratch_row, scratch_row, 0, 0, 1, -1)
-        head, text, codes, trailing, speaker = np.split(lines, list(accumulate(self.sizes))[:-1], axis=1)
-        for n, item in enumerate(items):
+        for line, item in zip(lines, items, strict=False):
+            assert positions_needed(item) <= self.positions, "a prompt would run into its neighbour's place"
             layout: Layout = item.prompt.payload
-            filled = item.end - item.start
-            head[n, :5] = item.row, scratch_row, item.start, item.end, item.prompt.length
-            text[n, :filled], text[n, -1] = layout.text[item.start : item.end], layout.text[-1]
-            codes[n, : filled * self.groups] = layout.codes[item.start : item.end].reshape(-1)
-            codes[n, -self.groups :] = layout.codes[-1]
+            start, stop, voiced = item.start, item.end, layout.speaker is not None
+            ready_row = item.row if item.last else scratch_row
+            speaker_at = layout.speaker_at if voiced else -1
+            line[:_HEAD] = (item.row, ready_row, start, stop, item.prompt.length, speaker_at)
+            line[text : text + stop - start], line[codes - 1] = layout.text[start:stop], layout.text[-1]
+            line[codes : codes + (stop - start) * self.groups] = layout.codes[start:stop].reshape(-1)
+            line[trailing - self.groups : trailing] = layout.codes[-1]
             if item.last:
-                head[n, 1] = item.row
-                trailing[n, : len(layout.trailing)] = layout.trailing
+                line[trailing : trailing + len(layout.trailing)] = layout.trailing
             if layout.speaker is not None:
-                head[n, 5] = layout.speaker_at
-                speaker[n] = layout.speaker.astype(np.float32).view(np.int32)
+                line[speaker:] = layout.speaker.astype(np.float32).view(np.int32)
         return lines
 
 

@@ -101,13 +101,13 @@ class PromptBuilder:
         speaker_at: int,
         spoken_tokens: int,
     ) -> Layout:
-        table = np.array(positions, np.int32)
-        codes = np.full((len(table), self.config.talker.num_code_groups), -1, np.int32)
-        codes[:, 0] = table[:, 1]
+        text, first_codes = zip(*positions, strict=True)
+        codes = np.full((len(text), self.config.talker.num_code_groups), -1, np.int32)
+        codes[:, 0] = first_codes
         if frames is not None:
             codes[-len(frames) :] = frames
         return Layout(
-            text=table[:, 0].copy(),
+            text=np.array(text, np.int32),
             codes=codes,
             speaker=None if voice is None else voice.tensors["embedding"],
             speaker_at=speaker_at,

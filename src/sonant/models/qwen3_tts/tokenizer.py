@@ -38,6 +38,7 @@ class TextTokenizer:
         longest_first = sorted(self.added, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._known: dict[str, list[int]] = {}
+        self._templates: dict[str, list[str]] = {}
         self._reading = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         if read_now:
@@ -63,8 +64,10 @@ class TextTokenizer:
         whose control tokens cut it into the same stretches before anything else happens to it. The ids are
         therefore equal for any text that does not itself spell a control token.
         """
+        if template not in self._templates:
+            self._templates[template] = self._control.split(template)
         ids: list[int] = []
-        for piece in self._control.split(template):
+        for piece in self._templates[template]:
             ids += self._piece(piece.replace(PLACEHOLDER, text)) if PLACEHOLDER in piece else self._fixed(piece)
         return ids
 

@@ -3,12 +3,18 @@
 Both ends of both directions are bounded. A message over `MAX_MESSAGE_BYTES`, or one that is none, ends the connection:
 after it nothing can be told apart any more. A peer that does not read is cut off when `MAX_UNSENT_BYTES` wait for it,
 since what waits is memory of ours.
+
+All is done on the event loop's thread but for `send_from_elsewhere`, which saves a message the way to that thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +23,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_UNSENT_BYTES = 256 << 20
 _LENGTH_BYTES = 4
 _LAZY_S = 0.005  # that a message may wait for others to go with
+_ENOUGH_BYTES = 16 << 10  # that do not wait for more: the other end has work with them
 
 
 class BadChannel(Exception):
@@ -26,7 +33,14 @@ class BadChannel(Exception):
 class Connection(asyncio.Protocol):
     """Used on one event loop. `take` gets each message; `lost` is called once, with what was wrong or None."""
 
-    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        take: Callable[[Any], None],
+        lost: Callable[[Exception | None], None],
+        *,
+        sends_from_elsewhere: bool = False,
+    ) -> None:
         self._decoder, self._encoder = msgspec.msgpack.Decoder(kind), msgspec.msgpack.Encoder()
         self._take, self._lost = take, lost
         self._received, self._unsent = bytearray(), bytearray()
@@ -34,39 +48,79 @@ class Connection(asyncio.Protocol):
         self._later: asyncio.TimerHandle | None = None
         self._wrong: Exception | None = None
         self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writing = threading.Lock()  # `_unsent`, and whatever is written to the socket
+        self._sends_from_elsewhere = sends_from_elsewhere
+        self._beside: socket.socket | None = None  # the same one, for another thread to write to
 
     @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: msgspec.Struct, *, soon: bool = True) -> None:
-        """It leaves with all others of this turn of the event loop; what need not be `soon` with the next that must.
+        """It leaves with others of this turn of the event loop; what need not be `soon` with the next that must.
 
         Harmless on a connection that has ended: whoever waits there was told by `lost`.
         """
-        if self._transport is None or self._transport.is_closing():
+        if not self.open:
             return
+        with self._writing:
+            self._add(message)
+        if len(self._unsent) >= _ENOUGH_BYTES:
+            self._flush()
+        elif soon and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif not soon and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_LAZY_S, self._flush)
+
+    def send_now(self, message: msgspec.Struct) -> None:
+        """With all that waits to be sent, before anything else that the event loop has to do."""
+        if self.open:
+            with self._writing:
+                self._add(message)
+            self._flush()
+
+    def send_from_elsewhere(self, message: msgspec.Struct) -> bool:
+        """On any thread. It is on its way if nothing was before it; False: the event loop's thread must send it.
+
+        What the peer has no room for yet follows by itself, before all that is sent later.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            beside, loop, transport = self._beside, self._loop, self._transport
+            if beside is None or loop is None or transport is None or self._unsent:
+                return False
+            if transport.is_closing() or transport.get_write_buffer_size():
+                return False
+            self._add(message)
+            with suppress(OSError):  # No room, or nobody there any more: the event loop's thread finds out which.
+                del self._unsent[: beside.send(self._unsent)]
+            if self._unsent:
+                loop.call_soon_threadsafe(self._flush)
+            return True
+        finally:
+            self._writing.release()
+
+    def _add(self, message: msgspec.Struct) -> None:
         start = len(self._unsent)
         self._unsent += bytes(_LENGTH_BYTES)
         self._encoder.encode_into(message, self._unsent, start + _LENGTH_BYTES)
         size = len(self._unsent) - start - _LENGTH_BYTES
         self._unsent[start : start + _LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
-        if soon and not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        elif not soon and self._later is None:
-            self._later = asyncio.get_running_loop().call_later(_LAZY_S, self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        transport, data = self._transport, self._unsent
-        if transport is None or transport.is_closing() or not data:
-            return
-        self._unsent = bytearray()
-        transport.write(data)
+        with self._writing:
+            transport, data = self._transport, self._unsent
+            if transport is None or transport.is_closing() or not data:
+                return
+            self._unsent = bytearray()
+            transport.write(data)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.break_off(BadChannel(f"over {MAX_UNSENT_BYTES:,} bytes wait to be read"))
 
@@ -85,6 +139,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)  # uvloop would write at the end of its turn, and not at once
+        if self._sends_from_elsewhere:
+            self._loop = asyncio.get_running_loop()
+            # A descriptor of our own, which nobody else is given while a thread writes to it.
+            self._beside = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -116,5 +175,9 @@ class Connection(asyncio.Protocol):
         if self._received and self._wrong is None:
             self._wrong = BadChannel("it ended in the middle of a message")
         self._received.clear()
-        self._unsent.clear()
+        with self._writing:
+            self._unsent.clear()
+            if self._beside is not None:
+                self._beside.close()
+                self._beside = None
         self._lost(self._wrong)  # A peer that is killed resets the connection: that is an end, and no mistake of it.

@@ -2,7 +2,8 @@
 
 A front end is trusted no further than its messages go: what is none ends its connection, what asks for the impossible
 is answered with an error, and all that a front end held (rows, places, voices being encoded) is given back when it is
-gone. The step thread only appends to a queue here; encoding and writing are this thread's.
+gone. The step thread only appends to a queue here; encoding and writing are this thread's, but for a step with
+somebody's first sound, which the step thread sends itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sonant.serving.limits.admission import Admission
 from sonant.serving.observability.engine_report import EngineReporter
 
 MAX_ENCODING = 32  # clips that may wait to be encoded
+_HAND_OVER_S = 0.001  # that the step thread waits for a first sound to be on its way
 _CLOSE_S = 2.0
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,8 @@ class EnginePort:
         self._encoding = 0
         self._voices = ThreadPoolExecutor(1, thread_name_prefix="sonant-voice")
         self._recorder = ThreadPoolExecutor(1, thread_name_prefix="sonant-profile")
-        self._to_flush = False
+        self._to_flush = self._flush_wanted = False
+        self._flushed = threading.Event()
         self.loop = _event_loop()
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._run, name="sonant-channel", daemon=True)
@@ -65,10 +68,19 @@ class EnginePort:
         """A peer has something to be sent when the step has told all."""
         self._to_flush = True
 
-    def _flush_soon(self) -> None:
-        if self._to_flush:
-            self._to_flush = False
-            self.loop.call_soon_threadsafe(self._flush)
+    def _flush_soon(self, at_once: bool) -> None:
+        """`at_once`: from this thread, for a listener would hear the way to the other. If that is not possible, wait
+        for it, since the channel's thread would wait for Python's lock until the next launch."""
+        if not self._to_flush:
+            return
+        self._to_flush = False
+        if at_once and not [peer for peer in list(self.peers) if not peer.hand_over()]:
+            return
+        self._flush_wanted = True
+        self._flushed.clear()
+        self.loop.call_soon_threadsafe(self._flush)
+        if at_once:
+            self._flushed.wait(_HAND_OVER_S)
 
     # The channel's thread
 
@@ -97,8 +109,15 @@ class EnginePort:
         return peer.connection
 
     def _flush(self) -> None:
+        self._flush_wanted = False
         for peer in self.peers:
             peer.flush()
+        self._flushed.set()
+
+    def before_message(self) -> None:
+        """What has been made goes before what comes, of which there may be much."""
+        if self._flush_wanted:
+            self._flush()
 
     async def _close(self) -> None:
         if self._server is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,11 +50,12 @@ class PeerSink:
 class FrontEndPeer:
     def __init__(self, port: EnginePort) -> None:
         self.port = port
-        self.connection = Connection(m.FromFrontEnd, self._take, self._lost)
+        self.connection = Connection(m.FromFrontEnd, self._take, self._lost, sends_from_elsewhere=True)
         self.greeted = False
         self.requests: dict[int, Request] = {}
         self.places: dict[int, tuple[ExitStack, Ticket | None]] = {}
-        self.unsent: deque[m.Sound | m.End] = deque()  # in order; the step thread adds, the channel's takes
+        self.unsent: deque[m.Sound | m.End] = deque()  # in order; the step thread adds, and who flushes takes
+        self._flushing = threading.Lock()
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.Hello: self._hello,
             m.Admit: self._admit,
@@ -73,19 +75,39 @@ class FrontEndPeer:
 
     def flush(self) -> None:
         """One message with all that there is by now."""
-        items = [self.unsent.popleft() for _ in range(len(self.unsent))]
-        if not items:
-            return
-        ends = [item for item in items if isinstance(item, m.End)]
-        for end in ends:
-            self.requests.pop(end.id, None)
-        self.connection.send(m.StepDone([item for item in items if isinstance(item, m.Sound)], ends))
+        with self._flushing:
+            items = [self.unsent.popleft() for _ in range(len(self.unsent))]
+            if not items:
+                return
+            ends = [item for item in items if isinstance(item, m.End)]
+            for end in ends:
+                self.requests.pop(end.id, None)
+            self.connection.send_now(m.StepDone([item for item in items if isinstance(item, m.Sound)], ends))
+
+    def hand_over(self) -> bool:
+        """The same on the step thread, which has all the sound of a step there; False: `flush` must do it.
+
+        Requests end on the channel's thread alone, so it is not for ends.
+        """
+        if not self._flushing.acquire(blocking=False):
+            return False
+        try:
+            sounds = [item for item in self.unsent if isinstance(item, m.Sound)]
+            if len(sounds) < len(self.unsent):
+                return False
+            sent = not sounds or self.connection.send_from_elsewhere(m.StepDone(sounds, []))
+            if sent:
+                self.unsent.clear()
+            return sent
+        finally:
+            self._flushing.release()
 
     # Messages
 
     def _take(self, message: m.Message) -> None:
         if not self.greeted and not isinstance(message, m.Hello):
             raise BadChannel(f"the first message must be a greeting, not {type(message).__name__}")
+        self.port.before_message()
         self._handlers[type(message)](message)
 
     def _hello(self, hello: m.Hello) -> None:
@@ -102,7 +124,8 @@ class FrontEndPeer:
             raise BadChannel(f"place {ask.id} is taken")
         place, room = ExitStack(), engine.config.max_waiting
         try:
-            ticket = admission.enter(place, ask.client, ask.kind, ask.requests, engine.stats(), room)
+            stats = engine.loop.stats(coming=admission.on_the_way)
+            ticket = admission.enter(place, ask.client, ask.kind, ask.requests, stats, room)
         except SonantError as e:
             place.close()
             return self._fail(ask.id, e)
@@ -189,7 +212,8 @@ class FrontEndPeer:
         """Whatever it held is free again: it can hear nothing any more."""
         self.port.engine.loop.abort(list(self.requests.values()))
         self.requests.clear()
-        self.unsent.clear()
+        with self._flushing:
+            self.unsent.clear()
         for place, _ in self.places.values():
             place.close()
         self.places.clear()

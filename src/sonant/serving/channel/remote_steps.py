@@ -66,7 +66,7 @@ class RemoteSteps:
             self.spec.context_segments > 0,
         )
         self._requests[id], self._ids_of[request] = request, id
-        self._send(message)
+        self._send(message, in_haste=True)
 
     def abort(self, requests: Iterable[Request]) -> None:
         ids = [self._ids_of[request] for request in requests if request in self._ids_of]
@@ -93,13 +93,20 @@ class RemoteSteps:
         if self.failure is not None:
             raise EngineClosed(str(self.failure)) from self.failure
 
-    def _send(self, message: msgspec.Struct) -> None:
+    def _send(self, message: msgspec.Struct, *, in_haste: bool = False) -> None:
+        send = self._send_in_haste if in_haste else self.connection.send
         if running_loop() is self.loop:
-            self.connection.send(message)
+            send(message)
         else:
-            self.loop.call_soon_threadsafe(self.connection.send, message)
+            self.loop.call_soon_threadsafe(send, message)
 
     # On the event loop
+
+    def _send_in_haste(self, message: msgspec.Struct) -> None:
+        """What a lone client asks for leaves at once: the engine hears who comes while the prompt is laid out, and the
+        prompt while this end does the rest. A crowd's messages go together, or each would cost both ends a turn."""
+        send = self.connection.send_now if len(self._asked) <= 1 else self.connection.send
+        send(message)
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -125,7 +132,7 @@ class RemoteSteps:
         """The first half of `ask`; `answer_to` must follow."""
         self.check_room()
         future = self._asked[message.id] = self.loop.create_future()
-        self.connection.send(message)
+        self._send_in_haste(message)
         return future
 
     async def answer_to(self, message: Any, future: asyncio.Future[Any], answer: type[T]) -> T:

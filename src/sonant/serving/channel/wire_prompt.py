@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonant.errors import BadRequest
 from sonant.models.prompt import Prompt
-from sonant.serving.channel.messages import Array, Staged, WirePrompt
+from sonant.serving.channel.messages import Array, WirePrompt
 
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "uint32", "float32", "float64", "bool", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # numpy makes a name up anew each time
@@ -20,34 +20,34 @@ _AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
 
 def to_wire(prompt: Prompt) -> WirePrompt:
     layout: Any = prompt.payload  # a dataclass; `fields` of it takes longer than all the rest
-    payload = {name: _value(getattr(layout, name)) for name in layout.__dataclass_fields__}
+    payload = _values({name: getattr(layout, name) for name in layout.__dataclass_fields__})
     return WirePrompt(
         prompt.length,
         pack_array(prompt.keys),
-        _staged(prompt.staged),
+        _values(prompt.staged),
         prompt.max_frames,
         payload,
         prompt.variant,
         prompt.bad_from,
-        [_staged(values) for values in prompt.retries],
+        [_values(values) for values in prompt.retries],
     )
 
 
 def from_wire(wire: WirePrompt, layout: type) -> Prompt:
     """Raises `BadRequest` for what is no prompt at all; whether it fits the model is the prompter's to check."""
     try:
-        payload = layout(**{name: _plain(value) for name, value in wire.payload.items()})
+        payload = layout(**_plain_values(wire.payload))
     except TypeError as e:
         raise BadRequest(f"the prompt's layout has other fields than this model's: {e}") from None
     return Prompt(
         length=wire.length,
         keys=unpack_array(wire.keys),
-        staged={name: _plain(value) for name, value in wire.staged.items()},
+        staged=_plain_values(wire.staged),
         max_frames=wire.max_frames,
         payload=payload,
         variant=wire.variant,
         bad_from=wire.bad_from,
-        retries=tuple({name: _plain(value) for name, value in values.items()} for values in wire.retries),
+        retries=tuple(_plain_values(values) for values in wire.retries),
     )
 
 
@@ -65,18 +65,20 @@ def unpack_array(array: Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.data, dtype).reshape(array.shape).copy()
 
 
-def _staged(values: Mapping[str, Any]) -> Staged:
-    return {name: _value(value) for name, value in values.items()}
+def _values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if type(value) in _AS_THEY_ARE else _value(value) for name, value in values.items()}
 
 
 def _value(value: Any) -> Any:
-    if type(value) in _AS_THEY_ARE:
-        return value
     if isinstance(value, np.ndarray):
         return pack_array(value)
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if type(value) in _AS_THEY_ARE else _plain(value) for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""A server whose processes note when what happened to a request: the account of its milliseconds to the first sound."""
