@@ -168,6 +168,14 @@ def test_a_full_queue_refuses(make_any: MakeEngine) -> None:
         stream.abort()
 
 
+def test_a_queue_is_for_those_who_find_no_row(make_any: MakeEngine) -> None:
+    """All at once, before a step can have looked at any of them."""
+    engine = make_any(max_rows=2, max_waiting=1)
+    streams = [engine.stream(TEXT, seed=1, max_frames=400) for _ in range(3)]
+    for stream in streams:
+        stream.abort()
+
+
 class Refuses:
     """A listener's end that cannot take its sound, its error or its end."""
 

@@ -190,8 +190,9 @@ def test_over_the_limits_is_429_with_a_time_to_come_back(endless: Served) -> Non
     engine = served.supervisor.engine
     wait_for(lambda: engine.stats().running + engine.stats().waiting == 0)  # those of the test before have left
     threads = [threading.Thread(target=hold) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    wait_for(lambda: engine.stats().running == 1)
+    threads[1].start()
     wait_for(lambda: engine.stats().waiting == 1)
     answers.append(served.post(**BODY))
     done.set()

@@ -118,12 +118,13 @@ class StepLoop:
             self._wake.notify()
 
     def check_room(self) -> None:
-        waiting = self.waiting()
+        """Who finds a row free does not queue for it, though no step may have looked at them yet."""
+        waiting = self.waiting() - len(self.runner.rows.free)
         if waiting >= self.config.max_waiting:
             raise Overloaded(f"{waiting} requests are waiting already; try again later")
 
     def waiting(self) -> int:
-        return len(self._inbox) + len(self.scheduler.waiting) + self._expected
+        return len(self._inbox) + self.scheduler.sharing.queued + self._expected
 
     def stats(self, coming: int | None = None) -> EngineStats:
         """`coming`: enough of it to decide on one more, beside so many that are on their way."""

@@ -55,9 +55,15 @@ class RowSharing:
         self.least = 1 + spec.delay_steps + spec.codec_lookahead  # steps to the first sound of a row
         self.tenure = self.least + sizes.chunks[-1] - 1
         self.waiting: list[Request] = []
+        self._seated = 0  # of these, who have a row by now
         self.running: list[Request] = []
         self.parked: list[Request] = []
         self._again_s, self._without = 0.0, 0  # nobody got a row: when to look again, and how many had none
+
+    @property
+    def queued(self) -> int:
+        """How many wait for their first row, whichever thread asks: not one more while rows are being given away."""
+        return len(self.waiting) - self._seated
 
     def due_s(self, request: Request) -> float:
         """When its listener needs sound."""
@@ -85,7 +91,7 @@ class RowSharing:
         lenders = self.lenders(now_s) if len(self.rows.free) < without else []
         if (self.rows.free or lenders) and self._give_rows(self._line(now_s), lenders, now_s):
             self.waiting[:] = [r for r in self.waiting if r.state is State.WAITING]
-            self._again_s = 0.0
+            self._seated, self._again_s = 0, 0.0
         else:
             self._again_s, self._without = now_s + LOOK_AGAIN_S, without
 
@@ -196,6 +202,7 @@ class RowSharing:
             if lender is not None:
                 lenders.remove(lender)
                 self._park(lender, now_s)
+            self._seated += not parked
             self._seat(request, allocation, now_s)
             given += 1
         return given

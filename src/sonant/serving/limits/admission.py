@@ -158,8 +158,10 @@ class Admission:
             del self.active[client]
 
     def _check_queue(self, stats: EngineStats, max_waiting: int) -> None:
-        # Of those on their way as many as there are rows will not wait. The engine looks again when they are there.
-        waiting = max(stats.waiting, stats.waiting + self.on_the_way - stats.free_rows - stats.lendable_rows)
+        # As many as there are rows will not wait, be they on their way or not looked at by a step yet. Rows that others
+        # lend are for who is on their way. The engine looks again when they are there.
+        queued = stats.waiting - stats.free_rows
+        waiting = max(queued, queued + self.on_the_way - stats.lendable_rows)
         if waiting >= max_waiting:
             raise Overloaded(f"{waiting} requests are waiting already; try again later", self._retry_s(stats))
 
