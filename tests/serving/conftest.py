@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.models.registry import describe, load_prompter
 from sonant.serving import engine_supervisor
 from sonant.serving.channel.engine_link import EngineLink
+from sonant.serving.channel.engine_port import EnginePort
 from sonant.serving.engine_supervisor import EngineSupervisor
 from sonant.serving.limits.admission import Admission
 from sonant.serving.options import ServeOptions
@@ -187,6 +189,16 @@ def serve_once(checkpoints: Mapping[str, Path]) -> Iterator[Serve]:
     """The same, stopped after the last test of the file: for tests that leave a server as they found it."""
     with servers(checkpoints) as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[EnginePort]:
+    """The engine's end of a channel, with nobody at the other one."""
+    config, device = EngineConfig(max_rows=4, kv_tokens=4096), torch.device("cpu")
+    with TemporaryDirectory() as folder, Engine(ToyModel(config, device), config, device) as engine:
+        opened = EnginePort(engine, Path(folder) / "engine", Admission(ServeOptions()))
+        yield opened
+        opened.close()
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0, *, every_s: float = 0.005) -> None:
