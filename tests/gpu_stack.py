@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kernels.stack_cases import StackCase, error_of, exact
-from sonant.kernels import ops, reference
+from sonant.kernels import dispatch, reference
 from sonant.kernels.cuda import compiler, driver, stack
 from sonant.kernels.cuda.kernel import _function
 from sonant.kernels.gpu import gpu_of
@@ -221,7 +221,7 @@ def model_phase() -> None:
         made: dict[str, tuple[Tensor, Tensor]] = {}
         for way in ("triton", "cuda"):
             os.environ[stack.VARIABLE] = way
-            ops.choose.cache_clear()
+            dispatch.choose.cache_clear()
             made[way] = draw(), encoder(noise)
             ms = pass_us(draw, 1) / 1e3, pass_us(partial(encoder, noise), 1) / 1e3
             say(f"{rows} listeners, {way}: flow {ms[0]:.3f} ms, local encoder {ms[1]:.3f} ms")

@@ -24,7 +24,7 @@ from sonant.cli.bench import kernels as kernels_command
 from sonant.cli.main import main
 from sonant.errors import ConfigError
 from sonant.kernels import reference
-from sonant.kernels.ops import Choice
+from sonant.kernels.dispatch import Choice
 from sonant.models.qwen3_tts import workload as qwen_workload
 
 STEP, NORM = "paged_step | long 1024 positions | 64", "rms_norm | talker norm | 1"

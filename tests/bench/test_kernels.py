@@ -14,7 +14,7 @@ from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
 from sonant.kernels import reference
-from sonant.kernels.ops import OPS
+from sonant.kernels.dispatch import OPS
 from sonant.kernels.reference import QuantizedWeight
 from sonant.models.qwen3_tts import workload
 from sonant.models.voxcpm2 import workload as voxcpm2

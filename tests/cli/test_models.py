@@ -15,8 +15,8 @@ import pytest
 import soundfile as sf
 import torch
 
+from sonant.kernels.dispatch import OPS
 from sonant.kernels.gpu import Gpu
-from sonant.kernels.ops import OPS
 
 Folders = Mapping[str, Path]
 Run = Callable[..., Any]  # gives the Outcome of conftest.py

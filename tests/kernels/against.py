@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sonant.kernels import ops
+from sonant.kernels import dispatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,7 +22,7 @@ def cases(*here: T, gpu: Iterable[T] = ()) -> list[T]:
 
 
 def kernel(op: str) -> Any:
-    choice = ops.choose(op, "cuda")
+    choice = dispatch.choose(op, "cuda")
     assert choice.implementation == "triton"
     return choice.function
 

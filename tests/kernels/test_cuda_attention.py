@@ -25,7 +25,7 @@ from kernels.paged_cases import (
     prefill_call,
     step_call,
 )
-from sonant.kernels import ops
+from sonant.kernels import dispatch, ops
 from sonant.kernels.cuda import attention
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import gpu_of
@@ -93,7 +93,7 @@ def test_one_graph_serves_every_length(rows: int) -> None:
     def step() -> Tensor:
         return ops.paged_step(qkv, heads, cache, tables, at, width)
 
-    assert ops.pick("paged_step", qkv) is attention.paged_step
+    assert dispatch.pick("paged_step", qkv) is attention.paged_step
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -17,7 +17,7 @@ from kernels.paged_cases import Shape, prefill_call, step_call
 from kernels.stack_cases import StackCase
 from sonant.cli import machine
 from sonant.errors import ConfigError
-from sonant.kernels import ops, reference
+from sonant.kernels import dispatch, ops, reference
 from sonant.kernels.cuda import attention, compiler, stack
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
@@ -27,7 +27,7 @@ from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_r
 from sonant.kernels.triton import paged
 
 H200, A100 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0))
-MODULES = {op: importlib.import_module(f"sonant.kernels.cuda.{file}") for op, file in ops.IN_CUDA.items()}
+MODULES = {op: importlib.import_module(f"sonant.kernels.cuda.{file}") for op, file in dispatch.IN_CUDA.items()}
 NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 
 
@@ -38,27 +38,27 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for module in MODULES.values():
         monkeypatch.delenv(module.VARIABLE, raising=False)
     monkeypatch.setattr(compiler, "find_compiler", lambda: NVCC)
-    ops.choose.cache_clear()
-    ops._tell.cache_clear()
+    dispatch.choose.cache_clear()
+    dispatch._tell.cache_clear()
     yield
-    ops.choose.cache_clear()
+    dispatch.choose.cache_clear()
 
 
 def chosen(gpu: Gpu | None, op: str = "paged_step") -> tuple[str, str]:
-    choice = ops.choose(op, "cuda", gpu=gpu)
+    choice = dispatch.choose(op, "cuda", gpu=gpu)
     return choice.implementation, choice.reason
 
 
-@pytest.mark.parametrize("op", sorted(ops.IN_CUDA))
+@pytest.mark.parametrize("op", sorted(dispatch.IN_CUDA))
 def test_hopper_with_a_compiler_runs_our_own(op: str) -> None:
-    assert chosen(H200, op)[0] == "cuda" and ops.choose(op, "cuda", gpu=H200).function is getattr(MODULES[op], op)
-    assert ops.choose(op, "cuda", training=True, gpu=H200).implementation == "reference"
-    assert ops.choose("rms_norm", "cuda", gpu=H200).implementation == "triton"
+    assert chosen(H200, op)[0] == "cuda" and dispatch.choose(op, "cuda", gpu=H200).function is getattr(MODULES[op], op)
+    assert dispatch.choose(op, "cuda", training=True, gpu=H200).implementation == "reference"
+    assert dispatch.choose("rms_norm", "cuda", gpu=H200).implementation == "triton"
 
 
 def test_an_older_gpu_runs_triton_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        for op in sorted(ops.IN_CUDA):
+        for op in sorted(dispatch.IN_CUDA):
             implementation, reason = chosen(A100, op)
             assert implementation == "triton" and "compute capability 9.0, and NVIDIA A100 has 8.0" in reason
     told = [record.getMessage() for record in caplog.records]
@@ -75,7 +75,7 @@ def test_without_a_compiler_triton_runs_unless_all_is_compiled(monkeypatch: pyte
         assert implementation == "triton" and "there is no nvcc" in reason
         for program in MODULES[op].programs():
             (tmp_path / program.file_name(90)).write_bytes(b"code")
-        ops.choose.cache_clear()
+        dispatch.choose.cache_clear()
         assert chosen(H200, op)[0] == "cuda"
 
 
@@ -93,7 +93,7 @@ def test_the_environment_can_ask_for_one(op: str, monkeypatch: pytest.MonkeyPatc
     variable = MODULES[op].VARIABLE
     for asked, implementation in (("triton", "triton"), ("torch", "reference"), ("CUDA", "cuda"), ("auto", "cuda")):
         monkeypatch.setenv(variable, asked)
-        ops.choose.cache_clear()
+        dispatch.choose.cache_clear()
         assert chosen(H200, op)[0] == implementation
     monkeypatch.setenv(variable, "cuda")
     with pytest.raises(ConfigError, match=r"asks for .+ in CUDA C\+\+, but it needs compute capability"):
@@ -111,8 +111,8 @@ def test_doctor_tells_which_attention_runs_and_why(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(machine, "gpu_of", lambda device: gpu if device.type == "cuda" else None)
     told = {k.op: k for k in machine.this_machine().kernels if k.device == "cuda"}
-    assert {told[op].implementation for op in ops.IN_CUDA} == {implementation}
-    assert all("CUDA C++" in told[op].reason and "NVIDIA" in told[op].reason for op in ops.IN_CUDA)
+    assert {told[op].implementation for op in dispatch.IN_CUDA} == {implementation}
+    assert all("CUDA C++" in told[op].reason and "NVIDIA" in told[op].reason for op in dispatch.IN_CUDA)
     assert told["rms_norm"].implementation == "triton"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.against import random
 from kernels.cpu_machine import OnCpu
-from sonant.kernels import ops, reference
+from sonant.kernels import dispatch, ops, reference
 from sonant.kernels.cuda import compiler
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
@@ -202,7 +202,7 @@ def test_passes_that_are_rehearsed_tell_which_programs_they_need(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiler, "find_compiler", lambda: compiler.Compiler("/somewhere/nvcc", "Build 1"))
-    ops.choose.cache_clear()
+    dispatch.choose.cache_clear()
     found: list[AnyForm] = []
 
     def on_meta(form: Form) -> FrameStack:
@@ -218,7 +218,7 @@ def test_passes_that_are_rehearsed_tell_which_programs_they_need(
         assert not ops.has_whole_pass("frame_pass", x.expand(2, 1, -1))
         assert ops.frame_pass(stack, x, turn, turn, cache, 0, head).shape == (1, FRAME.codes)
         made = ops.paged_pass(on_meta(PAGED), x, turn, turn, pages, tables, tables[:, :1], 3)
-    ops.choose.cache_clear()
+    dispatch.choose.cache_clear()
     assert made.shape == x.shape
     programs = [form.program for form in found if isinstance(form, CudaForm)]
     assert programs == [single_pass.pass_kernel(form).program for form in (FRAME, PAGED)] and len(found) == 2

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.small_higgs_codec import CONFIG, config_of, random_weight, random_weights
 from sonant.kernels import ops
-from sonant.kernels.ops import choose
+from sonant.kernels.dispatch import choose
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_config import AcousticConfig, CodecConfig
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.small_voxcpm2_vae import CONFIG, OTHER_RATES, decoder_of, encoder_of, random_weights
 from sonant.errors import BadAudio
 from sonant.kernels import ops
-from sonant.kernels.ops import choose
+from sonant.kernels.dispatch import choose
 from sonant.models.voxcpm2.vae import VAEDecoder
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from sonant.cli.package_version import version_of
+from sonant.kernels.dispatch import OPS, choose
 from sonant.kernels.gpu import gpu_of
-from sonant.kernels.ops import OPS, choose
 
 PACKAGES = ("sonant", "torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr")
 

@@ -24,7 +24,7 @@ import torch
 
 from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.rehearsal import Rehearsal
-from sonant.kernels.ops import OPS, choose
+from sonant.kernels.dispatch import OPS, choose
 from sonant.kernels.recorded_launches import AnyForm
 
 FormKey = tuple[str, str, str]

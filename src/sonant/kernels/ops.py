@@ -1,28 +1,16 @@
-"""All the ops that layers may call, typed, and which implementation runs: Triton on a CUDA device, torch elsewhere.
-
-Attention over the paged cache, stacks over few rows, whole passes of one row, and convolutions and residual units of
-many values are in CUDA C++ too, for GPUs and machines that can have it. Contracts are in the reference, next to the
-code that defines them. Training runs the reference, because only that has gradients. `sonant doctor` prints these
-choices.
-"""
+"""All the ops that layers may call, typed. Contracts are in the reference, next to the code that defines them; which
+implementation runs is for `dispatch.py` to choose."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sonant.errors import ConfigError
-from sonant.kernels import reference
-from sonant.kernels.gpu import Gpu, gpu_of
+from sonant.kernels.dispatch import choose, pick
+from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import (
     Bounds,
     DelayPattern,
@@ -51,114 +39,6 @@ from sonant.kernels.reference import (
     Unscaled,
     Weight,
 )
-
-_LOG = logging.getLogger(__name__)
-
-# op → the Triton file that has it; None: plain torch is all there is, or all that is needed
-OPS: Mapping[str, str | None] = MappingProxyType(
-    {
-        "add_norm": "norm",
-        "causal_conv": "conv",
-        "dense_attention": None,
-        "delay_step": "delay",
-        "depthwise": "depthwise",
-        "dual_linear_add": "dual_ffn",
-        "dual_norm": "dual_ffn",
-        "dual_norm_gated": "dual_ffn",
-        "flow_move": "flow",
-        "flow_open": "flow",
-        "flow_turn": "flow",
-        "frame_pass": "frame_pass",
-        "frame_step": "frame_step",
-        "linear": "gemv",
-        "linear_add": "gemv",
-        "local_attention": "local",
-        "local_attention_add": "local_out",
-        "local_stack": "local_stack",
-        "norm_gated": "gemv",
-        "norm_linear": "gemv",
-        "normals": "uniforms",
-        "paged_attention": "paged",
-        "paged_pass": "paged_pass",
-        "paged_step": "paged",
-        "patch_step": "patch",
-        "pcm16": "pcm",
-        "qk_rope": "qk_rope",
-        "ras_sample": "ras_sample",
-        "residual_unit": "unit",
-        "ring_attention": "ring",
-        "rms_norm": "norm",
-        "sample": "sample",
-        "short_attention": "short",
-        "snake_beta": "snake",
-        "swiglu": "swiglu",
-        "uniforms": "uniforms",
-    }
-)
-# op → the file in kernels/cuda that has it as well
-IN_CUDA: Mapping[str, str] = MappingProxyType(
-    {
-        "frame_pass": "frame_pass",
-        "local_stack": "stack",
-        "paged_attention": "attention",
-        "paged_pass": "paged_pass",
-        "paged_step": "attention",
-    }
-)
-
-
-@dataclass(frozen=True)
-class Choice:
-    op: str
-    implementation: str
-    reason: str
-    function: Callable[..., Any]
-
-
-@lru_cache(maxsize=256)
-def choose(op: str, device_type: str, training: bool = False, gpu: Gpu | None = None) -> Choice:
-    """Without a GPU to ask for, no more is counted on than that Triton serves it."""
-    plain = getattr(reference, op)
-    file = OPS[op]
-    if device_type != "cuda":
-        return Choice(op, "reference", f"there are no kernels for {device_type}", plain)
-    if training:
-        return Choice(op, "reference", "only the reference has gradients", plain)
-    if file is None:
-        return Choice(op, "reference", "no kernel for it yet", plain)
-    if importlib.util.find_spec("triton") is None:
-        return Choice(op, "reference", "triton is not installed", plain)
-    module = importlib.import_module(f"sonant.kernels.triton.{file}")
-    fused = Choice(op, "triton", "fused for CUDA", getattr(module, op))
-    return fused if gpu is None or op not in IN_CUDA else _choose_in_cuda(fused, plain, gpu)
-
-
-def _choose_in_cuda(fused: Choice, plain: Callable[..., Any], gpu: Gpu) -> Choice:
-    module = importlib.import_module(f"sonant.kernels.cuda.{IN_CUDA[fused.op]}")
-    asked = module.wanted()
-    if asked == "torch":
-        return Choice(fused.op, "reference", f"{module.VARIABLE} asks for it", plain)
-    if asked == "triton":
-        return replace(fused, reason=f"{module.VARIABLE} asks for it")
-    obstacle = module.obstacle(gpu)
-    if obstacle is None:
-        return Choice(fused.op, "cuda", f"CUDA C++ for {gpu.name}; {module.ELSE}", getattr(module, fused.op))
-    if asked == "cuda":
-        raise ConfigError(f"{module.VARIABLE} asks for {module.WHAT} in CUDA C++, but {obstacle}")
-    _tell(f"{module.WHAT} runs in Triton, not in CUDA C++: {obstacle}")
-    return replace(fused, reason=f"not in CUDA C++: {obstacle}")
-
-
-@cache
-def _tell(what: str) -> None:
-    """Once a process."""
-    _LOG.info(what)
-
-
-def pick(op: str, on: Tensor) -> Callable[..., Any]:
-    gpu = gpu_of(on.device)
-    device_type = on.device.type if gpu is None else "cuda"
-    return choose(op, device_type, torch.is_grad_enabled(), gpu if op in IN_CUDA else None).function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

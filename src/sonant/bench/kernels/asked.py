@@ -15,8 +15,8 @@ from sonant.bench.kernels.attention_cases import AttentionCases
 from sonant.bench.kernels.case import Case
 from sonant.bench.kernels.cases import Cases
 from sonant.config import Quantization
+from sonant.kernels.dispatch import choose
 from sonant.kernels.gpu import gpu_of
-from sonant.kernels.ops import choose
 from sonant.models.workload import Workloads
 
 

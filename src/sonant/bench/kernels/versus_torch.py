@@ -23,8 +23,8 @@ from sonant.bench.kernels.case import Call, Case, Rival
 from sonant.bench.report.results import FORMAT
 from sonant.config import Quantization
 from sonant.kernels import reference
+from sonant.kernels.dispatch import Choice, choose
 from sonant.kernels.gpu import gpu_of
-from sonant.kernels.ops import Choice, choose
 from sonant.text_table import grid
 
 _LOG = logging.getLogger(__name__)

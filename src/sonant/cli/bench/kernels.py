@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
     from sonant.bench.kernels.asked import Asked, compile_ahead
     from sonant.bench.report.results import write_json
-    from sonant.kernels.ops import OPS
+    from sonant.kernels.dispatch import OPS
 
     device = pick_device(args.device)
     dtype = pick_dtype(args.dtype, device)
