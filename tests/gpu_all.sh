@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
-#     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2]
+#     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2] [http] [soak] [steps] [sanitize] [gate]
 #
-# All of it, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with empty and
-# warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our engine and
-# of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold caches.
+# All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
+# empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
+# engine and of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold
+# caches. By name only: what users get over HTTP (5 minutes); 1,500 listeners for five minutes with all that clients do
+# (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
+# attention (2); every kernel against what was accepted (4).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
 # four times as long. A part that fails does not keep the others from running; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 out=$(realpath -m "$1") && shift
@@ -19,6 +22,7 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
 export SONANT_FULL_MODEL=${SONANT_FULL_MODEL:-/tmp/sonant-1.7b}
+export SONANT_FULL_BASE=${SONANT_FULL_BASE:-/tmp/sonant-1.7b-base}
 export SONANT_FULL_HIGGS=${SONANT_FULL_HIGGS:-/tmp/sonant-higgs} SONANT_FULL_VOXCPM2=${SONANT_FULL_VOXCPM2:-/tmp/sonant-voxcpm2}
 model=$SONANT_FULL_MODEL
 failures=0
@@ -73,6 +77,22 @@ for part in $parts; do
             cli "voxcpm2-profile-$streams" 90 profile run "$SONANT_FULL_VOXCPM2" --device cuda --concurrency $streams --steps 40
         done
         ;;
+    http) step http 330 python3 tests/gpu_http.py --folder "$model" --out "$out/http" ;;
+    soak)
+        [ -f "$SONANT_FULL_BASE/config.json" ] ||
+            sonant random-model "$SONANT_FULL_BASE" --kind base --size 1.7b --device cuda ${TOKENIZER:+--tokenizer-from "$TOKENIZER"}
+        step soak 480 python3 tests/serving/soak.py "$SONANT_FULL_BASE" --minutes 5 --listeners 1500 --clients 6 --frames 125 \
+            --workers 6 --device cuda --voices "$out/voices"
+        ;;
+    steps)
+        step steps-by-type 200 python3 tests/gpu_fp8.py --folder "$model" --parts steps,saturated --rows 1,64,256 \
+            --out "$out/steps-by-type.json"
+        step passes 120 python3 tests/gpu_pass.py
+        step convolutions 90 python3 tests/gpu_conv.py
+        step overlap 150 python3 tests/gpu_overlap.py --folder "$model"
+        ;;
+    sanitize) step sanitize 120 python3 tests/gpu_sanitizer.py ;;
+    gate) cli gate 280 bench kernels --against shipped --jobs 14 --seconds 240 ;;
     *) echo "no part $part" && exit 2 ;;
     esac
 done
