@@ -2,7 +2,8 @@
 
 What the library's product leaves to others is part of it: SwiGLU of the two halves, or the residual sum. All tiles of
 rows follow each other before the next columns begin, so that weights come from memory once. Programs that share a
-tile's depth add up as split_k.py says.
+tile's depth add up as split_k.py says. With few rows the first of a program's weights are on their way before it waits
+for the kernel that makes its input, as in small_m_gemm.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
+
+_FEW_ROWS = 64  # with which a product is mostly waiting for its weights
 
 
 @triton.jit
@@ -60,7 +63,7 @@ def _finish(
 @triton.jit(do_not_specialize=["rows", "row_tiles", "k_tiles"])
 def _scaled_gemm(
     x, row_scale, weight, scale, residual, out, partials, arrivals, rows, row_tiles, columns, depth, k_tiles,
-    GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -74,11 +77,20 @@ def _scaled_gemm(
     own = weight + tl.minimum(column, columns - 1).to(tl.int64)[None] * depth + k[:, None]
     up = own + columns.to(tl.int64) * depth
     own_scale, up_scale = column_scales(scale, column, columns, GATED, True)
+    if EARLY:
+        first_own = tl.load(own)
+        if GATED:
+            first_up = tl.load(up)
     wait_prior(PDL)
     factor = tl.load(row_scale + there)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     other = total
-    for k_tile in range(k_tiles):
+    if EARLY:
+        value = tl.load(given)
+        total = tl.dot(value, first_own, total)
+        if GATED:
+            other = tl.dot(value, first_up, other)
+    for k_tile in range(1 if EARLY else 0, k_tiles):
         value = tl.load(given + k_tile * BLOCK_K)
         total = tl.dot(value, tl.load(own + k_tile * BLOCK_K), total)
         if GATED:
@@ -103,6 +115,7 @@ def scaled_gemm(
         x, row_scale, weight.values, weight.scale, out if residual is None else residual, out,
         workspace(x, tiles, tile.splits, (2 if gated else 1) * tile.m * tile.n),
         counters(weight.values, tiles, tile.splits), rows, row_tiles, columns, depth, k_tiles,
-        GATED=gated, ADD=residual is not None, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
+        GATED=gated, ADD=residual is not None, EARLY=rows <= _FEW_ROWS,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip
