@@ -6,7 +6,7 @@
 # All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
 # empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
 # engine and of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold
-# caches. By name only: what users get over HTTP (5 minutes); 1,500 listeners for five minutes with all that clients do
+# caches. By name only: what users get over HTTP, and beside it in process (8 minutes); 1,500 listeners for five minutes with all that clients do
 # (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
 # attention (2); every kernel against what was accepted (4).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
@@ -77,7 +77,11 @@ for part in $parts; do
             cli "voxcpm2-profile-$streams" 90 profile run "$SONANT_FULL_VOXCPM2" --device cuda --concurrency $streams --steps 40
         done
         ;;
-    http) step http 330 python3 tests/gpu_http.py --folder "$model" --out "$out/http" ;;
+    http)
+        cli in-process 150 bench offline --model "$model" --device cuda --streams 1,64,128,256 --measure streams,saturated \
+            --out "$out/in-process.json"
+        step http 420 python3 tests/gpu_http.py --folder "$model" --out "$out/http" --capacity 1024:2048
+        ;;
     soak)
         [ -f "$SONANT_FULL_BASE/config.json" ] ||
             sonant random-model "$SONANT_FULL_BASE" --kind base --size 1.7b --device cuda ${TOKENIZER:+--tokenizer-from "$TOKENIZER"}

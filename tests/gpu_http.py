@@ -1,11 +1,11 @@
 """What users get over HTTP from a server on this GPU, by our own client, beside what is asked of it:
 
-    python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150:60,200:30]
+    python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150:60,200:30] [--capacity 1024:2048]
 
 A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
 seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
-are 1,500 listeners). Each speaks 125 frames, of a text that takes about as long to say. Start-up with empty kernel
-caches is `tests/gpu_start.py`'s.
+are 1,500 listeners); if asked for, then the most listeners that it holds. Each speaks 125 frames, of a text that takes
+about as long to say. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PORT = 8771
 URL = f"http://127.0.0.1:{PORT}"
 
 
-def bench(out: Path, name: str, *options: str) -> Path:
-    """One run of `sonant bench serve`; its table is printed."""
+def bench(out: Path, name: str, *options: str, kind: str = "serve") -> Path:
+    """One run of `sonant bench serve`, or of another command; its table is printed."""
     path = out / f"{name}.json"
-    command = [sys.executable, "-m", "sonant.cli.main", "bench", "serve", "--base-url", URL, "--voice", "alloy"]
+    command = [sys.executable, "-m", "sonant.cli.main", "bench", kind, "--base-url", URL, "--voice", "alloy"]
     command += ["--extra-body", json.dumps({"max_frames": FRAMES}), "--length", "medium", "--warmups", "0", "--quiet"]
     print(f"== {name}", flush=True)
     subprocess.run([*command, *options, "--out", str(path)], check=False)
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--poisson", default="150:60,200:30", help="requests a second, and for how many seconds")
+    parser.add_argument("--capacity", metavar="N:N", help="listeners to begin with, and at most (default: not asked)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     server, ready_s = start(args.folder, args.workers, args.out / "server.log")
@@ -77,6 +78,10 @@ def main() -> None:
         for rate, seconds in (map(float, load.split(":")) for load in args.poisson.split(",")):
             count = str(int(rate * seconds))
             bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")
+        if args.capacity:
+            first, most = args.capacity.split(":")
+            options = ("--start", first, "--most", most, "--ttfp", "80", "--processes", "6")
+            bench(args.out, "capacity", *options, kind="capacity")
         with urllib.request.urlopen(f"{URL}/v1/engine/stats") as stats:
             print(json.dumps(json.load(stats)["recent"]))
     finally:
