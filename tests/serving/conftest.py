@@ -201,7 +201,8 @@ def port() -> Iterator[EnginePort]:
         opened.close()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0, *, every_s: float = 0.005) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0, *, every_s: float = 0.005) -> None:
+    """The time is for machines that others keep busy; a test that asks for speed says how much."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
