@@ -14,6 +14,7 @@ from sonant.kernels.reference.conv import (
     depthwise,
     exact_conv,
     inside,
+    pcm16,
     residual_unit,
     snake_beta,
 )
@@ -45,7 +46,6 @@ from sonant.kernels.reference.sampling import (
     sample,
     uniforms,
 )
-from sonant.kernels.reference.sound import pcm16
 from sonant.kernels.reference.transformer import (
     Heads,
     LocalWeights,

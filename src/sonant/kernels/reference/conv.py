@@ -1,4 +1,5 @@
-"""Convolutions over [B, T, C], channels last, and the activation that goes with them.
+"""What a codec computes: convolutions over [B, T, C], channels last, the activation that goes with them, and sound as
+it leaves the device.
 
 Their float32 is float32: by default cuDNN would round their inputs to TF32, which has ten bits. The switch for that in
 torch.backends is the whole process's, which is not ours, and two threads that flip it and set it back can leave it
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.backends import cudnn
+
+_FULL_SCALE = 32768.0
 
 
 class Snake(NamedTuple):
@@ -158,3 +161,11 @@ def exact_conv(
         x, weight, bias, stride, none, dilation, False, none, groups, cudnn.benchmark, deterministic, cudnn.enabled,
         allow_tf32=False,
     )  # fmt: skip
+
+
+def pcm16(sound: Tensor) -> Tensor:
+    """Samples [B, N] in -1..1 → [B, N + 1] int16: rounded to the nearest step (halves to the even one), clipped, and
+    behind them 1 where all of a row were numbers, else 0 and silence: what is no number cannot be sound."""
+    numbers = torch.isfinite(sound).all(1, keepdim=True)
+    steps = (sound.float().clamp(-1, 1) * _FULL_SCALE).round().clamp(max=_FULL_SCALE - 1)
+    return torch.cat([steps.where(numbers, 0), numbers], 1).to(torch.int16)
