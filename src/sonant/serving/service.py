@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from copy import copy
 
 import numpy as np
@@ -21,7 +22,6 @@ from sonant.serving.channel.messages import PlaceKind
 from sonant.serving.channel.remote_engine import Admitted, RemoteEngine
 from sonant.serving.encode import carried_rate_hz
 from sonant.serving.limits.bodies import BodyBudget
-from sonant.serving.limits.in_flight import InFlight
 from sonant.serving.observability.engine_metrics import engine_families, families_by_model
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.request_log import RequestLog, RequestRecord
@@ -37,6 +37,23 @@ _ENCODER_THREADS = 4
 _QUICK_CHARS = 400  # of a text that is laid out sooner than a thread would begin to
 _QUICK_FORMATS = frozenset({"pcm", "wav"})
 _KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "batch"}
+
+
+class InFlight:
+    """What a front end is speaking now, so that its shutdown can wait for it and nothing new begins meanwhile. Used on
+    the event loop only."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.draining = asyncio.Event()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
 
 class SpeechService:
