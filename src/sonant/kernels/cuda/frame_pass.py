@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch import Tensor
 
 from sonant.errors import ConfigError
 from sonant.kernels.cuda import single_pass
 from sonant.kernels.cuda.compiler import Program
-from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, pass_kernel
+from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, form_for, in_eight_bits, pass_kernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import FrameStack, Weight
 
-WHAT, ELSE = "a predictor's pass over one row", "other rows, widths, or weights not in bfloat16, go to Triton"
 VARIABLE = "SONANT_PREDICTOR"
+WHAT = "a predictor's pass over one row"
+ELSE = f"other rows or widths, and {single_pass.other_weights(VARIABLE)}, go to Triton"
 CHOICES = ("auto", "cuda", "triton", "torch")
 _POSITIONS = 16
 _OWN_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS) + 4 * SHARE * _POSITIONS
 _USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, replicas=4)  # measured on an H200
+_FORMS = _USUAL, in_eight_bits(_USUAL)
 
 
 def programs() -> Iterator[Program]:
-    yield pass_kernel(_USUAL).program
+    for form in _FORMS:
+        yield pass_kernel(form).program
 
 
 def wanted() -> str:
@@ -39,19 +41,20 @@ def wanted() -> str:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    return single_pass.obstacle(gpu, [_USUAL])
+    return single_pass.obstacle(gpu, _FORMS)
 
 
 def form_of(stack: FrameStack) -> Form:
-    return replace(_USUAL, layers=len(stack.layers))
+    return form_for(stack, _FORMS)
 
 
 def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | None:
     """Why these tensors are not for our kernel; None: they are."""
-    expected = (len(stack.layers), 2, len(x), _POSITIONS, _USUAL.kv_heads, HEAD), (_USUAL.codes, _USUAL.width)
+    form = form_of(stack)
+    expected = (len(stack.layers), 2, len(x), _POSITIONS, form.kv_heads, HEAD), (form.codes, form.width)
     if (cache.shape, head.shape) != expected:
         return f"keys and values of {list(cache.shape)}, or a head of {list(head.shape)}, have other shapes"
-    return single_pass.refusal(form_of(stack), stack, x, [cache, head])
+    return single_pass.refusal(form, stack, x, [cache, head], wanted() == "cuda")
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:
@@ -67,7 +70,7 @@ def frame_pass(
 
         return chain.frame_pass(stack, x, cos, sin, cache, first, head)
     assert isinstance(head, Tensor)
-    out = x.new_empty(1, _USUAL.codes)
+    out = x.new_empty(1, form_of(stack).codes)
     for n in range(x.shape[1]):
         is_last = n == x.shape[1] - 1
         run(stack, x[:, n], cos[:, n], sin[:, n], cache, first + n, head if is_last else None, out)

@@ -106,15 +106,15 @@ struct FramePass : Pass {
 
     __device__ __forceinline__ void write_logits() {
         const float factor = norm_factor();
-        multiply_rounds<CODES_OWN, WIDTH>(NORMED_AT, 0);
+        multiply_rounds<CODES_OWN, WIDTH, 2>(NORMED_AT, 0);
         meet();
         if (threadIdx.x < CODES / BLOCKS)
-            a.out[blockIdx.x * (CODES / BLOCKS) + threadIdx.x] = to_bf16(sum_of(threadIdx.x) * factor);
+            a.out[blockIdx.x * (CODES / BLOCKS) + threadIdx.x] = to_bf16(sum_of(threadIdx.x) * (factor / RAISE));
     }
 
     __device__ __forceinline__ void run() {
         for (int n = 0; n < LAYERS; n++) {
-            project();
+            project(n);
             fetch_gains(n + 1);
             if (!attend(n)) return;
             collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);

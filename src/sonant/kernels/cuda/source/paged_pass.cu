@@ -206,7 +206,7 @@ struct PagedPass : Pass {
     }
 
     __device__ __forceinline__ void write_out() const {
-        const float factor = norm_factor();
+        const float factor = norm_factor() / RAISE;
         const int column = blockIdx.x * OWN_WIDTH + threadIdx.x, place = place_of_pair(column / 2) * 2 + column % 2;
         if (threadIdx.x < OWN_WIDTH) a.out[column] = to_bf16(bf16(at_shared<uint16_t>(NORMED_AT)[place]) * factor);
     }
@@ -216,7 +216,7 @@ struct PagedPass : Pass {
         for (int n = 0; n < LAYERS; n++) {
             Batch batch;
             fetch(batch, n, 0);
-            project();
+            project(n);
             fetch_gains(n + 1);
             attend(n, batch);
             collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);

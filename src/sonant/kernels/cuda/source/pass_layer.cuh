@@ -23,7 +23,12 @@ struct Pass {
         if (CLOCKED && threadIdx.x == 0 && step < 5 * LAYERS)
             a.clock[(blockIdx.x * 5 * LAYERS + step) * 3 + which] = ticks();
     }
-    __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_GAINS * 2; }
+    __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_BYTES; }
+    // What the sum of a column is multiplied by; which: of a layer's scales. 1 if weights have none.
+    __device__ __forceinline__ static float column_factor(int layer, int which) {
+        if constexpr (WEIGHT_BYTES == 2) return 1.0f;
+        return at_shared<float>(gains_of(layer) + LAYER_GAINS * 2)[which] * LACKING;
+    }
     // A lane's value, by each warp for some of those who read it.
     __device__ __forceinline__ void publish(int words, float value) const {
         for (int copy = warp; copy < REPLICAS; copy += WARPS) put_value(a.words + words + copy * SET, value, turn);
@@ -45,8 +50,24 @@ struct Pass {
             const uint16_t* heads = threadIdx.x < HEAD / 8 ? a.layer[n].q_gain : a.layer[n].k_gain;
             copy16(to + WIDTH * 4 + threadIdx.x * 16, heads + threadIdx.x % (HEAD / 8) * 8, true);
         }
+#if WEIGHT_BYTES == 1
+        if (n < LAYERS && threadIdx.x < LAYER_SCALES / 4) fetch_scales(n, threadIdx.x * 4);
+#endif
         copies_commit();
     }
+#if WEIGHT_BYTES == 1
+    // Four of a layer's scales, by one thread.
+    __device__ __forceinline__ void fetch_scales(int n, int which) const {
+        const PassLayer& layer = a.layer[n];
+        const float* from = layer.qkv_scale + blockIdx.x * OWN_QKV + which;
+        if (which >= DOWN_SCALES) from = layer.down_scale + blockIdx.x * OWN_WIDTH + which - DOWN_SCALES;
+        else if (which >= GATE_SCALES + OWN_INNER)
+            from = layer.gate_up_scale + INNER + blockIdx.x * OWN_INNER + which - GATE_SCALES - OWN_INNER;
+        else if (which >= GATE_SCALES) from = layer.gate_up_scale + blockIdx.x * OWN_INNER + which - GATE_SCALES;
+        else if (which >= OUT_SCALES) from = layer.out_scale + blockIdx.x * OWN_WIDTH + which - OUT_SCALES;
+        copy16(shared_base() + gains_of(n) + LAYER_GAINS * 2 + which * 4, from, true);
+    }
+#endif
 
     // Values of all blocks, to shared memory.
     template <int COUNT>
@@ -60,8 +81,8 @@ struct Pass {
 #pragma unroll
             for (int n = 0; n < PIECES; n++) {
                 const int pair = (n * READERS + threadIdx.x) * 2;
-                at_shared<uint32_t>(to)[place_of_pair(pair)] = two_values(found[n][0], found[n][1]);
-                at_shared<uint32_t>(to)[place_of_pair(pair + 1)] = two_values(found[n][2], found[n][3]);
+                at_shared<uint32_t>(to)[place_of_pair(pair)] = raised(two_values(found[n][0], found[n][1]));
+                at_shared<uint32_t>(to)[place_of_pair(pair + 1)] = raised(two_values(found[n][2], found[n][3]));
             }
         }
         meet();
@@ -77,8 +98,8 @@ struct Pass {
         Quarter gain;
         gain.read(gains, piece);
         uint32_t* pairs = at_shared<uint32_t>(NORMED_AT);
-        pairs[place_of_pair(piece * 2)] = pack(x[0] * gain.value[0], x[1] * gain.value[1]);
-        pairs[place_of_pair(piece * 2 + 1)] = pack(x[2] * gain.value[2], x[3] * gain.value[3]);
+        pairs[place_of_pair(piece * 2)] = raised(pack(x[0] * gain.value[0], x[1] * gain.value[1]));
+        pairs[place_of_pair(piece * 2 + 1)] = raised(pack(x[2] * gain.value[2], x[3] * gain.value[3]));
         return (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
     }
 
@@ -109,14 +130,14 @@ struct Pass {
 
     // A row times COUNT rounds of eight columns each, from whose sums all warps make what they want of them. As many rounds at
     // once as make up a few pages: what there is to wait for is then waited for together.
-    template <int COUNT, int DEPTH>
+    template <int COUNT, int DEPTH, int BYTES = WEIGHT_BYTES>
     __device__ __forceinline__ void multiply_rounds(int row, int first_round) {
-        constexpr int PAGES_EACH = ROUND_PAGES<DEPTH>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
+        constexpr int PAGES_EACH = ROUND_PAGES<DEPTH, BYTES>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
         constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
-        constexpr int CHAINS = AT_ONCE > 1 ? 1 : 2, SHARE_BYTES = DEPTH / WARPS * 2;
-        static_assert(SHARE_BYTES % 128 == 0, "64 values at a time");
-        const Depth depth(lane);
-        const int share = warp * SHARE_BYTES, from = depth.column * (DEPTH * 2) + share;
+        constexpr int CHAINS = AT_ONCE > 1 ? 1 : 4 / BYTES, SHARE_BYTES = DEPTH / WARPS * BYTES;
+        static_assert(SHARE_BYTES % 128 == 0, "128 bytes of a column at a time");
+        const Depth<BYTES> depth(lane);
+        const int share = warp * SHARE_BYTES, from = depth.column * (DEPTH * BYTES) + share;
 #pragma unroll
         for (int first = 0; first < COUNT; first += AT_ONCE) {
             const uint8_t* column[AT_ONCE];
@@ -125,21 +146,22 @@ struct Pass {
             if (first + first_round == 0) mark(2);
 #pragma unroll
             for (int k = 0; k < SHARE_BYTES; k += 128) {
-                uint32_t x[2][2];
-                depth.read(x, shared_memory + row + share + k);
+                uint32_t x[2][2 / BYTES][2];
+                depth.read(x, shared_memory + row + (share + k) * 2 / BYTES);
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
                     if (k == 0 || PAGE % SHARE_BYTES) column[n] = weights.line(n * PAGES_EACH * PAGE + from + k) - k;
-                    depth.add(sums[n][k / 128 % CHAINS], x, column[n] + k);
+                    depth.add(sums[n], k / 128, x, column[n] + k);
                 }
             }
             weights.leave(AT_ONCE * PAGES_EACH, lane);
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++) {
                 float sum = sums[n][0][0] + sums[n][0][3];
-                if (CHAINS == 2) sum += sums[n][CHAINS - 1][0] + sums[n][CHAINS - 1][3];
+#pragma unroll
+                for (int chain = 1; chain < CHAINS; chain++) sum += sums[n][chain][0] + sums[n][chain][3];
                 const int own = (first_round + first + n) * 8 + lane / 4;
-                if (Depth::has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
+                if (depth.has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
             }
         }
     }
@@ -152,35 +174,39 @@ struct Pass {
         return sum;
     }
 
-    __device__ __forceinline__ void project() {
+    __device__ __forceinline__ void project(int layer) {
         const float factor = norm_factor();
         multiply_rounds<QKV_OWN, WIDTH>(NORMED_AT, 0);
         meet();
-        if (warp == 0) put_value(a.words + QKV_WORDS + blockIdx.x * 32 + lane, sum_of(lane) * factor, turn);
+        if (warp == 0) {
+            const float made = sum_of(lane) * column_factor(layer, lane) * factor;
+            put_value(a.words + QKV_WORDS + blockIdx.x * OWN_QKV + lane, made, turn);
+        }
         step++;
     }
 
     // ROW times DEPTH weights of each column, onto what was there.
     template <int DEPTH>
-    __device__ __forceinline__ void add_product(int before, int words) {
+    __device__ __forceinline__ void add_product(int before, int words, int layer, int scales) {
         multiply_rounds<WIDTH_OWN, DEPTH>(ROW_AT, 0);
         meet();
         if (lane < OWN_WIDTH) {
-            const float branch = rounded(sum_of(lane));
+            const float branch = rounded(sum_of(lane) * column_factor(layer, scales + lane));
             publish(words + blockIdx.x * OWN_WIDTH + lane, bf16(at_shared<uint16_t>(before)[lane]) + branch);
         }
         step++;
     }
 
-    __device__ __forceinline__ void make_inner() {
-        constexpr int OWN_INNER = WARPS * INNER_OWN;
+    __device__ __forceinline__ void make_inner(int layer) {
         const float factor = norm_factor();
         multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, 0);
         multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, INNER_OWN);
         meet();
 #pragma unroll
         for (int column = lane; column < OWN_INNER; column += 32) {
-            const float gate = rounded(sum_of(column) * factor), up = rounded(sum_of(OWN_INNER + column) * factor);
+            const float gate = rounded(sum_of(column) * column_factor(layer, GATE_SCALES + column) * factor);
+            const int other = OWN_INNER + column;
+            const float up = rounded(sum_of(other) * column_factor(layer, GATE_SCALES + other) * factor);
             const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
             publish(INNER_WORDS + blockIdx.x * OWN_INNER + column, silu * up);
         }
@@ -205,12 +231,12 @@ struct Pass {
 
     // From attention to the next layer's input.
     __device__ __forceinline__ void finish_layer(int n) {
-        add_product<HEADS * HEAD>(HIDDEN_AT, MIDDLE_WORDS);
+        add_product<HEADS * HEAD>(HIDDEN_AT, MIDDLE_WORDS, n, OUT_SCALES);
         copies_wait<0>();  // gains of the next layer
         collect_stream(MIDDLE_AT, MIDDLE_WORDS, gains_of(n) + WIDTH * 2);
-        make_inner();
+        make_inner(n);
         collect<INNER>(ROW_AT, INNER_WORDS);
-        add_product<INNER>(MIDDLE_AT, HIDDEN_WORDS);
+        add_product<INNER>(MIDDLE_AT, HIDDEN_WORDS, n, DOWN_SCALES);
         collect_stream(HIDDEN_AT, HIDDEN_WORDS, gains_of(n + 1));
         turn++;
     }

@@ -2,37 +2,77 @@
 #pragma once
 #include "pass_stream.cuh"
 
-// Where a value pair of a product's input lies in shared memory: of each eight values the second pair and the third have
-// changed places, for Depth.
-__device__ __forceinline__ int place_of_pair(int pair) { return (pair & ~3) + ((pair & 1) << 1) + (pair >> 1 & 1); }
+// Where a value pair of a product's input lies in shared memory: of so many pairs as a lane reads weights of at once the even
+// ones come first, for Depth.
+__device__ __forceinline__ int place_of_pair(int pair) {
+    constexpr int GROUP = 8 / WEIGHT_BYTES;
+    return (pair & ~(GROUP - 1)) + (pair & 1) * (GROUP / 2) + (pair & (GROUP - 1)) / 2;
+}
+
+// Two of a word's four e4m3 numbers as bfloat16 times 2^-120, which are the same bits further apart: sign, four zeros, exponent
+// and fraction. What is less than 2^-6 is subnormal in both, and tensor cores take it as it is. No weight is a NaN, which would
+// become 480: whoever quantises has clamped. Three instructions for two numbers, a multiplication by 2^120 would be a fourth.
+template <bool LAST>
+__device__ __forceinline__ uint32_t two_weights(uint32_t word) { return signed_bytes<LAST>(word) << 4 & 0x87f087f0u; }
+
+// The input of such weights is multiplied by half of what they lack, so that sums are far from the ends of a float's range;
+// the rest is in a column's factor. All of it is exact.
+constexpr float RAISE = WEIGHT_BYTES == 1 ? 0x1p60f : 1.0f, LACKING = WEIGHT_BYTES == 1 ? 0x1p60f : 1.0f;
+__device__ __forceinline__ uint32_t raised(uint32_t pair) {
+    constexpr uint32_t POWER = 0x5d80;  // 2^60 in bfloat16
+    return WEIGHT_BYTES == 1 ? product2(pair, POWER << 16 | POWER) : pair;
+}
 
 // Eight columns times a warp's share of the depth, by tensor cores, in products of 16 × 16 × 8. The sixteen bytes that a lane
-// reads of a column are the left side as they are: its first and third pair in one of the upper eight lines, the others in
-// one of the lower eight. So a column has two lines, and its sum is that of the one with the first column of the right side
-// and of the other with the second, which have the input in that order. Columns of weights begin at the same banks; odd
-// ones therefore have the halves of each 128 bytes in the other order, and the right side's third and fourth column for it.
+// reads of a column are the left side as they are, or widened that of two products: the first and third pair in one of the
+// upper eight lines, the others in one of the lower eight. So a column has two lines, and its sum is that of the one with the
+// first column of the right side and of the other with the second, which have the input in that order. Columns of weights begin
+// at the same banks; odd ones therefore have the halves of each 128 bytes in the other order, and the right side's third and
+// fourth column for it. BYTES: of a weight; the row lies as the layers' weights ask, and those of a head may be wider.
+template <int BYTES>
 struct Depth {
+    static constexpr int PRODUCTS = 2 / BYTES, HALF = 128 / BYTES;  // of sixteen bytes; and bytes of the input for a half
     int column, part, row;  // of weights, and bytes of the input from where this lane's are
     bool used;
 
     __device__ __forceinline__ explicit Depth(int lane)
-        : column(lane / 4), part(((lane / 4 & 1) * 64) + lane % 4 * 16), row((lane / 8 * 64) + lane % 4 * 16 + (lane / 4 & 1) * 8),
-          used(lane < 16) {}
-    // Of 64 values: what a lane has of the right side's first and second half.
-    __device__ __forceinline__ void read(uint32_t (&x)[2][2], const uint8_t* from) const {
+        : column(lane / 4), part(((lane / 4 & 1) * 64) + lane % 4 * 16),
+          row(place_of_pair((lane / 8 * 4 + lane % 4) * (8 / BYTES) + (lane / 4 & 1)) * 4), used(lane < 16) {}
+    // Of 128 bytes of a column: what a lane has of the right side's first and second half.
+    __device__ __forceinline__ void read(uint32_t (&x)[2][PRODUCTS][2], const uint8_t* from) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            x[half][0] = x[half][1] = 0;
+#pragma unroll
+            for (int n = 0; n < PRODUCTS; n++) x[half][n][0] = x[half][n][1] = 0;
             if (!used) continue;
-            const uint32_t* pair = reinterpret_cast<const uint32_t*>(from + (row ^ half * 64));
-            x[half][0] = pair[0], x[half][1] = pair[1];
+            const uint8_t* pairs = from + (row ^ half * HALF);
+            if constexpr (BYTES == 1) {
+                const Piece four = read_piece(pairs);
+                x[half][0][0] = four.word[0], x[half][0][1] = four.word[1];
+                x[half][1][0] = four.word[2], x[half][1][1] = four.word[3];
+            } else {
+                const uint32_t* pair = reinterpret_cast<const uint32_t*>(pairs);
+                x[half][0][0] = pair[0], x[half][0][1] = pair[1];
+            }
         }
     }
-    __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&x)[2][2], const uint8_t* own_column) const {
+    // The n-th 128 bytes: to one of several sums, so that products do not wait for each other.
+    template <int CHAINS>
+    __device__ __forceinline__ void add(float (&sums)[CHAINS][4], int n, const uint32_t (&x)[2][PRODUCTS][2],
+                                        const uint8_t* own_column) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const Piece own = read_piece(own_column + (part ^ half * 64));
-            multiply(sums, own.word, x[half][0], x[half][1]);
+            if constexpr (BYTES == 1) {
+#pragma unroll
+                for (int p = 0; p < PRODUCTS; p++) {
+                    const uint32_t first = own.word[2 * p], second = own.word[2 * p + 1];
+                    const uint32_t left[4] = {two_weights<false>(first), two_weights<true>(first),
+                                              two_weights<false>(second), two_weights<true>(second)};
+                    multiply(sums[(2 * n + half) % CHAINS], left, x[half][p][0], x[half][p][1]);
+                }
+            } else
+                multiply(sums[n % CHAINS], own.word, x[half][0][0], x[half][0][1]);
         }
     }
     // Whether a lane has a column's sum, which is then the first and the last of its four.
