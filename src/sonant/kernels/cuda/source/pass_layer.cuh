@@ -151,7 +151,12 @@ struct Pass {
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
                     if (k == 0 || PAGE % SHARE_BYTES) column[n] = weights.line(n * PAGES_EACH * PAGE + from + k) - k;
-                    depth.add(sums[n], k / 128, x, column[n] + k);
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        uint32_t left[2 / BYTES][4];
+                        depth.take(left, column[n] + k, half);
+                        depth.add(sums[n], k / 128, half, x, left);
+                    }
                 }
             }
             weights.leave(AT_ONCE * PAGES_EACH, lane);

@@ -56,24 +56,24 @@ struct Depth {
             }
         }
     }
-    // The n-th 128 bytes: to one of several sums, so that products do not wait for each other.
-    template <int CHAINS>
-    __device__ __forceinline__ void add(float (&sums)[CHAINS][4], int n, const uint32_t (&x)[2][PRODUCTS][2],
-                                        const uint8_t* own_column) const {
+    // Of the same 128 bytes a half, as left sides.
+    __device__ __forceinline__ void take(uint32_t (&left)[PRODUCTS][4], const uint8_t* own_column, int half) const {
+        const Piece own = read_piece(own_column + (part ^ half * 64));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const Piece own = read_piece(own_column + (part ^ half * 64));
+        for (int w = 0; w < 4; w++) {
             if constexpr (BYTES == 1) {
-#pragma unroll
-                for (int p = 0; p < PRODUCTS; p++) {
-                    const uint32_t first = own.word[2 * p], second = own.word[2 * p + 1];
-                    const uint32_t left[4] = {two_weights<false>(first), two_weights<true>(first),
-                                              two_weights<false>(second), two_weights<true>(second)};
-                    multiply(sums[(2 * n + half) % CHAINS], left, x[half][p][0], x[half][p][1]);
-                }
-            } else
-                multiply(sums[n % CHAINS], own.word, x[half][0][0], x[half][0][1]);
+                left[w / 2][w % 2 * 2] = two_weights<false>(own.word[w]);
+                left[w / 2][w % 2 * 2 + 1] = two_weights<true>(own.word[w]);
+            } else left[0][w] = own.word[w];
         }
+    }
+    // A half of the n-th 128 bytes: to one of several sums, so that products do not wait for each other.
+    template <int CHAINS>
+    __device__ __forceinline__ void add(float (&sums)[CHAINS][4], int n, int half, const uint32_t (&x)[2][PRODUCTS][2],
+                                        const uint32_t (&left)[PRODUCTS][4]) const {
+#pragma unroll
+        for (int p = 0; p < PRODUCTS; p++)
+            multiply(sums[(BYTES == 1 ? 2 * n + half : n) % CHAINS], left[p], x[half][p][0], x[half][p][1]);
     }
     // Whether a lane has a column's sum, which is then the first and the last of its four.
     __device__ __forceinline__ static bool has_sum(int lane) { return lane % 4 == (lane / 4 & 1); }
