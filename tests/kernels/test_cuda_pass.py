@@ -59,7 +59,7 @@ def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}, {"held": 1}])
 def test_a_frames_passes_one_after_another(
     changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ def every_number(columns: int, depth: int, seed: int) -> QuantizedWeight:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072}, {"held": 1}])
 def test_a_frames_passes_one_after_another(
     changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ class Form:
     replicas: int = 8  # of words that all blocks read
     ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
     clocked: int = 0  # 1: it writes down when it waits for what
+    held: int = 0  # 1: what comes first of a product's weights lies in registers before its input is known
     weight_bytes: int = 2  # 1: e4m3, with a scale for each column; the head's are in bfloat16 even then
 
     @property
@@ -128,7 +129,7 @@ def pass_kernel(form: Form) -> CudaKernel:
         "WIDTH": form.width, "INNER": form.inner, "LAYERS": form.layers, "KV_HEADS": form.kv_heads,
         "CODES": form.codes, "PAGES": form.pages, "PAGE": form.page, "KEPT": form.kept, "REPLICAS": form.replicas,
         "AHEAD": form.ahead, "CLOCKED": form.clocked, "SHARED_BYTES": form.shared_bytes,
-        "WEIGHT_BYTES": form.weight_bytes,
+        "HELD": form.held, "WEIGHT_BYTES": form.weight_bytes,
     }  # fmt: skip
     program = Program(f"{form.source}.cu", defines)
     threads = _WORKERS + 32

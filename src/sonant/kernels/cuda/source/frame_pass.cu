@@ -106,20 +106,22 @@ struct FramePass : Pass {
 
     __device__ __forceinline__ void write_logits() {
         const float factor = norm_factor();
-        multiply_rounds<CODES_OWN, WIDTH, 2>(NORMED_AT, 0);
+        multiply_rounds<false>(Rounds<CODES_OWN, WIDTH, 2>(), NORMED_AT, 0);
         meet();
         if (threadIdx.x < CODES / BLOCKS)
             a.out[blockIdx.x * (CODES / BLOCKS) + threadIdx.x] = to_bf16(sum_of(threadIdx.x) * (factor / RAISE));
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(Projection& projection) {
         for (int n = 0; n < LAYERS; n++) {
-            project(n);
+            project(n, projection);
             fetch_gains(n + 1);
             if (!attend(n)) return;
+            Output out;
+            take(out);
             collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);
             if (n < LAYERS - 1) fetch_past(a.layer[n + 1]);
-            finish_layer(n);
+            finish_layer(n, out, projection);
         }
         write_logits();
     }
@@ -137,12 +139,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame_pass(const __grid
     FramePass pass = {
         {a, lane, warp, static_cast<int>(blockIdx.x % KV_HEADS), static_cast<int>(blockIdx.x / KV_HEADS), 0}};
     pass.fetch_gains(0);
+    Projection projection;
+    pass.take(projection);
     wait_prior();
     // nobody ends before all have read the number of turns, since all wait for words of it
     const uint32_t turns = read_fresh(a.words);
     pass.turn = turns + 1;
     pass.fetch_past(a.layer[0]);
     pass.bring_input();
-    pass.run();
+    pass.run(projection);
     if (blockIdx.x == 0 && threadIdx.x == 0) a.words[0] = turns + LAYERS;
 }

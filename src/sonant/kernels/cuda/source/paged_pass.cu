@@ -211,16 +211,18 @@ struct PagedPass : Pass {
         if (threadIdx.x < OWN_WIDTH) a.out[column] = to_bf16(bf16(at_shared<uint16_t>(NORMED_AT)[place]) * factor);
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(Projection& projection) {
         find_slots();
         for (int n = 0; n < LAYERS; n++) {
             Batch batch;
             fetch(batch, n, 0);
-            project(n);
+            project(n, projection);
             fetch_gains(n + 1);
             attend(n, batch);
+            Output out;
+            take(out);
             collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);
-            finish_layer(n);
+            finish_layer(n, out, projection);
         }
         write_out();
     }
@@ -238,6 +240,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_pass(const __grid
     PagedPass pass = {
         {a, lane, warp, static_cast<int>(blockIdx.x % KV_HEADS), static_cast<int>(blockIdx.x / KV_HEADS), 0}, 0, false};
     pass.fetch_gains(0);
+    Projection projection;
+    pass.take(projection);
     wait_prior();
     // nobody ends before all have read the number of turns, since all wait for words of it
     const uint32_t turns = read_fresh(a.words);
@@ -247,6 +251,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_pass(const __grid
     pass.known = position >= 0 && position < a.capacity;  // else there is nothing to see and nowhere to write
     pass.past = pass.known ? static_cast<int>(position) : 0;
     pass.bring_input();
-    pass.run();
+    pass.run(projection);
     if (blockIdx.x == 0 && threadIdx.x == 0) a.words[0] = turns + LAYERS;
 }

@@ -11,6 +11,11 @@ __device__ __forceinline__ uint32_t two_values(uint32_t first, uint32_t second) 
     return first >> 16 | (second & 0xffff0000u);
 }
 
+using Projection = Rounds<QKV_OWN, WIDTH>;
+using Output = Rounds<WIDTH_OWN, HEADS * HEAD>;
+using Gates = Rounds<INNER_OWN, WIDTH>;
+using Down = Rounds<WIDTH_OWN, INNER>;
+
 // One warp's way through the layers.
 struct Pass {
     const PassArgs& a;
@@ -128,38 +133,58 @@ struct Pass {
         return rsqrtf(sum_of_lanes(sum) / WIDTH + a.eps);
     }
 
-    // A row times COUNT rounds of eight columns each, from whose sums all warps make what they want of them. As many rounds at
-    // once as make up a few pages: what there is to wait for is then waited for together.
-    template <int COUNT, int DEPTH, int BYTES = WEIGHT_BYTES>
-    __device__ __forceinline__ void multiply_rounds(int row, int first_round) {
-        constexpr int PAGES_EACH = ROUND_PAGES<DEPTH, BYTES>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
-        constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
-        constexpr int CHAINS = AT_ONCE > 1 ? 1 : 4 / BYTES, SHARE_BYTES = DEPTH / WARPS * BYTES;
-        static_assert(SHARE_BYTES % 128 == 0, "128 bytes of a column at a time");
-        const Depth<BYTES> depth(lane);
-        const int share = warp * SHARE_BYTES, from = depth.column * (DEPTH * BYTES) + share;
+    // Where this lane's column of a round lies in the ring, `k` bytes into the warp's share of the depth.
+    template <class R>
+    __device__ __forceinline__ const uint8_t* line_of(int n, int k, int column) const {
+        return weights.line((n * R::PAGES_EACH) * PAGE + column * (R::DEPTH * R::BYTES) + warp * R::SHARE_BYTES + k);
+    }
+    // What comes first of a product's weights, if they are to be HELD: products alone then come after words.
+    template <class R>
+    __device__ __forceinline__ void take(R& rounds) {
+        if (!HELD) return;
+        const Depth<R::BYTES> depth(lane);
+        weights.wait(R::AT_ONCE * R::PAGES_EACH, lane);
 #pragma unroll
-        for (int first = 0; first < COUNT; first += AT_ONCE) {
+        for (int n = 0; n < R::AT_ONCE; n++)
+#pragma unroll
+            for (int k = 0; k < R::SHARE_BYTES; k += 128)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    depth.take(rounds.left[n][k / 128][half], line_of<R>(n, k, depth.column), half);
+        weights.leave(R::AT_ONCE * R::PAGES_EACH, lane);
+    }
+    // A row times rounds of eight columns each, from whose sums all warps make what they want of them.
+    template <bool TAKEN, class R>
+    __device__ __forceinline__ void multiply_rounds(const R& rounds, int row, int first_round) {
+        constexpr int AT_ONCE = R::AT_ONCE, CHAINS = R::CHAINS, BYTES = R::BYTES, PAGES_AT_ONCE = AT_ONCE * R::PAGES_EACH;
+        const Depth<BYTES> depth(lane);
+#pragma unroll
+        for (int first = 0; first < R::COUNT; first += AT_ONCE) {
+            const bool taken = TAKEN && first == 0;
             const uint8_t* column[AT_ONCE];
             float sums[AT_ONCE][CHAINS][4] = {};
-            weights.wait(AT_ONCE * PAGES_EACH, lane);
+            if (!taken) weights.wait(PAGES_AT_ONCE, lane);
             if (first + first_round == 0) mark(2);
 #pragma unroll
-            for (int k = 0; k < SHARE_BYTES; k += 128) {
+            for (int k = 0; k < R::SHARE_BYTES; k += 128) {
                 uint32_t x[2][2 / BYTES][2];
-                depth.read(x, shared_memory + row + (share + k) * 2 / BYTES);
+                depth.read(x, shared_memory + row + (warp * R::SHARE_BYTES + k) * 2 / BYTES);
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
-                    if (k == 0 || PAGE % SHARE_BYTES) column[n] = weights.line(n * PAGES_EACH * PAGE + from + k) - k;
+                    if (!taken && (k == 0 || PAGE % R::SHARE_BYTES)) column[n] = line_of<R>(n, k, depth.column) - k;
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
+                        if (taken) {
+                            depth.add(sums[n], k / 128, half, x, rounds.left[n][k / 128][half]);
+                            continue;
+                        }
                         uint32_t left[2 / BYTES][4];
                         depth.take(left, column[n] + k, half);
                         depth.add(sums[n], k / 128, half, x, left);
                     }
                 }
             }
-            weights.leave(AT_ONCE * PAGES_EACH, lane);
+            if (!taken) weights.leave(PAGES_AT_ONCE, lane);
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++) {
                 float sum = sums[n][0][0] + sums[n][0][3];
@@ -179,9 +204,9 @@ struct Pass {
         return sum;
     }
 
-    __device__ __forceinline__ void project(int layer) {
+    __device__ __forceinline__ void project(int layer, const Projection& rounds) {
         const float factor = norm_factor();
-        multiply_rounds<QKV_OWN, WIDTH>(NORMED_AT, 0);
+        multiply_rounds<HELD>(rounds, NORMED_AT, 0);
         meet();
         if (warp == 0) {
             const float made = sum_of(lane) * column_factor(layer, lane) * factor;
@@ -190,10 +215,10 @@ struct Pass {
         step++;
     }
 
-    // ROW times DEPTH weights of each column, onto what was there.
-    template <int DEPTH>
-    __device__ __forceinline__ void add_product(int before, int words, int layer, int scales) {
-        multiply_rounds<WIDTH_OWN, DEPTH>(ROW_AT, 0);
+    // ROW times weights of this block's columns, onto what was there.
+    template <class R>
+    __device__ __forceinline__ void add_product(const R& rounds, int before, int words, int layer, int scales) {
+        multiply_rounds<HELD>(rounds, ROW_AT, 0);
         meet();
         if (lane < OWN_WIDTH) {
             const float branch = rounded(sum_of(lane) * column_factor(layer, scales + lane));
@@ -202,10 +227,10 @@ struct Pass {
         step++;
     }
 
-    __device__ __forceinline__ void make_inner(int layer) {
+    __device__ __forceinline__ void make_inner(int layer, const Gates& rounds) {
         const float factor = norm_factor();
-        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, 0);
-        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, INNER_OWN);
+        multiply_rounds<HELD>(rounds, NORMED_AT, 0);
+        multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // what they open, which comes behind them
         meet();
 #pragma unroll
         for (int column = lane; column < OWN_INNER; column += 32) {
@@ -234,14 +259,19 @@ struct Pass {
         return head;
     }
 
-    // From attention to the next layer's input.
-    __device__ __forceinline__ void finish_layer(int n) {
-        add_product<HEADS * HEAD>(HIDDEN_AT, MIDDLE_WORDS, n, OUT_SCALES);
+    // From attention, whose output's weights are `out`, to the next layer's input.
+    __device__ __forceinline__ void finish_layer(int n, const Output& out, Projection& next) {
+        add_product(out, HIDDEN_AT, MIDDLE_WORDS, n, OUT_SCALES);
         copies_wait<0>();  // gains of the next layer
+        Gates gates;
+        take(gates);
         collect_stream(MIDDLE_AT, MIDDLE_WORDS, gains_of(n) + WIDTH * 2);
-        make_inner(n);
+        make_inner(n, gates);
+        Down down;
+        take(down);
         collect<INNER>(ROW_AT, INNER_WORDS);
-        add_product<INNER>(MIDDLE_AT, HIDDEN_WORDS, n, DOWN_SCALES);
+        add_product(down, MIDDLE_AT, HIDDEN_WORDS, n, DOWN_SCALES);
+        if (n < LAYERS - 1) take(next);
         collect_stream(HIDDEN_AT, HIDDEN_WORDS, gains_of(n + 1));
         turn++;
     }

@@ -79,6 +79,18 @@ struct Depth {
     __device__ __forceinline__ static bool has_sum(int lane) { return lane % 4 == (lane / 4 & 1); }
 };
 
+// COUNT rounds of eight columns, and how a warp goes through them: as many at once as make up a few pages, so that what there is
+// to wait for is waited for together. If HELD, those that come first are taken from the ring before their input is known.
+template <int COUNT_, int DEPTH_, int BYTES_ = WEIGHT_BYTES>
+struct Rounds {
+    static constexpr int COUNT = COUNT_, DEPTH = DEPTH_, BYTES = BYTES_;
+    static constexpr int PAGES_EACH = ROUND_PAGES<DEPTH, BYTES>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
+    static constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
+    static constexpr int CHAINS = AT_ONCE > 1 ? 1 : 4 / BYTES, SHARE_BYTES = DEPTH / WARPS * BYTES;
+    static_assert(SHARE_BYTES % 128 == 0, "128 bytes of a column at a time");
+    uint32_t left[AT_ONCE][SHARE_BYTES / 128][2][2 / BYTES][4];
+};
+
 // A lane has four columns of a head.
 struct Quarter {
     float value[4];
