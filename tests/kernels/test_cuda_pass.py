@@ -70,6 +70,16 @@ def test_a_frames_passes_one_after_another(
 
 @compiled
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_frames_opening_pair_in_one_launch(held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(FRAME, kv_heads=4, codes=512, held=held)
+    monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
+    check_frames(form, stack_of(form))
+
+
+@compiled
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (37, torch.int64), (1301, torch.int32)])
 def test_a_pass_over_a_paged_cache(at: int, dtype: torch.dtype, on_cpu: None) -> None:
     check_steps(PAGED, stack_of(PAGED), at, dtype)

@@ -103,6 +103,15 @@ def test_every_number_of_eight_bits_counts_for_what_it_is(
 
 @compiled
 @pytest.mark.slow
+def test_a_frames_opening_pair_in_one_launch(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(FRAME, **(SMALL | {"codes": 512}))
+    monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
+    check_frames(form, stack_of(form, weight_of_eight_bits))
+
+
+@compiled
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (37, torch.int64)])
 def test_a_pass_over_a_paged_cache(
     at: int, dtype: torch.dtype, on_cpu: None, monkeypatch: pytest.MonkeyPatch

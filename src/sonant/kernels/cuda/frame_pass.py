@@ -1,12 +1,13 @@
 """A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
 
-One row, one position a launch, the published predictor's shape.
+One row, one position a launch, or the opening pair of a frame, the published predictor's shape.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -22,7 +23,10 @@ WHAT = "a predictor's pass over one row"
 ELSE = f"other rows or widths, and {single_pass.other_weights(VARIABLE)}, go to Triton"
 CHOICES = ("auto", "cuda", "triton", "torch")
 _POSITIONS = 16
-_OWN_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS) + 4 * SHARE * _POSITIONS
+_KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
+_OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
+# Whether a frame's first two positions are one launch. Right on a CPU that plays a GPU, and not measured on one yet.
+_OPENING_AT_ONCE = False
 _USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, replicas=4)  # measured on an H200
 _FORMS = _USUAL, in_eight_bits(_USUAL)
 
@@ -30,6 +34,8 @@ _FORMS = _USUAL, in_eight_bits(_USUAL)
 def programs() -> Iterator[Program]:
     for form in _FORMS:
         yield pass_kernel(form).program
+        if _OPENING_AT_ONCE:
+            yield pass_kernel(opening(form)).program
 
 
 def wanted() -> str:
@@ -48,6 +54,11 @@ def form_of(stack: FrameStack) -> Form:
     return form_for(stack, _FORMS)
 
 
+def opening(form: Form) -> Form:
+    """The same for a frame's first two positions."""
+    return replace(form, rows=2, own_bytes=_KEPT_BYTES + 2 * _SCORE_BYTES)
+
+
 def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | None:
     """Why these tensors are not for our kernel; None: they are."""
     form = form_of(stack)
@@ -58,7 +69,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | 
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:
-    """Whether this is one kernel for each position."""
+    """Whether this is one kernel for each position, or for the opening pair."""
     return refusal(stack, x, cache, head) is None and pass_kernel(form_of(stack)).is_ready(x.device)
 
 
@@ -70,7 +81,11 @@ def frame_pass(
 
         return chain.frame_pass(stack, x, cos, sin, cache, first, head)
     assert isinstance(head, Tensor)
-    out = x.new_empty(1, form_of(stack).codes)
+    form = form_of(stack)
+    out = x.new_empty(1, form.codes)
+    if _OPENING_AT_ONCE and x.shape[1] == 2 and pass_kernel(opening(form)).is_ready(x.device):
+        run(stack, x, cos, sin, cache, first, head, out)
+        return out
     for n in range(x.shape[1]):
         is_last = n == x.shape[1] - 1
         run(stack, x[:, n], cos[:, n], sin[:, n], cache, first + n, head if is_last else None, out)
@@ -81,7 +96,7 @@ def run(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None, out: Tensor,
     clock: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One position; without a head nothing comes of it but keys and values."""
-    layers = cache.unbind()
+    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head nothing comes of it but keys and values."""
+    layers, form = cache.unbind(), form_of(stack)
     given = Given(x, cos, sin, layers, out, head, numbers=(at, 0, 0), clock=clock)
-    single_pass.launch(form_of(stack), stack, given)
+    single_pass.launch(opening(form) if x.dim() == 3 else form, stack, given)

@@ -54,6 +54,7 @@ class Form:
     replicas: int = 8  # of words that all blocks read
     ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
     clocked: int = 0  # 1: it writes down when it waits for what
+    rows: int = 1  # positions of a launch
     held: int = 0  # 1: what comes first of a product's weights lies in registers before its input is known
     weight_bytes: int = 2  # 1: e4m3, with a scale for each column; the head's are in bfloat16 even then
 
@@ -71,15 +72,16 @@ class Form:
 
     @property
     def words(self) -> int:
-        return 64 + self.qkv + self.replicas * (self.heads * HEAD + 2 * self.width + self.inner) + self.own_words
+        shared = self.replicas * (self.heads * HEAD + 2 * self.width + self.inner)
+        return 64 + self.rows * (self.qkv + shared) + self.own_words
 
     @property
     def shared_bytes(self) -> int:
         """As pass_stream.cuh has it."""
-        gains = 2 * 2 * (2 * self.width + 2 * HEAD) + 2 * 2 * HEAD + 2 * 4 * self.scales
-        rows = 2 * (2 * self.width // self.blocks + self.width + self.inner) + 4 * SHARE * HEAD
-        rows += 4 * _WORKERS + 4 * WARPS * max(2 * self.inner, self.qkv) // self.blocks
-        return self.pages * (self.page + 16) + gains + rows + self.own_bytes
+        gains = 2 * 2 * (2 * self.width + 2 * HEAD) + 2 * 4 * self.scales
+        row = 2 * (2 * self.width // self.blocks + self.width + self.inner) + 2 * 2 * HEAD + 4 * SHARE * HEAD
+        row += 4 * _WORKERS + 4 * WARPS * max(2 * self.inner, self.qkv) // self.blocks
+        return self.pages * (self.page + 16) + gains + self.rows * row + self.own_bytes
 
     @property
     def scales(self) -> int:
@@ -129,7 +131,7 @@ def pass_kernel(form: Form) -> CudaKernel:
         "WIDTH": form.width, "INNER": form.inner, "LAYERS": form.layers, "KV_HEADS": form.kv_heads,
         "CODES": form.codes, "PAGES": form.pages, "PAGE": form.page, "KEPT": form.kept, "REPLICAS": form.replicas,
         "AHEAD": form.ahead, "CLOCKED": form.clocked, "SHARED_BYTES": form.shared_bytes,
-        "HELD": form.held, "WEIGHT_BYTES": form.weight_bytes,
+        "ROWS": form.rows, "HELD": form.held, "WEIGHT_BYTES": form.weight_bytes,
     }  # fmt: skip
     program = Program(f"{form.source}.cu", defines)
     threads = _WORKERS + 32

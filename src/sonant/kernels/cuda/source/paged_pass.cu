@@ -103,7 +103,7 @@ struct PagedPass : Pass {
     // The new position of this block's head; its key and value go into the cache, too.
     __device__ __forceinline__ void make_heads(int layer) const {
         if (warp >= SHARE + 2) return;
-        const Quarter head = new_head(layer);
+        const Quarter head = new_head(layer, 0, warp);
         if (warp < SHARE) return;
         head.put(at_shared<uint16_t>(NEW_AT) + (warp - SHARE) * HEAD, lane);
         if (strip || !known) return;

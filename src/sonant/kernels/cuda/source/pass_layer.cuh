@@ -94,15 +94,15 @@ struct Pass {
         mark(1);
     }
 
-    // Four values of the residual stream: those of this block's columns as they are, to `own`, and all times their gains.
-    __device__ __forceinline__ float prepare_norm(int piece, const float (&x)[4], int own, int gains) const {
+    // Four values of a row's residual stream: those of this block's columns as they are, to `own`, and all times their gains.
+    __device__ __forceinline__ float prepare_norm(int row, int piece, const float (&x)[4], int own, int gains) const {
         const int first = piece * 4 - blockIdx.x * OWN_WIDTH;
         if (first >= 0 && first < OWN_WIDTH)
 #pragma unroll
-            for (int e = 0; e < 4; e++) at_shared<uint16_t>(own)[first + e] = to_bf16(x[e]);
+            for (int e = 0; e < 4; e++) at_shared<uint16_t>(own)[row * OWN_WIDTH + first + e] = to_bf16(x[e]);
         Quarter gain;
         gain.read(gains, piece);
-        uint32_t* pairs = at_shared<uint32_t>(NORMED_AT);
+        uint32_t* pairs = at_shared<uint32_t>(NORMED_AT + row * WIDTH * 2);
         pairs[place_of_pair(piece * 2)] = raised(pack(x[0] * gain.value[0], x[1] * gain.value[1]));
         pairs[place_of_pair(piece * 2 + 1)] = raised(pack(x[2] * gain.value[2], x[3] * gain.value[3]));
         return (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
@@ -111,22 +111,26 @@ struct Pass {
     // The residual stream of all blocks, as a norm and the product after it want it.
     __device__ __forceinline__ void collect_stream(int own, int words, int gains) const {
         constexpr int PIECES = WIDTH / 4 / WORKERS;
-        uint32_t found[PIECES][4];
+        uint32_t found[ROWS * PIECES][4];
         mark(0);
         await_words(found, to_read(words) + threadIdx.x * 4, WORKERS * 4, turn & 0xffffu);
-        float squares = 0.0f;
 #pragma unroll
-        for (int n = 0; n < PIECES; n++) {
-            const float x[4] = {high(found[n][0]), high(found[n][1]), high(found[n][2]), high(found[n][3])};
-            squares += prepare_norm(n * WORKERS + threadIdx.x, x, own, gains);
+        for (int row = 0; row < ROWS; row++) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) {
+                const uint32_t(&four)[4] = found[row * PIECES + n];
+                const float x[4] = {high(four[0]), high(four[1]), high(four[2]), high(four[3])};
+                squares += prepare_norm(row, n * WORKERS + threadIdx.x, x, own, gains);
+            }
+            at_shared<float>(SQUARES_AT)[row * WORKERS + threadIdx.x] = squares;
         }
-        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
         meet();
         mark(1);
     }
-    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of its values.
-    __device__ __forceinline__ float norm_factor() const {
-        const float* squares = at_shared<float>(SQUARES_AT) + lane * (WORKERS / 32);
+    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of a row's values.
+    __device__ __forceinline__ float norm_factor(int row = 0) const {
+        const float* squares = at_shared<float>(SQUARES_AT) + row * WORKERS + lane * (WORKERS / 32);
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < WORKERS / 32; n++) sum += squares[n];
@@ -168,7 +172,8 @@ struct Pass {
 #pragma unroll
             for (int k = 0; k < R::SHARE_BYTES; k += 128) {
                 uint32_t x[2][2 / BYTES][2];
-                depth.read(x, shared_memory + row + (warp * R::SHARE_BYTES + k) * 2 / BYTES);
+                const int other = ROWS == 2 ? lane / 16 * R::DEPTH * 2 : 0;  // the second row's, for half of the lanes
+                depth.read(x, shared_memory + row + other + (warp * R::SHARE_BYTES + k) * 2 / BYTES);
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
                     if (!taken && (k == 0 || PAGE % R::SHARE_BYTES)) column[n] = line_of<R>(n, k, depth.column) - k;
@@ -190,14 +195,14 @@ struct Pass {
                 float sum = sums[n][0][0] + sums[n][0][3];
 #pragma unroll
                 for (int chain = 1; chain < CHAINS; chain++) sum += sums[n][chain][0] + sums[n][chain][3];
-                const int own = (first_round + first + n) * 8 + lane / 4;
+                const int own = depth.row_of(lane) * MOST_COLUMNS + (first_round + first + n) * 8 + lane / 4;
                 if (depth.has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
             }
         }
     }
     // A column's sum, when all warps have left theirs.
-    __device__ __forceinline__ float sum_of(int column) const {
-        const float* parts = at_shared<float>(PARTS_AT) + column * WARPS;
+    __device__ __forceinline__ float sum_of(int column, int row = 0) const {
+        const float* parts = at_shared<float>(PARTS_AT) + (row * MOST_COLUMNS + column) * WARPS;
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < WARPS; n++) sum += parts[n];
@@ -205,12 +210,13 @@ struct Pass {
     }
 
     __device__ __forceinline__ void project(int layer, const Projection& rounds) {
-        const float factor = norm_factor();
+        const int row = ROWS == 1 ? 0 : warp % ROWS;
+        const float factor = norm_factor(row);
         multiply_rounds<HELD>(rounds, NORMED_AT, 0);
         meet();
-        if (warp == 0) {
-            const float made = sum_of(lane) * column_factor(layer, lane) * factor;
-            put_value(a.words + QKV_WORDS + blockIdx.x * OWN_QKV + lane, made, turn);
+        if (warp < ROWS) {
+            const float made = sum_of(lane, row) * column_factor(layer, lane) * factor;
+            put_value(a.words + QKV_WORDS + row * QKV + blockIdx.x * OWN_QKV + lane, made, turn);
         }
         step++;
     }
@@ -220,42 +226,50 @@ struct Pass {
     __device__ __forceinline__ void add_product(const R& rounds, int before, int words, int layer, int scales) {
         multiply_rounds<HELD>(rounds, ROW_AT, 0);
         meet();
-        if (lane < OWN_WIDTH) {
-            const float branch = rounded(sum_of(lane) * column_factor(layer, scales + lane));
-            publish(words + blockIdx.x * OWN_WIDTH + lane, bf16(at_shared<uint16_t>(before)[lane]) + branch);
+        if (lane < ROWS * OWN_WIDTH) {
+            const int row = ROWS == 1 ? 0 : lane / OWN_WIDTH, column = ROWS == 1 ? lane : lane % OWN_WIDTH;
+            const float branch = rounded(sum_of(column, row) * column_factor(layer, scales + column));
+            const float sum = bf16(at_shared<uint16_t>(before)[lane]) + branch;
+            publish(words + row * WIDTH + blockIdx.x * OWN_WIDTH + column, sum);
         }
         step++;
     }
 
     __device__ __forceinline__ void make_inner(int layer, const Gates& rounds) {
-        const float factor = norm_factor();
+        float factor[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) factor[row] = norm_factor(row);
         multiply_rounds<HELD>(rounds, NORMED_AT, 0);
         multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // what they open, which comes behind them
         meet();
 #pragma unroll
-        for (int column = lane; column < OWN_INNER; column += 32) {
-            const float gate = rounded(sum_of(column) * column_factor(layer, GATE_SCALES + column) * factor);
-            const int other = OWN_INNER + column;
-            const float up = rounded(sum_of(other) * column_factor(layer, GATE_SCALES + other) * factor);
-            const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
-            publish(INNER_WORDS + blockIdx.x * OWN_INNER + column, silu * up);
-        }
+        for (int row = 0; row < ROWS; row++)
+#pragma unroll
+            for (int column = lane; column < OWN_INNER; column += 32) publish_inner(layer, row, column, factor[row]);
         step++;
     }
+    __device__ __forceinline__ void publish_inner(int layer, int row, int column, float factor) const {
+        const int other = OWN_INNER + column;
+        const float gate = rounded(sum_of(column, row) * column_factor(layer, GATE_SCALES + column) * factor);
+        const float up = rounded(sum_of(other, row) * column_factor(layer, GATE_SCALES + other) * factor);
+        const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
+        publish(INNER_WORDS + row * INNER + blockIdx.x * OWN_INNER + column, silu * up);
+    }
 
-    // One of the new position's heads that concern this block, by a warp each: its queries, then key and value.
-    __device__ __forceinline__ Quarter new_head(int layer) const {
-        const int number = warp < SHARE ? kv_head * SHARE + warp : HEADS + (warp - SHARE) * KV_HEADS + kv_head;
-        const int gains = gains_of(layer) + WIDTH * 4 + (warp < SHARE ? 0 : HEAD * 2);
+    // One of a new position's heads that concern this block, by a warp each: its queries, then key and value.
+    __device__ __forceinline__ Quarter new_head(int layer, int row, int which) const {
+        const int number = which < SHARE ? kv_head * SHARE + which : HEADS + (which - SHARE) * KV_HEADS + kv_head;
+        const int gains = gains_of(layer) + WIDTH * 4 + (which < SHARE ? 0 : HEAD * 2);
         uint32_t found[1][4];
-        await_words(found, a.words + QKV_WORDS + number * HEAD + lane * 4, 0, turn & 0xffffu);
+        await_words(found, a.words + QKV_WORDS + row * QKV + number * HEAD + lane * 4, 0, turn & 0xffffu);
         Quarter head;
 #pragma unroll
         for (int e = 0; e < 4; e++) head.value[e] = high(found[0][e]);
-        if (warp <= SHARE) head.make_ready(gains, a.eps, lane);
-        if (warp < SHARE)
+        if (which <= SHARE) head.make_ready(gains, row, a.eps, lane);
+        float* query = at_shared<float>(QUERIES_AT) + (row * SHARE + which) * HEAD + lane * 4;
+        if (which < SHARE)
 #pragma unroll
-            for (int e = 0; e < 4; e++) at_shared<float>(QUERIES_AT)[warp * HEAD + lane * 4 + e] = head.value[e];
+            for (int e = 0; e < 4; e++) query[e] = head.value[e];
         return head;
     }
 
@@ -269,34 +283,39 @@ struct Pass {
         make_inner(n, gates);
         Down down;
         take(down);
-        collect<INNER>(ROW_AT, INNER_WORDS);
+        collect<ROWS * INNER>(ROW_AT, INNER_WORDS);
         add_product(down, MIDDLE_AT, HIDDEN_WORDS, n, DOWN_SCALES);
         if (n < LAYERS - 1) take(next);
         collect_stream(HIDDEN_AT, HIDDEN_WORDS, gains_of(n + 1));
         turn++;
     }
 
-    // The input of the first layer, and the position's rotations.
+    // The input of the first layer, and the positions' rotations.
     __device__ __forceinline__ void bring_input() const {
-        if (threadIdx.x < 2 * HEAD / 8) {
-            const uint16_t* from = (threadIdx.x < HEAD / 8 ? a.cos : a.sin) + threadIdx.x % (HEAD / 8) * 8;
+        constexpr int TURNS = ROWS * HEAD / 8, PIECES = WIDTH / 4 / WORKERS;
+        if (threadIdx.x < 2 * TURNS) {
+            const uint16_t* from = (threadIdx.x < TURNS ? a.cos : a.sin) + threadIdx.x % TURNS * 8;
             copy16(shared_base() + TURN_AT + threadIdx.x * 16, from, true);
         }
         copies_commit();
-        uint64_t words[WIDTH / 4 / WORKERS];
+        uint64_t words[ROWS * PIECES];
 #pragma unroll
-        for (int n = 0; n < WIDTH / 4 / WORKERS; n++)
+        for (int n = 0; n < ROWS * PIECES; n++)
             words[n] = read_fresh(reinterpret_cast<const int64_t*>(a.x) + n * WORKERS + threadIdx.x);
         copies_wait<0>();
         meet();  // gains are there
-        float squares = 0.0f;
 #pragma unroll
-        for (int n = 0; n < WIDTH / 4 / WORKERS; n++) {
-            Quarter x;
-            x.take(static_cast<uint32_t>(words[n]), static_cast<uint32_t>(words[n] >> 32));
-            squares += prepare_norm(n * WORKERS + threadIdx.x, x.value, HIDDEN_AT, gains_of(0));
+        for (int row = 0; row < ROWS; row++) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) {
+                const uint64_t four = words[row * PIECES + n];
+                Quarter x;
+                x.take(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
+                squares += prepare_norm(row, n * WORKERS + threadIdx.x, x.value, HIDDEN_AT, gains_of(0));
+            }
+            at_shared<float>(SQUARES_AT)[row * WORKERS + threadIdx.x] = squares;
         }
-        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
         meet();
     }
 };

@@ -28,7 +28,8 @@ __device__ __forceinline__ uint32_t raised(uint32_t pair) {
 // upper eight lines, the others in one of the lower eight. So a column has two lines, and its sum is that of the one with the
 // first column of the right side and of the other with the second, which have the input in that order. Columns of weights begin
 // at the same banks; odd ones therefore have the halves of each 128 bytes in the other order, and the right side's third and
-// fourth column for it. BYTES: of a weight; the row lies as the layers' weights ask, and those of a head may be wider.
+// fourth column for it. A second row has the other four columns. BYTES: of a weight; the row lies as the layers' weights ask,
+// and those of a head may be wider.
 template <int BYTES>
 struct Depth {
     static constexpr int PRODUCTS = 2 / BYTES, HALF = 128 / BYTES;  // of sixteen bytes; and bytes of the input for a half
@@ -37,7 +38,7 @@ struct Depth {
 
     __device__ __forceinline__ explicit Depth(int lane)
         : column(lane / 4), part(((lane / 4 & 1) * 64) + lane % 4 * 16),
-          row(place_of_pair((lane / 8 * 4 + lane % 4) * (8 / BYTES) + (lane / 4 & 1)) * 4), used(lane < 16) {}
+          row(place_of_pair((lane / 8 % 2 * 4 + lane % 4) * (8 / BYTES) + (lane / 4 & 1)) * 4), used(lane < 16 * ROWS) {}
     // Of 128 bytes of a column: what a lane has of the right side's first and second half.
     __device__ __forceinline__ void read(uint32_t (&x)[2][PRODUCTS][2], const uint8_t* from) const {
 #pragma unroll
@@ -75,8 +76,11 @@ struct Depth {
         for (int p = 0; p < PRODUCTS; p++)
             multiply(sums[(BYTES == 1 ? 2 * n + half : n) % CHAINS], left[p], x[half][p][0], x[half][p][1]);
     }
-    // Whether a lane has a column's sum, which is then the first and the last of its four.
-    __device__ __forceinline__ static bool has_sum(int lane) { return lane % 4 == (lane / 4 & 1); }
+    // Whether a lane has a column's sum, which is then the first and the last of its four; and of which row.
+    __device__ __forceinline__ static bool has_sum(int lane) {
+        return ROWS == 1 ? lane % 4 == (lane / 4 & 1) : lane % 2 == (lane / 4 & 1);
+    }
+    __device__ __forceinline__ static int row_of(int lane) { return ROWS == 1 ? 0 : lane % 4 / 2; }
 };
 
 // COUNT rounds of eight columns, and how a warp goes through them: as many at once as make up a few pages, so that what there is
@@ -111,11 +115,11 @@ struct Quarter {
     }
     // Normed and rotated, each result rounded where the reference rounds it. What a column is rotated with is sixteen
     // lanes away.
-    __device__ __forceinline__ void make_ready(int gains, float eps, int lane) {
+    __device__ __forceinline__ void make_ready(int gains, int row, float eps, int lane) {
         Quarter gain, cos, sin;
         gain.read(gains, lane);
-        cos.read(TURN_AT, lane);
-        sin.read(TURN_AT + HEAD * 2, lane);
+        cos.read(TURN_AT + row * HEAD * 2, lane);
+        sin.read(TURN_AT + (ROWS + row) * HEAD * 2, lane);
         const float scale = rsqrtf(sum_of_lanes(dot(value)) / HEAD + eps), side = lane < 16 ? -1.0f : 1.0f;
 #pragma unroll
         for (int e = 0; e < 4; e++) {

@@ -120,6 +120,7 @@ constexpr int STRIP = HEAD / STRIPS;  // columns of its heads that a block gathe
 constexpr int QKV_OWN = QKV / BLOCKS / WARPS, WIDTH_OWN = WIDTH / BLOCKS / WARPS, INNER_OWN = INNER / BLOCKS / WARPS;
 static_assert(WIDTH_OWN * BLOCKS * WARPS == WIDTH && INNER_OWN * BLOCKS * WARPS == INNER, "whole shares");
 static_assert(STRIP == 8 && WARPS == 8, "eight columns at a time");
+static_assert(ROWS == 1 || (ROWS == 2 && SHARE + 2 == WARPS / 2 && 2 * WARPS * WIDTH_OWN <= 32), "warps and lanes for two rows");
 
 // Columns of a round lie in one piece, and so do rounds. Each warp has a share of the depth of all of them.
 constexpr int RING = PAGE * PAGES;
@@ -141,16 +142,17 @@ constexpr int OUT_SCALES = OWN_QKV, GATE_SCALES = OUT_SCALES + OWN_WIDTH, DOWN_S
 constexpr int LAYER_SCALES = WEIGHT_BYTES == 1 ? DOWN_SCALES + OWN_WIDTH : 0;
 constexpr int LAYER_BYTES = LAYER_GAINS * 2 + LAYER_SCALES * 4;
 constexpr int GAINS_AT = RING;                               // [2] of LAYER_BYTES: a layer's, and the next one's
-constexpr int TURN_AT = GAINS_AT + 2 * LAYER_BYTES;          // [2, HEAD]: cos, sin
+constexpr int TURN_AT = GAINS_AT + 2 * LAYER_BYTES;          // [2, ROWS, HEAD]: cos, sin
 constexpr int MOST_COLUMNS = WARPS * (2 * INNER_OWN > QKV_OWN ? 2 * INNER_OWN : QKV_OWN);  // of a product
-constexpr int HIDDEN_AT = TURN_AT + 2 * HEAD * 2;            // [OWN_WIDTH]: the residual stream
-constexpr int MIDDLE_AT = HIDDEN_AT + OWN_WIDTH * 2;         // [OWN_WIDTH]: the same after attention
-constexpr int NORMED_AT = MIDDLE_AT + OWN_WIDTH * 2;         // [WIDTH]: all of it times its gains, but not normed yet
-constexpr int SQUARES_AT = NORMED_AT + WIDTH * 2;            // [WORKERS] float: sums of squares, for the norm
-constexpr int PARTS_AT = SQUARES_AT + WORKERS * 4;           // [MOST_COLUMNS, WARPS] float: what warps have of columns
-constexpr int ROW_AT = PARTS_AT + MOST_COLUMNS * WARPS * 4;  // [INNER]: another product's input
-constexpr int QUERIES_AT = ROW_AT + INNER * 2;               // [SHARE, HEAD] float
-constexpr int FULL_AT = QUERIES_AT + SHARE * HEAD * 4;       // [PAGES] gates: a page is there,
+// of each of ROWS one after another, which are one, or a frame's first two positions:
+constexpr int HIDDEN_AT = TURN_AT + 2 * ROWS * HEAD * 2;     // [OWN_WIDTH]: the residual stream
+constexpr int MIDDLE_AT = HIDDEN_AT + ROWS * OWN_WIDTH * 2;  // [OWN_WIDTH]: the same after attention
+constexpr int NORMED_AT = MIDDLE_AT + ROWS * OWN_WIDTH * 2;  // [WIDTH]: all of it times its gains, but not normed yet
+constexpr int SQUARES_AT = NORMED_AT + ROWS * WIDTH * 2;     // [WORKERS] float: sums of squares, for the norm
+constexpr int PARTS_AT = SQUARES_AT + ROWS * WORKERS * 4;    // [MOST_COLUMNS, WARPS] float: what warps have of columns
+constexpr int ROW_AT = PARTS_AT + ROWS * MOST_COLUMNS * WARPS * 4;  // [INNER]: another product's input
+constexpr int QUERIES_AT = ROW_AT + ROWS * INNER * 2;        // [SHARE, HEAD] float
+constexpr int FULL_AT = QUERIES_AT + ROWS * SHARE * HEAD * 4;  // [PAGES] gates: a page is there,
 constexpr int EMPTY_AT = FULL_AT + PAGES * 8;                // all warps have read it
 constexpr int OWN_AT = EMPTY_AT + PAGES * 8;                 // what only one of the kernels has
 static_assert(OWN_AT % 16 == 0, "sixteen bytes at a time");
@@ -158,9 +160,11 @@ static_assert(OWN_AT % 16 == 0, "sixteen bytes at a time");
 // Words that blocks hand to each other: a value in the upper half, the turn it is of in the lower one. So who reads a
 // word sees whether it is the new one, and nobody needs a barrier or a fence. Every layer of every pass is a turn. A
 // word is written again only when all have read it: who writes has read what all the others made of it. What all blocks
-// read is written REPLICAS times, since a line that all of them look at keeps them waiting.
-constexpr int QKV_WORDS = 64, GATHERED_WORDS = QKV_WORDS + QKV, MIDDLE_WORDS = GATHERED_WORDS + HEADS * HEAD;
-constexpr int INNER_WORDS = MIDDLE_WORDS + WIDTH, HIDDEN_WORDS = INNER_WORDS + INNER, SET = HIDDEN_WORDS + WIDTH - GATHERED_WORDS;
+// read is written REPLICAS times, since a line that all of them look at keeps them waiting. Of two rows each exchange has
+// the words one after another.
+constexpr int QKV_WORDS = 64, GATHERED_WORDS = QKV_WORDS + ROWS * QKV, MIDDLE_WORDS = GATHERED_WORDS + ROWS * HEADS * HEAD;
+constexpr int INNER_WORDS = MIDDLE_WORDS + ROWS * WIDTH, HIDDEN_WORDS = INNER_WORDS + ROWS * INNER;
+constexpr int SET = HIDDEN_WORDS + ROWS * WIDTH - GATHERED_WORDS;
 constexpr int OWN_WORDS = GATHERED_WORDS + REPLICAS * SET;
 
 struct PassLayer {
