@@ -145,7 +145,7 @@ struct Pass {
     // What comes first of a product's weights, if they are to be HELD: products alone then come after words.
     template <class R>
     __device__ __forceinline__ void take(R& rounds) {
-        if (!HELD) return;
+        if (!R::TAKEN) return;
         const Depth<R::BYTES> depth(lane);
         weights.wait(R::AT_ONCE * R::PAGES_EACH, lane);
 #pragma unroll
@@ -158,13 +158,13 @@ struct Pass {
         weights.leave(R::AT_ONCE * R::PAGES_EACH, lane);
     }
     // A row times rounds of eight columns each, from whose sums all warps make what they want of them.
-    template <bool TAKEN, class R>
+    template <bool FIRST, class R>
     __device__ __forceinline__ void multiply_rounds(const R& rounds, int row, int first_round) {
         constexpr int AT_ONCE = R::AT_ONCE, CHAINS = R::CHAINS, BYTES = R::BYTES, PAGES_AT_ONCE = AT_ONCE * R::PAGES_EACH;
         const Depth<BYTES> depth(lane);
 #pragma unroll
         for (int first = 0; first < R::COUNT; first += AT_ONCE) {
-            const bool taken = TAKEN && first == 0;
+            const bool taken = FIRST && R::TAKEN && first == 0;
             const uint8_t* column[AT_ONCE];
             float sums[AT_ONCE][CHAINS][4] = {};
             if (!taken) weights.wait(PAGES_AT_ONCE, lane);
@@ -173,7 +173,7 @@ struct Pass {
             for (int k = 0; k < R::SHARE_BYTES; k += 128) {
                 uint32_t x[2][2 / BYTES][2];
                 const int other = ROWS == 2 ? lane / 16 * R::DEPTH * 2 : 0;  // the second row's, for half of the lanes
-                depth.read(x, shared_memory + row + other + (warp * R::SHARE_BYTES + k) * 2 / BYTES);
+                depth.read(x, shared_memory + row + other + (warp * R::SHARE_BYTES + k) * (2 / BYTES));
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
                     if (!taken && (k == 0 || PAGE % R::SHARE_BYTES)) column[n] = line_of<R>(n, k, depth.column) - k;
@@ -212,7 +212,7 @@ struct Pass {
     __device__ __forceinline__ void project(int layer, const Projection& rounds) {
         const int row = ROWS == 1 ? 0 : warp % ROWS;
         const float factor = norm_factor(row);
-        multiply_rounds<HELD>(rounds, NORMED_AT, 0);
+        multiply_rounds<true>(rounds, NORMED_AT, 0);
         meet();
         if (warp < ROWS) {
             const float made = sum_of(lane, row) * column_factor(layer, lane) * factor;
@@ -224,7 +224,7 @@ struct Pass {
     // ROW times weights of this block's columns, onto what was there.
     template <class R>
     __device__ __forceinline__ void add_product(const R& rounds, int before, int words, int layer, int scales) {
-        multiply_rounds<HELD>(rounds, ROW_AT, 0);
+        multiply_rounds<true>(rounds, ROW_AT, 0);
         meet();
         if (lane < ROWS * OWN_WIDTH) {
             const int row = ROWS == 1 ? 0 : lane / OWN_WIDTH, column = ROWS == 1 ? lane : lane % OWN_WIDTH;
@@ -239,7 +239,7 @@ struct Pass {
         float factor[ROWS];
 #pragma unroll
         for (int row = 0; row < ROWS; row++) factor[row] = norm_factor(row);
-        multiply_rounds<HELD>(rounds, NORMED_AT, 0);
+        multiply_rounds<true>(rounds, NORMED_AT, 0);
         multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // what they open, which comes behind them
         meet();
 #pragma unroll
