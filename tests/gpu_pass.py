@@ -40,11 +40,12 @@ FRAME, TALKER = frame_pass._USUAL, paged_pass._FORMS[0]
 FRAME_8, TALKER_8 = in_eight_bits(FRAME), in_eight_bits(TALKER)
 PAGES_16K = in_eight_bits(TALKER, page=16384)
 FORMS: dict[tuple[str, int], dict[str, Form]] = {
-    ("predictor", 16): {"usual": FRAME, "held": replace(FRAME, held=1), "opening": frame_pass.opening(FRAME)},
-    ("talker", 16): {"usual": TALKER, "held": replace(TALKER, held=1)},
+    ("predictor", 16): {"usual": FRAME, "48 held": replace(FRAME, held=48), "opening": frame_pass.opening(FRAME)},
+    ("talker", 16): {"usual": TALKER},
     ("predictor", 8): {
         "usual": FRAME_8,
-        "held": replace(FRAME_8, held=1),
+        "48 held": replace(FRAME_8, held=48),
+        "64 held": replace(FRAME_8, held=64),
         "opening": frame_pass.opening(FRAME_8),
         "2 ahead": replace(FRAME_8, ahead=2),
         "3 ahead": replace(FRAME_8, ahead=3),
@@ -56,7 +57,7 @@ FORMS: dict[tuple[str, int], dict[str, Form]] = {
     },
     ("talker", 8): {
         "usual": TALKER_8,
-        "held": replace(TALKER_8, held=1),
+        "64 held": replace(TALKER_8, held=64),
         "2 ahead": replace(TALKER_8, ahead=2),
         "3 ahead": replace(TALKER_8, ahead=3),
         "6 ahead": replace(TALKER_8, ahead=6),

@@ -59,7 +59,7 @@ def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}, {"held": 1}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}, {"held": 96}])
 def test_a_frames_passes_one_after_another(
     changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,19 +70,29 @@ def test_a_frames_passes_one_after_another(
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("held", [0, 1])
-def test_a_frames_opening_pair_in_one_launch(held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("held", [0, 96])
+def test_a_frames_opening_pair_in_one_launch(
+    held: int, machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form = replace(FRAME, kv_heads=4, codes=512, held=held)
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
     monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
+    before = machine.seed
     check_frames(form, stack_of(form))
+    assert machine.seed == before + 2  # of three positions
 
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (37, torch.int64), (1301, torch.int32)])
-def test_a_pass_over_a_paged_cache(at: int, dtype: torch.dtype, on_cpu: None) -> None:
-    check_steps(PAGED, stack_of(PAGED), at, dtype)
+@pytest.mark.parametrize(
+    ("at", "dtype", "held"), [(0, torch.int32, 0), (37, torch.int64, 96), (1301, torch.int32, 0)]
+)
+def test_a_pass_over_a_paged_cache(
+    at: int, dtype: torch.dtype, held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = replace(PAGED, held=held)
+    monkeypatch.setattr(paged_pass, "_FORMS", (form,))
+    check_steps(form, stack_of(form), at, dtype)
 
 
 @compiled

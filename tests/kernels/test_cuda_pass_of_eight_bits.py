@@ -81,7 +81,7 @@ def every_number(columns: int, depth: int, seed: int) -> QuantizedWeight:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072}, {"held": 1}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072}, {"held": 96}])
 def test_a_frames_passes_one_after_another(
     changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,21 +103,25 @@ def test_every_number_of_eight_bits_counts_for_what_it_is(
 
 @compiled
 @pytest.mark.slow
-def test_a_frames_opening_pair_in_one_launch(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frames_opening_pair_in_one_launch(
+    machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form = replace(FRAME, **(SMALL | {"codes": 512}))
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
     monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
+    before = machine.seed
     check_frames(form, stack_of(form, weight_of_eight_bits))
+    assert machine.seed == before + 2  # of three positions
 
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (37, torch.int64)])
+@pytest.mark.parametrize(("at", "dtype", "held"), [(0, torch.int32, 0), (37, torch.int64, 96)])
 def test_a_pass_over_a_paged_cache(
-    at: int, dtype: torch.dtype, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    at: int, dtype: torch.dtype, held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_words = paged_pass._form(1024, 1024, LAYERS, 4).own_words
-    form = replace(SMALL_TALKER, **SMALL, own_words=own_words)
+    form = replace(SMALL_TALKER, **SMALL, own_words=own_words, held=held)
     monkeypatch.setattr(paged_pass, "_FORMS", (form,))
     check_steps(form, stack_of(form, weight_of_eight_bits), at, dtype)
 

@@ -55,7 +55,7 @@ class Form:
     ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
     clocked: int = 0  # 1: it writes down when it waits for what
     rows: int = 1  # positions of a launch
-    held: int = 0  # 1: what comes first of a product's weights lies in registers before its input is known
+    held: int = 0  # registers for what comes first of a product's weights, before its input is known
     weight_bytes: int = 2  # 1: e4m3, with a scale for each column; the head's are in bfloat16 even then
 
     @property

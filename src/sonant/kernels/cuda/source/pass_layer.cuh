@@ -142,7 +142,7 @@ struct Pass {
     __device__ __forceinline__ const uint8_t* line_of(int n, int k, int column) const {
         return weights.line((n * R::PAGES_EACH) * PAGE + column * (R::DEPTH * R::BYTES) + warp * R::SHARE_BYTES + k);
     }
-    // What comes first of a product's weights, if they are to be HELD: products alone then come after words.
+    // What comes first of a product's weights, if it is to be held: products alone then come after words.
     template <class R>
     __device__ __forceinline__ void take(R& rounds) {
         if (!R::TAKEN) return;

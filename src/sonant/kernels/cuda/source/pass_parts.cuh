@@ -84,8 +84,8 @@ struct Depth {
 };
 
 // COUNT rounds of eight columns, and how a warp goes through them: as many at once as make up a few pages, so that what there is
-// to wait for is waited for together. If HELD, those that come first are taken from the ring before their input is known, as far as
-// registers go: a scheduler with three warps has 168 for a thread.
+// to wait for is waited for together. Those that come first are taken from the ring before their input is known, if they fit into
+// HELD registers, of which a thread has 168 where a scheduler has three warps.
 template <int COUNT_, int DEPTH_, int BYTES_ = WEIGHT_BYTES>
 struct Rounds {
     static constexpr int COUNT = COUNT_, DEPTH = DEPTH_, BYTES = BYTES_;
@@ -93,7 +93,7 @@ struct Rounds {
     static constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
     static constexpr int CHAINS = AT_ONCE > 1 ? 1 : 4 / BYTES, SHARE_BYTES = DEPTH / WARPS * BYTES;
     static_assert(SHARE_BYTES % 128 == 0, "128 bytes of a column at a time");
-    static constexpr bool TAKEN = HELD && AT_ONCE * SHARE_BYTES / (BYTES == 1 ? 4 : 8) <= 64;
+    static constexpr bool TAKEN = AT_ONCE * SHARE_BYTES / (8 * BYTES) <= HELD;
     uint32_t left[AT_ONCE][SHARE_BYTES / 128][2][2 / BYTES][4];
 };
 
