@@ -1,15 +1,16 @@
-"""One row's passes in one kernel each, on a GPU: right or not, and how fast in each form, beside Triton's chains, in bfloat16
-and with weights of eight bits.
+"""One row's passes in one kernel each, on a GPU: right or not, and how fast in each form, beside Triton's chains, in
+bfloat16 and with weights of eight bits.
 
     PYTHONPATH=src:tests python3 tests/gpu_pass.py [--only predictor|talker] [--bits 16|8]
 
 Not a test that pytest collects. Weights are of the published shape (1.7B), random. A frame's logits with given codes,
-and the talker's states, are held against float32 (of the same eight bits, where weights have them), four times each; what is
-wrong, or not the same each time, is said with WRONG, and the exit code is 1. Times are of CUDA graphs: a whole frame's
-predictor without sampling, alone and after a read of 400 MB as the talker makes one (that read taken off); a step of the talker.
+and the talker's states, are held against float32 (of the same eight bits, where weights have them), four times each;
+what is wrong, or not the same each time, is said with WRONG, and the exit code is 1. Times are of CUDA graphs: a whole
+frame's predictor without sampling, alone and after a read of 400 MB as the talker makes one (that read taken off); a
+step of the talker.
 
-If eight bits are right and faster than their chain, EIGHT_BITS_MEASURED in kernels/cuda/single_pass.py becomes True, and the
-best form's numbers go to in_eight_bits there.
+If eight bits are right and faster than their chain, EIGHT_BITS_MEASURED in kernels/cuda/single_pass.py becomes True,
+and the best form's numbers go to in_eight_bits there.
 """
 
 from __future__ import annotations
@@ -132,6 +133,12 @@ def build_all(forms: Iterable[Form]) -> set[Form]:
     return made
 
 
+def copy_speed() -> float:
+    """TB/s, reads and writes together."""
+    one, other = torch.zeros(2, 1_000_000_000, dtype=torch.bfloat16, device=DEVICE)
+    return 4 / median_ms(lambda: one.copy_(other))
+
+
 def measure(name: str, bits: int, forms: Mapping[str, Form]) -> bool:
     if "usual" not in forms:
         return False
@@ -164,10 +171,7 @@ def main() -> int:
     with torch.no_grad():
         clocked = [replace(forms["usual"], clocked=1) for forms in asked.values()]
         made = build_all([*(form for forms in asked.values() for form in forms.values()), *clocked])
-        big = torch.zeros(2_000_000_000, dtype=torch.bfloat16, device=DEVICE)
-        copy_ms = median_ms(lambda: big[:1_000_000_000].copy_(big[1_000_000_000:]))
-        del big
-        print(f"-- ready after {time.perf_counter() - began_s:.1f} s; a copy {4 / copy_ms:.2f} TB/s", flush=True)
+        print(f"-- ready after {time.perf_counter() - began_s:.1f} s; a copy {copy_speed():.2f} TB/s", flush=True)
         for (name, bits), forms in asked.items():
             right &= measure(name, bits, {title: form for title, form in forms.items() if form in made})
             gc.collect()  # of two stacks in a process the first one has the processors, for as long as it lives

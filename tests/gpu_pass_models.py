@@ -1,5 +1,5 @@
-"""What gpu_pass.py measures: a predictor and a talker of the published shape (1.7B) with random weights, in bfloat16 or with
-those of their layers in eight bits, through all layers at once or one by one."""
+"""What gpu_pass.py measures: a predictor and a talker of the published shape (1.7B) with random weights, in bfloat16 or
+with those of their layers in eight bits, through all layers at once or one by one."""
 
 from __future__ import annotations
 

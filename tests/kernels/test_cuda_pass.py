@@ -84,9 +84,7 @@ def test_a_frames_opening_pair_in_one_launch(
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "dtype", "held"), [(0, torch.int32, 0), (37, torch.int64, 96), (1301, torch.int32, 0)]
-)
+@pytest.mark.parametrize(("at", "dtype", "held"), [(0, torch.int32, 0), (37, torch.int64, 96), (1301, torch.int32, 0)])
 def test_a_pass_over_a_paged_cache(
     at: int, dtype: torch.dtype, held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

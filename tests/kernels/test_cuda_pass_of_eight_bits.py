@@ -1,5 +1,5 @@
-"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and run only where they are asked for until
-a GPU has been measured."""
+"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and run only where they are asked for
+until a GPU has been measured."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def test_every_number_of_eight_bits_counts_for_what_it_is(
 
 @compiled
 @pytest.mark.slow
-def test_a_frames_opening_pair_in_one_launch(
-    machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frames_opening_pair_in_one_launch(machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     form = replace(FRAME, **(SMALL | {"codes": 512}))
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
     monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
@@ -216,7 +214,7 @@ def test_what_others_do_is_told_with_the_variable_that_changes_it(monkeypatch: p
 
 def test_eight_bits_keep_as_many_bytes_on_their_way() -> None:
     wide = frame_pass._USUAL
-    assert FRAME == in_eight_bits(wide) and FRAME.weight_bytes == 1 and FRAME.page == 8192
+    assert in_eight_bits(wide) == FRAME and FRAME.weight_bytes == 1 and FRAME.page == 8192
     for count in ("pages", "ahead", "kept"):
         assert getattr(FRAME, count) * FRAME.page == getattr(wide, count) * wide.page
     for form in (*frame_pass._FORMS, *paged_pass._FORMS):

@@ -96,7 +96,7 @@ def run(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None, out: Tensor,
     clock: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head nothing comes of it but keys and values."""
+    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head only keys and values come of it."""
     layers, form = cache.unbind(), form_of(stack)
     given = Given(x, cos, sin, layers, out, head, numbers=(at, 0, 0), clock=clock)
     single_pass.launch(opening(form) if x.dim() == 3 else form, stack, given)

@@ -139,8 +139,8 @@ def pass_kernel(form: Form) -> CudaKernel:
 
 
 def obstacle(gpu: Gpu, forms: Sequence[Form]) -> str | None:
-    """Why none of this runs there; None: it does. A form of eight bits that cannot be built keeps no other from running:
-    it is told of when it is met."""
+    """Why none of this runs there; None: it does. A form of eight bits that cannot be built keeps no other from
+    running: it is told of when it is met."""
     return obstacle_to([pass_kernel(form).program for form in forms if form.weight_bytes == 2], gpu)
 
 
