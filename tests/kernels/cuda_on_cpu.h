@@ -389,6 +389,11 @@ static inline uint32_t to_bits(float value) {
     memcpy(&bits, &value, 4);
     return bits;
 }
+template <bool LAST>
+uint32_t signed_bytes(uint32_t word) {
+    const int first = static_cast<int8_t>(word >> (LAST ? 16 : 0)), second = static_cast<int8_t>(word >> (LAST ? 24 : 8));
+    return static_cast<uint32_t>(second) << 16 | (first & 0xffff);
+}
 static inline void turn_wait(int number, int count) {
     Turn& turn = machine.blocks[my_block()].turns[number];
     const int before = turn.behind;

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from kernels.against import random
 from kernels.cpu_machine import OnCpu
-from sonant.kernels import dispatch, ops, reference
+from sonant.kernels import dispatch, ops
 from sonant.kernels.cuda import compiler
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.reference import FrameLayer, FrameStack, QuantizedWeight, quantize
+from sonant.kernels.reference import FrameLayer, FrameStack
 
 pytest.importorskip("triton")
+from kernels.pass_cases import BF16, POSITIONS, check_frames, check_steps, stack_of
 from sonant.kernels.cuda import frame_pass, paged_pass, single_pass
-from sonant.kernels.cuda.single_pass import Form
+from sonant.kernels.cuda.single_pass import HEAD, Form
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import frame_pass as frame_chain
 from sonant.kernels.triton import paged_pass as paged_chain
 
-BF16, H200 = torch.bfloat16, Gpu("NVIDIA H200", (9, 0))
-HEAD, POSITIONS, LAYERS = 128, 16, 2
+H200, LAYERS = Gpu("NVIDIA H200", (9, 0)), 2
 # a quarter of the blocks, and a ring that is gone through many times
 SMALL = {"inner": 1024, "layers": LAYERS, "kv_heads": 2, "pages": 5, "page": 8192}
 FRAME = replace(frame_pass._USUAL, **SMALL, codes=256)
@@ -38,7 +38,7 @@ compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compil
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(frame_pass, "_USUAL", FRAME)
+    monkeypatch.setattr(frame_pass, "_FORMS", (FRAME,))
     monkeypatch.setattr(paged_pass, "_FORMS", (PAGED,))
     with torch.no_grad():
         yield
@@ -57,78 +57,40 @@ def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaKernel, "launch", launch)
 
 
-def weight(columns: int, depth: int, seed: int) -> Tensor:
-    return (random(columns, depth, dtype=BF16, seed=seed) / depth**0.5).to(BF16)
-
-
-def gain(width: int, seed: int) -> Tensor:
-    return (1 + 0.1 * random(width, seed=seed)).to(BF16)
-
-
-def stack_of(form: Form) -> FrameStack:
-    made = []
-    for n in range(0, 10 * form.layers, 10):
-        parts = [gain(*s, n + i) if len(s) == 1 else weight(*s, n + i) for i, s in enumerate(form.shapes)]
-        made.append(FrameLayer(*parts))
-    return FrameStack(tuple(made), gain(form.width, 8), form.heads, form.kv_heads, 1e-6)
-
-
-def wide(stack: FrameStack) -> FrameStack:
-    layers = tuple(FrameLayer(*(t.float() for t in layer if isinstance(t, Tensor))) for layer in stack.layers)
-    return stack._replace(layers=layers, gain=stack.gain.float())
-
-
-def error(got: Tensor, expected: Tensor) -> float:
-    assert got.shape == expected.shape and got.isfinite().all()
-    return float((got.double() - expected.double()).norm() / expected.double().norm())
-
-
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}, {"held": 96}])
 def test_a_frames_passes_one_after_another(
     changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The opening pair, then one more. What no pass wrote of the cache is NaN; words are as the last pass left them."""
     form = replace(FRAME, **changes)
-    monkeypatch.setattr(frame_pass, "_USUAL", form)
-    stack, head = stack_of(form), weight(form.codes, form.width, 9)
-    cos, sin = (random(1, POSITIONS, 1, HEAD, dtype=BF16, seed=n) for n in (90, 91))
-    cache = torch.full((LAYERS, 2, 1, POSITIONS, form.kv_heads, HEAD), float("nan"), dtype=BF16)
-    other = cache.float()
-    for first, last in ((0, 2), (2, 3)):
-        x = random(1, last - first, form.width, dtype=BF16, seed=100 + first)
-        turns = cos[:, first:last], sin[:, first:last]
-        assert frame_pass.refusal(stack, x, cache, head) is None
-        got = frame_pass.frame_pass(stack, x, *turns, cache, first, head)
-        given = wide(stack), x.float(), *(t.float() for t in turns), other, first, head.float()
-        assert error(got, reference.frame_pass(*given)) < 0.015
-    assert torch.equal(cache.isnan(), other.isnan())
-    assert error(cache.nan_to_num(), other.nan_to_num()) < 0.01
+    monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    check_frames(form, stack_of(form))
 
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (37, torch.int64), (1301, torch.int32)])
-def test_a_pass_over_a_paged_cache(at: int, dtype: torch.dtype, on_cpu: None) -> None:
-    """Twice, with the next position; what the row does not own of the cache is NaN."""
-    stack, tokens, blocks = stack_of(PAGED), 16, (at + 1) // 16 + 2
-    tables = (torch.randperm(blocks, generator=torch.Generator().manual_seed(1)) + 1).int()[None]
-    own = torch.arange(at)
-    cache = torch.full((LAYERS, 2, blocks + 2, tokens, PAGED.kv_heads, HEAD), float("nan"), dtype=BF16)
-    before = random(LAYERS, 2, at, PAGED.kv_heads, HEAD, dtype=BF16, seed=7)
-    cache[:, :, tables[0, own // tokens].long(), own % tokens] = before
-    other = cache.float()
-    for position in (at, at + 1):
-        x = random(1, 1, PAGED.width, dtype=BF16, seed=100 + position)
-        cos, sin = (random(1, 1, 1, HEAD, dtype=BF16, seed=n + position) for n in (900, 901))
-        place = tables, torch.tensor([[position]], dtype=dtype)
-        assert paged_pass.refusal(stack, x, cache, *place) is None
-        got = paged_pass.paged_pass(stack, x, cos, sin, cache, *place, blocks)
-        given = wide(stack), x.float(), cos.float(), sin.float(), other, *place, blocks
-        assert error(got, reference.paged_pass(*given)) < 0.015
-    assert torch.equal(cache.isnan(), other.isnan())
-    assert error(cache.nan_to_num(), other.nan_to_num()) < 0.01
+@pytest.mark.parametrize("held", [0, 96])
+def test_a_frames_opening_pair_in_one_launch(
+    held: int, machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = replace(FRAME, kv_heads=4, codes=512, held=held)
+    monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
+    before = machine.seed
+    check_frames(form, stack_of(form))
+    assert machine.seed == before + 2  # of three positions
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "dtype", "held"), [(0, torch.int32, 0), (37, torch.int64, 96), (1301, torch.int32, 0)])
+def test_a_pass_over_a_paged_cache(
+    at: int, dtype: torch.dtype, held: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = replace(PAGED, held=held)
+    monkeypatch.setattr(paged_pass, "_FORMS", (form,))
+    check_steps(form, stack_of(form), at, dtype)
 
 
 @compiled
@@ -158,10 +120,6 @@ def test_what_a_frames_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"x": torch.zeros(1, 1, 2 * FRAME.width, dtype=BF16)[..., ::2]}, "in one piece"),
     ):
         assert reason in (frame_pass.refusal(stack, *frame_call(stack, **changes)) or "")
-    eight = stack.layers[0]._replace(qkv=quantize(torch.zeros(FRAME.qkv, FRAME.width)))
-    assert isinstance(eight.qkv, QuantizedWeight)
-    told = frame_pass.refusal(stack._replace(layers=(eight, stack.layers[1])), *frame_call(stack))
-    assert told == "weights are of eight bits"
     others = stack._replace(heads=8)
     assert frame_pass.refusal(others, *frame_call(stack)) == "weights have other shapes"
     monkeypatch.setattr(frame_chain, "frame_pass", lambda *given: "Triton's")

@@ -1,6 +1,6 @@
 """A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
 
-One row, one position a launch, the published predictor's shape.
+One row, one position a launch, or the opening pair of a frame, the published predictor's shape.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from torch import Tensor
 from sonant.errors import ConfigError
 from sonant.kernels.cuda import single_pass
 from sonant.kernels.cuda.compiler import Program
-from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, pass_kernel
+from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, form_for, in_eight_bits, pass_kernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import FrameStack, Weight
 
-WHAT, ELSE = "a predictor's pass over one row", "other rows, widths, or weights not in bfloat16, go to Triton"
 VARIABLE = "SONANT_PREDICTOR"
+WHAT = "a predictor's pass over one row"
+ELSE = f"other rows or widths, and {single_pass.other_weights(VARIABLE)}, go to Triton"
 CHOICES = ("auto", "cuda", "triton", "torch")
 _POSITIONS = 16
-_OWN_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS) + 4 * SHARE * _POSITIONS
+_KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
+_OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
+# Whether a frame's first two positions are one launch. Right on a CPU that plays a GPU, and not measured on one yet.
+_OPENING_AT_ONCE = False
 _USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, replicas=4)  # measured on an H200
+_FORMS = _USUAL, in_eight_bits(_USUAL)
 
 
 def programs() -> Iterator[Program]:
-    yield pass_kernel(_USUAL).program
+    for form in _FORMS:
+        yield pass_kernel(form).program
+        if _OPENING_AT_ONCE:
+            yield pass_kernel(opening(form)).program
 
 
 def wanted() -> str:
@@ -39,23 +47,29 @@ def wanted() -> str:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    return single_pass.obstacle(gpu, [_USUAL])
+    return single_pass.obstacle(gpu, _FORMS)
 
 
 def form_of(stack: FrameStack) -> Form:
-    return replace(_USUAL, layers=len(stack.layers))
+    return form_for(stack, _FORMS)
+
+
+def opening(form: Form) -> Form:
+    """The same for a frame's first two positions."""
+    return replace(form, rows=2, own_bytes=_KEPT_BYTES + 2 * _SCORE_BYTES)
 
 
 def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | None:
     """Why these tensors are not for our kernel; None: they are."""
-    expected = (len(stack.layers), 2, len(x), _POSITIONS, _USUAL.kv_heads, HEAD), (_USUAL.codes, _USUAL.width)
+    form = form_of(stack)
+    expected = (len(stack.layers), 2, len(x), _POSITIONS, form.kv_heads, HEAD), (form.codes, form.width)
     if (cache.shape, head.shape) != expected:
         return f"keys and values of {list(cache.shape)}, or a head of {list(head.shape)}, have other shapes"
-    return single_pass.refusal(form_of(stack), stack, x, [cache, head])
+    return single_pass.refusal(form, stack, x, [cache, head], wanted() == "cuda")
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:
-    """Whether this is one kernel for each position."""
+    """Whether this is one kernel for each position, or for the opening pair."""
     return refusal(stack, x, cache, head) is None and pass_kernel(form_of(stack)).is_ready(x.device)
 
 
@@ -67,7 +81,11 @@ def frame_pass(
 
         return chain.frame_pass(stack, x, cos, sin, cache, first, head)
     assert isinstance(head, Tensor)
-    out = x.new_empty(1, _USUAL.codes)
+    form = form_of(stack)
+    out = x.new_empty(1, form.codes)
+    if _OPENING_AT_ONCE and x.shape[1] == 2 and pass_kernel(opening(form)).is_ready(x.device):
+        run(stack, x, cos, sin, cache, first, head, out)
+        return out
     for n in range(x.shape[1]):
         is_last = n == x.shape[1] - 1
         run(stack, x[:, n], cos[:, n], sin[:, n], cache, first + n, head if is_last else None, out)
@@ -78,7 +96,7 @@ def run(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None, out: Tensor,
     clock: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One position; without a head nothing comes of it but keys and values."""
-    layers = cache.unbind()
+    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head only keys and values come of it."""
+    layers, form = cache.unbind(), form_of(stack)
     given = Given(x, cos, sin, layers, out, head, numbers=(at, 0, 0), clock=clock)
-    single_pass.launch(form_of(stack), stack, given)
+    single_pass.launch(opening(form) if x.dim() == 3 else form, stack, given)

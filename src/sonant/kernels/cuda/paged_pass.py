@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,12 +12,23 @@ from torch import Tensor
 from sonant.errors import ConfigError
 from sonant.kernels.cuda import single_pass
 from sonant.kernels.cuda.compiler import Program
-from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, WARPS, Form, Given, pass_kernel
+from sonant.kernels.cuda.single_pass import (
+    HEAD,
+    SHARE,
+    STRIPS,
+    WARPS,
+    Form,
+    Given,
+    form_for,
+    in_eight_bits,
+    pass_kernel,
+)
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import FrameStack
 
-WHAT, ELSE = "a stack's pass over one row", "other rows, widths, or weights or caches not in bfloat16, go to Triton"
 VARIABLE = "SONANT_TALKER"
+WHAT = "a stack's pass over one row"
+ELSE = f"other rows or widths, caches not in bfloat16, and {single_pass.other_weights(VARIABLE)}, go to Triton"
 CHOICES = ("auto", "cuda", "triton", "torch")
 _NEAR = 64  # positions of a warp whose places are looked up once for all layers
 _OWN_BYTES = 2 * 2 * HEAD + 4 * WARPS * SHARE * (HEAD + 4) + 4 * WARPS * _NEAR
@@ -29,7 +39,8 @@ def _form(width: int, inner: int, layers: int, kv_heads: int) -> Form:
     return Form("paged_pass", width, inner, layers, kv_heads, 0, _OWN_BYTES, own_words)
 
 
-_FORMS = _form(2048, 6144, 28, 8), _form(1024, 3072, 28, 8)
+_SIXTEEN = _form(2048, 6144, 28, 8), _form(1024, 3072, 28, 8)
+_FORMS = *_SIXTEEN, *(in_eight_bits(form) for form in _SIXTEEN)
 
 
 def programs() -> Iterator[Program]:
@@ -50,8 +61,7 @@ def obstacle(gpu: Gpu) -> str | None:
 
 
 def form_of(stack: FrameStack) -> Form:
-    like = next((form for form in _FORMS if form.width == len(stack.gain)), _FORMS[0])
-    return replace(like, layers=len(stack.layers))
+    return form_for(stack, _FORMS)
 
 
 def refusal(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positions: Tensor) -> str | None:
@@ -60,7 +70,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positio
         return f"a cache of {list(cache.shape)} has another shape"
     if tables.dtype != torch.int32 or positions.dtype not in (torch.int32, torch.int64) or tables.stride(1) != 1:
         return f"tables are {tables.dtype} and positions {positions.dtype}, not int32, or not in one piece"
-    return single_pass.refusal(form_of(stack), stack, x, [cache])
+    return single_pass.refusal(form_of(stack), stack, x, [cache], wanted() == "cuda")
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positions: Tensor) -> bool:

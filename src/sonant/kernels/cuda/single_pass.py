@@ -3,14 +3,16 @@
 A kernel's blocks wait for each other, so all of them must be on the GPU at once, which has as many processors as there
 are blocks. Of several stacks in a process that could run at once the first one has it: two could each hold half of the
 processors.
+
+Weights of layers are all in bfloat16, or all of eight bits, which is another form of the same source.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -20,13 +22,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
-from sonant.kernels.reference import FrameStack
+from sonant.kernels.reference import FrameLayer, FrameStack, QuantizedWeight, Weight
+from sonant.kernels.reference.quantized import E4M3, parts_of
 
 HEAD, SHARE = 128, 2  # values of a head, and heads that share keys
 STRIPS, WARPS = 16, 8  # blocks for each head of keys, and a block's warps that compute
 _WORKERS = 32 * WARPS
-_MOST_LAYERS = 50  # of which arguments have four kilobytes
 _SCALE = HEAD**-0.5 * math.log2(math.e)
+_ARGUMENT_BYTES = 4096  # of a kernel, at most
+_OTHER_ARGUMENTS = struct.Struct("<10Qq3i2f4x")  # of PassArgs, beside its layers
+# Whether a GPU has shown the forms for weights of eight bits to be right, and faster than the chain (tests/gpu_pass.py
+# tells). Until then they run only where they are asked for by name.
+EIGHT_BITS_MEASURED = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,9 @@ class Form:
     replicas: int = 8  # of words that all blocks read
     ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
     clocked: int = 0  # 1: it writes down when it waits for what
+    rows: int = 1  # positions of a launch
+    held: int = 0  # registers for what comes first of a product's weights, before its input is known
+    weight_bytes: int = 2  # 1: e4m3, with a scale for each column; the head's are in bfloat16 even then
 
     @property
     def blocks(self) -> int:
@@ -62,15 +72,31 @@ class Form:
 
     @property
     def words(self) -> int:
-        return 64 + self.qkv + self.replicas * (self.heads * HEAD + 2 * self.width + self.inner) + self.own_words
+        shared = self.replicas * (self.heads * HEAD + 2 * self.width + self.inner)
+        return 64 + self.rows * (self.qkv + shared) + self.own_words
 
     @property
     def shared_bytes(self) -> int:
         """As pass_stream.cuh has it."""
-        gains = 2 * 2 * (2 * self.width + 2 * HEAD) + 2 * 2 * HEAD
-        rows = 2 * (2 * self.width // self.blocks + self.width + self.inner) + 4 * SHARE * HEAD
-        rows += 4 * _WORKERS + 4 * WARPS * max(2 * self.inner, self.qkv) // self.blocks
-        return self.pages * (self.page + 16) + gains + rows + self.own_bytes
+        gains = 2 * 2 * (2 * self.width + 2 * HEAD) + 2 * 4 * self.scales
+        row = 2 * (2 * self.width // self.blocks + self.width + self.inner) + 2 * 2 * HEAD + 4 * SHARE * HEAD
+        row += 4 * _WORKERS + 4 * WARPS * max(2 * self.inner, self.qkv) // self.blocks
+        return self.pages * (self.page + 16) + gains + self.rows * row + self.own_bytes
+
+    @property
+    def scales(self) -> int:
+        """Of a layer, for one block's columns."""
+        columns = self.qkv + 2 * self.width + 2 * self.inner
+        return columns // self.blocks if self.weight_bytes == 1 else 0
+
+    @property
+    def layer_pointers(self) -> int:
+        """Of the arguments: gains, weights and cache, and scales if there are any."""
+        return 13 if self.weight_bytes == 1 else 9
+
+    @property
+    def most_layers(self) -> int:
+        return (_ARGUMENT_BYTES - _OTHER_ARGUMENTS.size) // (8 * self.layer_pointers)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -100,11 +126,12 @@ class Given:
 
 @cache
 def pass_kernel(form: Form) -> CudaKernel:
-    arguments = struct.Struct(f"<{9 * form.layers}Q10Qq3i2f4x")  # PassArgs
+    arguments = struct.Struct(f"<{form.layer_pointers * form.layers}Q{_OTHER_ARGUMENTS.format[1:]}")  # PassArgs
     defines = {
         "WIDTH": form.width, "INNER": form.inner, "LAYERS": form.layers, "KV_HEADS": form.kv_heads,
         "CODES": form.codes, "PAGES": form.pages, "PAGE": form.page, "KEPT": form.kept, "REPLICAS": form.replicas,
         "AHEAD": form.ahead, "CLOCKED": form.clocked, "SHARED_BYTES": form.shared_bytes,
+        "ROWS": form.rows, "HELD": form.held, "WEIGHT_BYTES": form.weight_bytes,
     }  # fmt: skip
     program = Program(f"{form.source}.cu", defines)
     threads = _WORKERS + 32
@@ -112,26 +139,84 @@ def pass_kernel(form: Form) -> CudaKernel:
 
 
 def obstacle(gpu: Gpu, forms: Sequence[Form]) -> str | None:
-    """Why none of this runs there; None: it does."""
-    return obstacle_to([pass_kernel(form).program for form in forms], gpu)
+    """Why none of this runs there; None: it does. A form of eight bits that cannot be built keeps no other from
+    running: it is told of when it is met."""
+    return obstacle_to([pass_kernel(form).program for form in forms if form.weight_bytes == 2], gpu)
 
 
-def refusal(form: Form, stack: FrameStack, x: Tensor, others: Sequence[object]) -> str | None:
-    """Why these tensors are not for such a kernel; None: they are."""
-    if len(x) != 1 or x.shape[-1] != form.width or not 2 <= form.layers <= _MOST_LAYERS:
+def other_weights(variable: str) -> str:
+    """Those that these kernels leave to others."""
+    if EIGHT_BITS_MEASURED:
+        return "weights neither in bfloat16 nor of eight bits"
+    return f"weights not in bfloat16 (of eight bits unless {variable}=cuda asks for them)"
+
+
+def in_eight_bits(form: Form, *, page: int = 8192) -> Form:
+    """The same for weights of eight bits: as many bytes on their way, kept, and in the ring."""
+    times = form.page // page
+    return replace(
+        form, weight_bytes=1, page=page, pages=times * form.pages, kept=times * form.kept, ahead=times * form.ahead
+    )
+
+
+def form_for(stack: FrameStack, forms: Sequence[Form]) -> Form:
+    """Of these forms the one for a stack's width and weights; the first if there is none, which will refuse it."""
+    weight_bytes = 1 if any(isinstance(w, QuantizedWeight) for w in _weights(stack)) else 2
+    own = len(stack.gain), weight_bytes
+    like = next((form for form in forms if (form.width, form.weight_bytes) == own), forms[0])
+    return replace(like, layers=len(stack.layers))
+
+
+def refusal(form: Form, stack: FrameStack, x: Tensor, others: Sequence[Weight], asked: bool) -> str | None:
+    """Why these tensors are not for such a kernel; None: they are. `asked`: somebody named it."""
+    if len(x) != 1 or x.shape[-1] != form.width or not 2 <= form.layers <= form.most_layers:
         return f"{len(x)} rows of {x.shape[-1]} through {form.layers} layers, not one of {form.width}"
-    given = [x, stack.gain, *(t for layer in stack.layers for t in layer), *others]
-    tensors = [t for t in given if isinstance(t, Tensor)]
-    if len(tensors) < len(given):
-        return "weights are of eight bits"
     same = all(tuple(t.shape for t in layer) == form.shapes for layer in stack.layers)
     if not same or stack.heads != form.heads or stack.kv_heads != form.kv_heads:
         return "weights have other shapes"
+    plain = [x, stack.gain, *(gain for layer in stack.layers for gain in _gains(layer)), *others]
+    return _refusal_of_weights(form, stack, asked) or _refusal_of_tensors(plain) or _refusal_of_owner(form, stack, x)
+
+
+def _refusal_of_weights(form: Form, stack: FrameStack, asked: bool) -> str | None:
+    weights = list(_weights(stack))
+    eight = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if not eight:
+        return _refusal_of_tensors(weights)
+    if len(eight) < len(weights):
+        return "some weights are of eight bits, and others are not"
+    if form.weight_bytes != 1:
+        return "weights are of eight bits"
+    if not asked and not EIGHT_BITS_MEASURED:
+        return "weights are of eight bits, which no GPU has been measured with"
+    parts = [part for weight in eight for part in ((weight.values, E4M3), (weight.scale, torch.float32))]
+    if any(t.dtype != dtype or not t.is_contiguous() or t.data_ptr() % 16 for t, dtype in parts):
+        return "not all weights are e4m3 with float32 scales, in one piece and at an address that is a multiple of 16"
+    return None
+
+
+def _refusal_of_tensors(given: Sequence[Weight]) -> str | None:
+    tensors = [t for t in given if isinstance(t, Tensor)]
+    if len(tensors) < len(given):
+        return "a head is of eight bits"
     if any(t.dtype != torch.bfloat16 or not t.is_contiguous() or t.data_ptr() % 16 for t in tensors):
         return "not all of it is bfloat16, in one piece and at an address that is a multiple of 16"
+    return None
+
+
+def _refusal_of_owner(form: Form, stack: FrameStack, x: Tensor) -> str | None:
     if any(owner is not stack.gain and owner.device == x.device for owner in _owners(form.source)):
         return "another stack in this process has the GPU's processors"
     return None
+
+
+def _weights(stack: FrameStack) -> Iterator[Weight]:
+    for layer in stack.layers:
+        yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+
+
+def _gains(layer: FrameLayer) -> tuple[Tensor, ...]:
+    return layer.input_gain, layer.q_gain, layer.k_gain, layer.post_gain
 
 
 def launch(form: Form, stack: FrameStack, given: Given) -> None:
@@ -141,15 +226,17 @@ def launch(form: Form, stack: FrameStack, given: Given) -> None:
         _owners(form.source)[stack.gain] = True
     values: list[float] = []
     for layer, cache_ in zip(stack.layers, given.caches, strict=True):
-        values += [t.data_ptr() for t in layer if isinstance(t, Tensor)] + [cache_.data_ptr()]
+        parts = [parts_of(weight) for weight in layer]
+        tensors = [*(read for read, _ in parts), cache_, *(scale for _, scale in parts if scale is not None)]
+        values += [t.data_ptr() for t in tensors]
     # kept with a gain, which no product keeps counters of its own with
     words = counters(stack.gain, form.words, splits=2)
-    tensors = (
+    others = (
         given.x, given.cos, given.sin, stack.gain, given.head, given.out, words, given.clock, given.table,
         given.position,
     )  # fmt: skip
     pass_kernel(form).launch(
-        given.x.device, (form.blocks, 1, 1), *values, *(0 if t is None else t.data_ptr() for t in tensors),
+        given.x.device, (form.blocks, 1, 1), *values, *(0 if t is None else t.data_ptr() for t in others),
         given.caches[0].stride(0), *given.numbers, stack.eps, _SCALE,
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
-// A whole pass over the layers of a code predictor, for one row and one position, in one kernel: from its input to the
-// logits of its head.
+// A whole pass over the layers of a code predictor, for one row and one position or its first two (ROWS), in one kernel: from
+// its input to the logits of its head, which are those of the last position.
 //
 // In a chain of kernels each layer would end and begin five grids, and memory would idle at every border. Here all blocks
 // are there at once and hand each other words that tell by themselves when they are new. A block's weights of all
@@ -15,8 +15,8 @@ constexpr int POSITIONS = 16, HEAD_PAGES = CODES / (16 * KV_HEADS) * WIDTH * 2 /
 constexpr int CODES_OWN = CODES / BLOCKS / WARPS;
 constexpr int KEYS_AT = OWN_AT;                                // [POSITIONS, HEAD]
 constexpr int VALUES_AT = KEYS_AT + POSITIONS * HEAD * 2;      // [POSITIONS, STRIP]
-constexpr int SCORES_AT = VALUES_AT + POSITIONS * STRIP * 2;   // [SHARE, POSITIONS] float
-static_assert(SCORES_AT + SHARE * POSITIONS * 4 == SHARED_BYTES, "as single_pass.py has it");
+constexpr int SCORES_AT = VALUES_AT + POSITIONS * STRIP * 2;   // [ROWS, SHARE, POSITIONS] float
+static_assert(SCORES_AT + ROWS * SHARE * POSITIONS * 4 == SHARED_BYTES, "as single_pass.py has it");
 static_assert(SHARE * POSITIONS == 32 && SHARE * STRIP == 16, "a lane for each score");
 static_assert(LAYERS > 1, "nobody ends before all have begun");
 using FramePassArgs = PassArgs;
@@ -36,16 +36,17 @@ struct FramePass : Pass {
         copies_commit();
     }
 
-    // The new position of this block's head; its key and value go into the cache, too.
+    // The new positions of this block's head; their keys and values go into the cache, too.
     __device__ __forceinline__ void make_heads(int layer) const {
-        if (warp >= SHARE + 2) return;
-        const Quarter head = new_head(layer);
-        uint16_t* slot = a.layer[layer].cache + (a.at * KV_HEADS + kv_head) * HEAD;
-        if (warp == SHARE) {
-            head.put(at_shared<uint16_t>(KEYS_AT) + a.at * HEAD, lane);
+        const int row = ROWS == 1 ? 0 : warp / (SHARE + 2), which = ROWS == 1 ? warp : warp % (SHARE + 2), at = a.at + row;
+        if (which >= SHARE + 2) return;
+        const Quarter head = new_head(layer, row, which);
+        uint16_t* slot = a.layer[layer].cache + (at * KV_HEADS + kv_head) * HEAD;
+        if (which == SHARE) {
+            head.put(at_shared<uint16_t>(KEYS_AT) + at * HEAD, lane);
             if (strip == 0) head.put(slot, lane);
-        } else if (warp == SHARE + 1) {
-            if (lane / 2 == strip) head.put(at_shared<uint16_t>(VALUES_AT) + a.at * STRIP, lane & 1);
+        } else if (which == SHARE + 1) {
+            if (lane / 2 == strip) head.put(at_shared<uint16_t>(VALUES_AT) + at * STRIP, lane & 1);
             if (strip == 0) head.put(slot + a.plane, lane);
         }
     }
@@ -53,21 +54,22 @@ struct FramePass : Pass {
     // A position's scores with all of this block's queries.
     __device__ __forceinline__ void score() const {
 #pragma unroll 1
-        for (int position = warp; position <= a.at; position += WARPS) {
+        for (int position = warp; position < a.at + ROWS; position += WARPS) {
             Quarter key;
             key.read(KEYS_AT + position * HEAD * 2, lane);
 #pragma unroll
-            for (int member = 0; member < SHARE; member++) {
+            for (int member = 0; member < ROWS * SHARE; member++) {
                 const float sum = sum_of_lanes(key.dot(at_shared<float>(QUERIES_AT) + member * HEAD + lane * 4));
                 if (lane == 0) at_shared<float>(SCORES_AT)[member * POSITIONS + position] = sum * a.scale;
             }
         }
     }
 
-    // What the queries gather, in this block's columns, by one warp: first a lane has a score, then half of a column.
-    __device__ __forceinline__ void gather() const {
-        const bool known = lane % POSITIONS <= a.at;
-        const float score = known ? at_shared<float>(SCORES_AT)[lane] : -3e38f;
+    // What a row's queries gather, in this block's columns, by one warp: first a lane has a score, then half of a column.
+    __device__ __forceinline__ void gather(int row) const {
+        const int last = a.at + row;
+        const bool known = lane % POSITIONS <= last;
+        const float score = known ? at_shared<float>(SCORES_AT)[row * SHARE * POSITIONS + lane] : -3e38f;
         float best = score;
 #pragma unroll
         for (int far = POSITIONS / 2; far; far >>= 1) best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, far));
@@ -80,11 +82,12 @@ struct FramePass : Pass {
         for (int n = 0; n < POSITIONS / 2; n++) {
             const int position = half * (POSITIONS / 2) + n;
             const float share = __shfl_sync(ALL_LANES, weight, member * POSITIONS + position);
-            if (position <= a.at) sum += share * bf16(at_shared<uint16_t>(VALUES_AT)[position * STRIP + column]);
+            if (position <= last) sum += share * bf16(at_shared<uint16_t>(VALUES_AT)[position * STRIP + column]);
         }
         sum += __shfl_xor_sync(ALL_LANES, sum, 16);
         all = __shfl_sync(ALL_LANES, all, member * POSITIONS);
-        uint32_t* to = a.words + GATHERED_WORDS + (kv_head * SHARE + member) * HEAD + strip * STRIP + column;
+        uint32_t* to = a.words + GATHERED_WORDS + row * HEADS * HEAD;
+        to += (kv_head * SHARE + member) * HEAD + strip * STRIP + column;
         for (int copy = half; copy < REPLICAS; copy += 2) put_value(to + copy * SET, sum * inverse(all), turn);
     }
 
@@ -99,27 +102,29 @@ struct FramePass : Pass {
         score();
         meet();
         mark(2);
-        if (warp == 0) gather();
+        if (warp < ROWS) gather(ROWS == 1 ? 0 : warp);
         step++;
         return true;
     }
 
     __device__ __forceinline__ void write_logits() {
-        const float factor = norm_factor();
-        multiply_rounds<CODES_OWN, WIDTH>(NORMED_AT, 0);
+        const float factor = norm_factor(ROWS - 1);
+        multiply_rounds<false>(Rounds<CODES_OWN, WIDTH, 2>(), NORMED_AT, 0);
         meet();
         if (threadIdx.x < CODES / BLOCKS)
-            a.out[blockIdx.x * (CODES / BLOCKS) + threadIdx.x] = to_bf16(sum_of(threadIdx.x) * factor);
+            a.out[blockIdx.x * (CODES / BLOCKS) + threadIdx.x] = to_bf16(sum_of(threadIdx.x, ROWS - 1) * (factor / RAISE));
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(Projection& projection) {
         for (int n = 0; n < LAYERS; n++) {
-            project();
+            project(n, projection);
             fetch_gains(n + 1);
             if (!attend(n)) return;
-            collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);
+            Output out;
+            take(out);
+            collect<ROWS * HEADS * HEAD>(ROW_AT, GATHERED_WORDS);
             if (n < LAYERS - 1) fetch_past(a.layer[n + 1]);
-            finish_layer(n);
+            finish_layer(n, out, projection);
         }
         write_logits();
     }
@@ -137,12 +142,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame_pass(const __grid
     FramePass pass = {
         {a, lane, warp, static_cast<int>(blockIdx.x % KV_HEADS), static_cast<int>(blockIdx.x / KV_HEADS), 0}};
     pass.fetch_gains(0);
+    Projection projection;
+    pass.take(projection);
     wait_prior();
     // nobody ends before all have read the number of turns, since all wait for words of it
     const uint32_t turns = read_fresh(a.words);
     pass.turn = turns + 1;
     pass.fetch_past(a.layer[0]);
     pass.bring_input();
-    pass.run();
+    pass.run(projection);
     if (blockIdx.x == 0 && threadIdx.x == 0) a.words[0] = turns + LAYERS;
 }

@@ -103,7 +103,7 @@ struct PagedPass : Pass {
     // The new position of this block's head; its key and value go into the cache, too.
     __device__ __forceinline__ void make_heads(int layer) const {
         if (warp >= SHARE + 2) return;
-        const Quarter head = new_head(layer);
+        const Quarter head = new_head(layer, 0, warp);
         if (warp < SHARE) return;
         head.put(at_shared<uint16_t>(NEW_AT) + (warp - SHARE) * HEAD, lane);
         if (strip || !known) return;
@@ -206,21 +206,23 @@ struct PagedPass : Pass {
     }
 
     __device__ __forceinline__ void write_out() const {
-        const float factor = norm_factor();
+        const float factor = norm_factor() / RAISE;
         const int column = blockIdx.x * OWN_WIDTH + threadIdx.x, place = place_of_pair(column / 2) * 2 + column % 2;
         if (threadIdx.x < OWN_WIDTH) a.out[column] = to_bf16(bf16(at_shared<uint16_t>(NORMED_AT)[place]) * factor);
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(Projection& projection) {
         find_slots();
         for (int n = 0; n < LAYERS; n++) {
             Batch batch;
             fetch(batch, n, 0);
-            project();
+            project(n, projection);
             fetch_gains(n + 1);
             attend(n, batch);
+            Output out;
+            take(out);
             collect<HEADS * HEAD>(ROW_AT, GATHERED_WORDS);
-            finish_layer(n);
+            finish_layer(n, out, projection);
         }
         write_out();
     }
@@ -238,6 +240,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_pass(const __grid
     PagedPass pass = {
         {a, lane, warp, static_cast<int>(blockIdx.x % KV_HEADS), static_cast<int>(blockIdx.x / KV_HEADS), 0}, 0, false};
     pass.fetch_gains(0);
+    Projection projection;
+    pass.take(projection);
     wait_prior();
     // nobody ends before all have read the number of turns, since all wait for words of it
     const uint32_t turns = read_fresh(a.words);
@@ -247,6 +251,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_pass(const __grid
     pass.known = position >= 0 && position < a.capacity;  // else there is nothing to see and nowhere to write
     pass.past = pass.known ? static_cast<int>(position) : 0;
     pass.bring_input();
-    pass.run();
+    pass.run(projection);
     if (blockIdx.x == 0 && threadIdx.x == 0) a.words[0] = turns + LAYERS;
 }

@@ -11,6 +11,11 @@ __device__ __forceinline__ uint32_t two_values(uint32_t first, uint32_t second) 
     return first >> 16 | (second & 0xffff0000u);
 }
 
+using Projection = Rounds<QKV_OWN, WIDTH>;
+using Output = Rounds<WIDTH_OWN, HEADS * HEAD>;
+using Gates = Rounds<INNER_OWN, WIDTH>;
+using Down = Rounds<WIDTH_OWN, INNER>;
+
 // One warp's way through the layers.
 struct Pass {
     const PassArgs& a;
@@ -23,7 +28,12 @@ struct Pass {
         if (CLOCKED && threadIdx.x == 0 && step < 5 * LAYERS)
             a.clock[(blockIdx.x * 5 * LAYERS + step) * 3 + which] = ticks();
     }
-    __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_GAINS * 2; }
+    __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_BYTES; }
+    // What the sum of a column is multiplied by; which: of a layer's scales. 1 if weights have none.
+    __device__ __forceinline__ static float column_factor(int layer, int which) {
+        if constexpr (WEIGHT_BYTES == 2) return 1.0f;
+        return at_shared<float>(gains_of(layer) + LAYER_GAINS * 2)[which] * LACKING;
+    }
     // A lane's value, by each warp for some of those who read it.
     __device__ __forceinline__ void publish(int words, float value) const {
         for (int copy = warp; copy < REPLICAS; copy += WARPS) put_value(a.words + words + copy * SET, value, turn);
@@ -45,8 +55,24 @@ struct Pass {
             const uint16_t* heads = threadIdx.x < HEAD / 8 ? a.layer[n].q_gain : a.layer[n].k_gain;
             copy16(to + WIDTH * 4 + threadIdx.x * 16, heads + threadIdx.x % (HEAD / 8) * 8, true);
         }
+#if WEIGHT_BYTES == 1
+        if (n < LAYERS && threadIdx.x < LAYER_SCALES / 4) fetch_scales(n, threadIdx.x * 4);
+#endif
         copies_commit();
     }
+#if WEIGHT_BYTES == 1
+    // Four of a layer's scales, by one thread.
+    __device__ __forceinline__ void fetch_scales(int n, int which) const {
+        const PassLayer& layer = a.layer[n];
+        const float* from = layer.qkv_scale + blockIdx.x * OWN_QKV + which;
+        if (which >= DOWN_SCALES) from = layer.down_scale + blockIdx.x * OWN_WIDTH + which - DOWN_SCALES;
+        else if (which >= GATE_SCALES + OWN_INNER)
+            from = layer.gate_up_scale + INNER + blockIdx.x * OWN_INNER + which - GATE_SCALES - OWN_INNER;
+        else if (which >= GATE_SCALES) from = layer.gate_up_scale + blockIdx.x * OWN_INNER + which - GATE_SCALES;
+        else if (which >= OUT_SCALES) from = layer.out_scale + blockIdx.x * OWN_WIDTH + which - OUT_SCALES;
+        copy16(shared_base() + gains_of(n) + LAYER_GAINS * 2 + which * 4, from, true);
+    }
+#endif
 
     // Values of all blocks, to shared memory.
     template <int COUNT>
@@ -60,182 +86,236 @@ struct Pass {
 #pragma unroll
             for (int n = 0; n < PIECES; n++) {
                 const int pair = (n * READERS + threadIdx.x) * 2;
-                at_shared<uint32_t>(to)[place_of_pair(pair)] = two_values(found[n][0], found[n][1]);
-                at_shared<uint32_t>(to)[place_of_pair(pair + 1)] = two_values(found[n][2], found[n][3]);
+                at_shared<uint32_t>(to)[place_of_pair(pair)] = raised(two_values(found[n][0], found[n][1]));
+                at_shared<uint32_t>(to)[place_of_pair(pair + 1)] = raised(two_values(found[n][2], found[n][3]));
             }
         }
         meet();
         mark(1);
     }
 
-    // Four values of the residual stream: those of this block's columns as they are, to `own`, and all times their gains.
-    __device__ __forceinline__ float prepare_norm(int piece, const float (&x)[4], int own, int gains) const {
+    // Four values of a row's residual stream: those of this block's columns as they are, to `own`, and all times their gains.
+    __device__ __forceinline__ float prepare_norm(int row, int piece, const float (&x)[4], int own, int gains) const {
         const int first = piece * 4 - blockIdx.x * OWN_WIDTH;
         if (first >= 0 && first < OWN_WIDTH)
 #pragma unroll
-            for (int e = 0; e < 4; e++) at_shared<uint16_t>(own)[first + e] = to_bf16(x[e]);
+            for (int e = 0; e < 4; e++) at_shared<uint16_t>(own)[row * OWN_WIDTH + first + e] = to_bf16(x[e]);
         Quarter gain;
         gain.read(gains, piece);
-        uint32_t* pairs = at_shared<uint32_t>(NORMED_AT);
-        pairs[place_of_pair(piece * 2)] = pack(x[0] * gain.value[0], x[1] * gain.value[1]);
-        pairs[place_of_pair(piece * 2 + 1)] = pack(x[2] * gain.value[2], x[3] * gain.value[3]);
+        uint32_t* pairs = at_shared<uint32_t>(NORMED_AT + row * WIDTH * 2);
+        pairs[place_of_pair(piece * 2)] = raised(pack(x[0] * gain.value[0], x[1] * gain.value[1]));
+        pairs[place_of_pair(piece * 2 + 1)] = raised(pack(x[2] * gain.value[2], x[3] * gain.value[3]));
         return (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
     }
 
     // The residual stream of all blocks, as a norm and the product after it want it.
     __device__ __forceinline__ void collect_stream(int own, int words, int gains) const {
         constexpr int PIECES = WIDTH / 4 / WORKERS;
-        uint32_t found[PIECES][4];
+        uint32_t found[ROWS * PIECES][4];
         mark(0);
         await_words(found, to_read(words) + threadIdx.x * 4, WORKERS * 4, turn & 0xffffu);
-        float squares = 0.0f;
 #pragma unroll
-        for (int n = 0; n < PIECES; n++) {
-            const float x[4] = {high(found[n][0]), high(found[n][1]), high(found[n][2]), high(found[n][3])};
-            squares += prepare_norm(n * WORKERS + threadIdx.x, x, own, gains);
+        for (int row = 0; row < ROWS; row++) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) {
+                const uint32_t(&four)[4] = found[row * PIECES + n];
+                const float x[4] = {high(four[0]), high(four[1]), high(four[2]), high(four[3])};
+                squares += prepare_norm(row, n * WORKERS + threadIdx.x, x, own, gains);
+            }
+            at_shared<float>(SQUARES_AT)[row * WORKERS + threadIdx.x] = squares;
         }
-        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
         meet();
         mark(1);
     }
-    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of its values.
-    __device__ __forceinline__ float norm_factor() const {
-        const float* squares = at_shared<float>(SQUARES_AT) + lane * (WORKERS / 32);
+    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of a row's values.
+    __device__ __forceinline__ float norm_factor(int row = 0) const {
+        const float* squares = at_shared<float>(SQUARES_AT) + row * WORKERS + lane * (WORKERS / 32);
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < WORKERS / 32; n++) sum += squares[n];
         return rsqrtf(sum_of_lanes(sum) / WIDTH + a.eps);
     }
 
-    // A row times COUNT rounds of eight columns each, from whose sums all warps make what they want of them. As many rounds at
-    // once as make up a few pages: what there is to wait for is then waited for together.
-    template <int COUNT, int DEPTH>
-    __device__ __forceinline__ void multiply_rounds(int row, int first_round) {
-        constexpr int PAGES_EACH = ROUND_PAGES<DEPTH>, MOST = PAGES_EACH < 4 ? 4 / PAGES_EACH : 1;
-        constexpr int AT_ONCE = COUNT < MOST ? COUNT : COUNT % MOST ? 1 : MOST;
-        constexpr int CHAINS = AT_ONCE > 1 ? 1 : 2, SHARE_BYTES = DEPTH / WARPS * 2;
-        static_assert(SHARE_BYTES % 128 == 0, "64 values at a time");
-        const Depth depth(lane);
-        const int share = warp * SHARE_BYTES, from = depth.column * (DEPTH * 2) + share;
+    // Where this lane's column of a round lies in the ring, `k` bytes into the warp's share of the depth.
+    template <class R>
+    __device__ __forceinline__ const uint8_t* line_of(int n, int k, int column) const {
+        return weights.line((n * R::PAGES_EACH) * PAGE + column * (R::DEPTH * R::BYTES) + warp * R::SHARE_BYTES + k);
+    }
+    // What comes first of a product's weights, if it is to be held: products alone then come after words.
+    template <class R>
+    __device__ __forceinline__ void take(R& rounds) {
+        if (!R::TAKEN) return;
+        const Depth<R::BYTES> depth(lane);
+        weights.wait(R::AT_ONCE * R::PAGES_EACH, lane);
 #pragma unroll
-        for (int first = 0; first < COUNT; first += AT_ONCE) {
+        for (int n = 0; n < R::AT_ONCE; n++)
+#pragma unroll
+            for (int k = 0; k < R::SHARE_BYTES; k += 128)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    depth.take(rounds.left[n][k / 128][half], line_of<R>(n, k, depth.column), half);
+        weights.leave(R::AT_ONCE * R::PAGES_EACH, lane);
+    }
+    // A row times rounds of eight columns each, from whose sums all warps make what they want of them.
+    template <bool FIRST, class R>
+    __device__ __forceinline__ void multiply_rounds(const R& rounds, int row, int first_round) {
+        constexpr int AT_ONCE = R::AT_ONCE, CHAINS = R::CHAINS, BYTES = R::BYTES, PAGES_AT_ONCE = AT_ONCE * R::PAGES_EACH;
+        const Depth<BYTES> depth(lane);
+#pragma unroll
+        for (int first = 0; first < R::COUNT; first += AT_ONCE) {
+            const bool taken = FIRST && R::TAKEN && first == 0;
             const uint8_t* column[AT_ONCE];
             float sums[AT_ONCE][CHAINS][4] = {};
-            weights.wait(AT_ONCE * PAGES_EACH, lane);
+            if (!taken) weights.wait(PAGES_AT_ONCE, lane);
             if (first + first_round == 0) mark(2);
 #pragma unroll
-            for (int k = 0; k < SHARE_BYTES; k += 128) {
-                uint32_t x[2][2];
-                depth.read(x, shared_memory + row + share + k);
+            for (int k = 0; k < R::SHARE_BYTES; k += 128) {
+                uint32_t x[2][2 / BYTES][2];
+                const int other = ROWS == 2 ? lane / 16 * R::DEPTH * 2 : 0;  // the second row's, for half of the lanes
+                depth.read(x, shared_memory + row + other + (warp * R::SHARE_BYTES + k) * (2 / BYTES));
 #pragma unroll
                 for (int n = 0; n < AT_ONCE; n++) {
-                    if (k == 0 || PAGE % SHARE_BYTES) column[n] = weights.line(n * PAGES_EACH * PAGE + from + k) - k;
-                    depth.add(sums[n][k / 128 % CHAINS], x, column[n] + k);
+                    if (!taken && (k == 0 || PAGE % R::SHARE_BYTES)) column[n] = line_of<R>(n, k, depth.column) - k;
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        if (taken) {
+                            depth.add(sums[n], k / 128, half, x, rounds.left[n][k / 128][half]);
+                            continue;
+                        }
+                        uint32_t left[2 / BYTES][4];
+                        depth.take(left, column[n] + k, half);
+                        depth.add(sums[n], k / 128, half, x, left);
+                    }
                 }
             }
-            weights.leave(AT_ONCE * PAGES_EACH, lane);
+            if (!taken) weights.leave(PAGES_AT_ONCE, lane);
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++) {
                 float sum = sums[n][0][0] + sums[n][0][3];
-                if (CHAINS == 2) sum += sums[n][CHAINS - 1][0] + sums[n][CHAINS - 1][3];
-                const int own = (first_round + first + n) * 8 + lane / 4;
-                if (Depth::has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
+#pragma unroll
+                for (int chain = 1; chain < CHAINS; chain++) sum += sums[n][chain][0] + sums[n][chain][3];
+                const int own = depth.row_of(lane) * MOST_COLUMNS + (first_round + first + n) * 8 + lane / 4;
+                if (depth.has_sum(lane)) at_shared<float>(PARTS_AT)[own * WARPS + warp] = sum;
             }
         }
     }
     // A column's sum, when all warps have left theirs.
-    __device__ __forceinline__ float sum_of(int column) const {
-        const float* parts = at_shared<float>(PARTS_AT) + column * WARPS;
+    __device__ __forceinline__ float sum_of(int column, int row = 0) const {
+        const float* parts = at_shared<float>(PARTS_AT) + (row * MOST_COLUMNS + column) * WARPS;
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < WARPS; n++) sum += parts[n];
         return sum;
     }
 
-    __device__ __forceinline__ void project() {
-        const float factor = norm_factor();
-        multiply_rounds<QKV_OWN, WIDTH>(NORMED_AT, 0);
+    __device__ __forceinline__ void project(int layer, const Projection& rounds) {
+        const int row = ROWS == 1 ? 0 : warp % ROWS;
+        const float factor = norm_factor(row);
+        multiply_rounds<true>(rounds, NORMED_AT, 0);
         meet();
-        if (warp == 0) put_value(a.words + QKV_WORDS + blockIdx.x * 32 + lane, sum_of(lane) * factor, turn);
-        step++;
-    }
-
-    // ROW times DEPTH weights of each column, onto what was there.
-    template <int DEPTH>
-    __device__ __forceinline__ void add_product(int before, int words) {
-        multiply_rounds<WIDTH_OWN, DEPTH>(ROW_AT, 0);
-        meet();
-        if (lane < OWN_WIDTH) {
-            const float branch = rounded(sum_of(lane));
-            publish(words + blockIdx.x * OWN_WIDTH + lane, bf16(at_shared<uint16_t>(before)[lane]) + branch);
+        if (warp < ROWS) {
+            const float made = sum_of(lane, row) * column_factor(layer, lane) * factor;
+            put_value(a.words + QKV_WORDS + row * QKV + blockIdx.x * OWN_QKV + lane, made, turn);
         }
         step++;
     }
 
-    __device__ __forceinline__ void make_inner() {
-        constexpr int OWN_INNER = WARPS * INNER_OWN;
-        const float factor = norm_factor();
-        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, 0);
-        multiply_rounds<INNER_OWN, WIDTH>(NORMED_AT, INNER_OWN);
+    // ROW times weights of this block's columns, onto what was there.
+    template <class R>
+    __device__ __forceinline__ void add_product(const R& rounds, int before, int words, int layer, int scales) {
+        multiply_rounds<true>(rounds, ROW_AT, 0);
+        meet();
+        if (lane < ROWS * OWN_WIDTH) {
+            const int row = ROWS == 1 ? 0 : lane / OWN_WIDTH, column = ROWS == 1 ? lane : lane % OWN_WIDTH;
+            const float branch = rounded(sum_of(column, row) * column_factor(layer, scales + column));
+            const float sum = bf16(at_shared<uint16_t>(before)[lane]) + branch;
+            publish(words + row * WIDTH + blockIdx.x * OWN_WIDTH + column, sum);
+        }
+        step++;
+    }
+
+    __device__ __forceinline__ void make_inner(int layer, const Gates& rounds) {
+        float factor[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) factor[row] = norm_factor(row);
+        multiply_rounds<true>(rounds, NORMED_AT, 0);
+        multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // what they open, which comes behind them
         meet();
 #pragma unroll
-        for (int column = lane; column < OWN_INNER; column += 32) {
-            const float gate = rounded(sum_of(column) * factor), up = rounded(sum_of(OWN_INNER + column) * factor);
-            const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
-            publish(INNER_WORDS + blockIdx.x * OWN_INNER + column, silu * up);
-        }
+        for (int row = 0; row < ROWS; row++)
+#pragma unroll
+            for (int column = lane; column < OWN_INNER; column += 32) publish_inner(layer, row, column, factor[row]);
         step++;
     }
+    __device__ __forceinline__ void publish_inner(int layer, int row, int column, float factor) const {
+        const int other = OWN_INNER + column;
+        const float gate = rounded(sum_of(column, row) * column_factor(layer, GATE_SCALES + column) * factor);
+        const float up = rounded(sum_of(other, row) * column_factor(layer, GATE_SCALES + other) * factor);
+        const float silu = rounded(gate * inverse(1.0f + power_of_two(-gate * LOG2_E)));
+        publish(INNER_WORDS + row * INNER + blockIdx.x * OWN_INNER + column, silu * up);
+    }
 
-    // One of the new position's heads that concern this block, by a warp each: its queries, then key and value.
-    __device__ __forceinline__ Quarter new_head(int layer) const {
-        const int number = warp < SHARE ? kv_head * SHARE + warp : HEADS + (warp - SHARE) * KV_HEADS + kv_head;
-        const int gains = gains_of(layer) + WIDTH * 4 + (warp < SHARE ? 0 : HEAD * 2);
+    // One of a new position's heads that concern this block, by a warp each: its queries, then key and value.
+    __device__ __forceinline__ Quarter new_head(int layer, int row, int which) const {
+        const int number = which < SHARE ? kv_head * SHARE + which : HEADS + (which - SHARE) * KV_HEADS + kv_head;
+        const int gains = gains_of(layer) + WIDTH * 4 + (which < SHARE ? 0 : HEAD * 2);
         uint32_t found[1][4];
-        await_words(found, a.words + QKV_WORDS + number * HEAD + lane * 4, 0, turn & 0xffffu);
+        await_words(found, a.words + QKV_WORDS + row * QKV + number * HEAD + lane * 4, 0, turn & 0xffffu);
         Quarter head;
 #pragma unroll
         for (int e = 0; e < 4; e++) head.value[e] = high(found[0][e]);
-        if (warp <= SHARE) head.make_ready(gains, a.eps, lane);
-        if (warp < SHARE)
+        if (which <= SHARE) head.make_ready(gains, row, a.eps, lane);
+        float* query = at_shared<float>(QUERIES_AT) + (row * SHARE + which) * HEAD + lane * 4;
+        if (which < SHARE)
 #pragma unroll
-            for (int e = 0; e < 4; e++) at_shared<float>(QUERIES_AT)[warp * HEAD + lane * 4 + e] = head.value[e];
+            for (int e = 0; e < 4; e++) query[e] = head.value[e];
         return head;
     }
 
-    // From attention to the next layer's input.
-    __device__ __forceinline__ void finish_layer(int n) {
-        add_product<HEADS * HEAD>(HIDDEN_AT, MIDDLE_WORDS);
+    // From attention, whose output's weights are `out`, to the next layer's input.
+    __device__ __forceinline__ void finish_layer(int n, const Output& out, Projection& next) {
+        add_product(out, HIDDEN_AT, MIDDLE_WORDS, n, OUT_SCALES);
         copies_wait<0>();  // gains of the next layer
+        Gates gates;
+        take(gates);
         collect_stream(MIDDLE_AT, MIDDLE_WORDS, gains_of(n) + WIDTH * 2);
-        make_inner();
-        collect<INNER>(ROW_AT, INNER_WORDS);
-        add_product<INNER>(MIDDLE_AT, HIDDEN_WORDS);
+        make_inner(n, gates);
+        Down down;
+        take(down);
+        collect<ROWS * INNER>(ROW_AT, INNER_WORDS);
+        add_product(down, MIDDLE_AT, HIDDEN_WORDS, n, DOWN_SCALES);
+        if (n < LAYERS - 1) take(next);
         collect_stream(HIDDEN_AT, HIDDEN_WORDS, gains_of(n + 1));
         turn++;
     }
 
-    // The input of the first layer, and the position's rotations.
+    // The input of the first layer, and the positions' rotations.
     __device__ __forceinline__ void bring_input() const {
-        if (threadIdx.x < 2 * HEAD / 8) {
-            const uint16_t* from = (threadIdx.x < HEAD / 8 ? a.cos : a.sin) + threadIdx.x % (HEAD / 8) * 8;
+        constexpr int TURNS = ROWS * HEAD / 8, PIECES = WIDTH / 4 / WORKERS;
+        if (threadIdx.x < 2 * TURNS) {
+            const uint16_t* from = (threadIdx.x < TURNS ? a.cos : a.sin) + threadIdx.x % TURNS * 8;
             copy16(shared_base() + TURN_AT + threadIdx.x * 16, from, true);
         }
         copies_commit();
-        uint64_t words[WIDTH / 4 / WORKERS];
+        uint64_t words[ROWS * PIECES];
 #pragma unroll
-        for (int n = 0; n < WIDTH / 4 / WORKERS; n++)
+        for (int n = 0; n < ROWS * PIECES; n++)
             words[n] = read_fresh(reinterpret_cast<const int64_t*>(a.x) + n * WORKERS + threadIdx.x);
         copies_wait<0>();
         meet();  // gains are there
-        float squares = 0.0f;
 #pragma unroll
-        for (int n = 0; n < WIDTH / 4 / WORKERS; n++) {
-            Quarter x;
-            x.take(static_cast<uint32_t>(words[n]), static_cast<uint32_t>(words[n] >> 32));
-            squares += prepare_norm(n * WORKERS + threadIdx.x, x.value, HIDDEN_AT, gains_of(0));
+        for (int row = 0; row < ROWS; row++) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) {
+                const uint64_t four = words[row * PIECES + n];
+                Quarter x;
+                x.take(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
+                squares += prepare_norm(row, n * WORKERS + threadIdx.x, x.value, HIDDEN_AT, gains_of(0));
+            }
+            at_shared<float>(SQUARES_AT)[row * WORKERS + threadIdx.x] = squares;
         }
-        at_shared<float>(SQUARES_AT)[threadIdx.x] = squares;
         meet();
     }
 };

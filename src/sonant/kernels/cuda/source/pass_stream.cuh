@@ -59,6 +59,13 @@ __device__ __forceinline__ void look(uint64_t (&words)[2], const uint64_t* from)
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
 }
 __device__ __forceinline__ uint32_t to_bits(float value) { return __float_as_uint(value); }
+// A word's first two bytes, or its last two, as signed numbers of sixteen bits. (__byte_perm cannot repeat a sign.)
+template <bool LAST>
+__device__ __forceinline__ uint32_t signed_bytes(uint32_t word) {
+    uint32_t both;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(both) : "r"(word), "n"(LAST ? 0xb3a2 : 0x9180));
+    return both;
+}
 // As at a barrier of the grid, an error ends what seconds could not.
 struct Patience {
     uint64_t began = 0;
@@ -113,31 +120,39 @@ constexpr int STRIP = HEAD / STRIPS;  // columns of its heads that a block gathe
 constexpr int QKV_OWN = QKV / BLOCKS / WARPS, WIDTH_OWN = WIDTH / BLOCKS / WARPS, INNER_OWN = INNER / BLOCKS / WARPS;
 static_assert(WIDTH_OWN * BLOCKS * WARPS == WIDTH && INNER_OWN * BLOCKS * WARPS == INNER, "whole shares");
 static_assert(STRIP == 8 && WARPS == 8, "eight columns at a time");
+static_assert(ROWS == 1 || (ROWS == 2 && SHARE + 2 == WARPS / 2 && 2 * WARPS * WIDTH_OWN <= 32), "warps and lanes for two rows");
 
 // Columns of a round lie in one piece, and so do rounds. Each warp has a share of the depth of all of them.
 constexpr int RING = PAGE * PAGES;
-template <int DEPTH>
-constexpr int ROUND_PAGES = WARPS * DEPTH * 2 / PAGE;
+template <int DEPTH, int BYTES = WEIGHT_BYTES>
+constexpr int ROUND_PAGES = WARPS * DEPTH * BYTES / PAGE;
 constexpr int QKV_PAGES = QKV_OWN * ROUND_PAGES<WIDTH>, OUT_PAGES = WIDTH_OWN * ROUND_PAGES<HEADS * HEAD>;
 constexpr int GATE_PAGES = INNER_OWN * ROUND_PAGES<WIDTH>, DOWN_PAGES = WIDTH_OWN * ROUND_PAGES<INNER>;
 constexpr int LAYER_PAGES = QKV_PAGES + OUT_PAGES + 2 * GATE_PAGES + DOWN_PAGES;
-static_assert(ROUND_PAGES<WIDTH> * PAGE == WARPS * WIDTH * 2 && ROUND_PAGES<HEADS * HEAD> > 0, "whole pages");
+static_assert(WEIGHT_BYTES == 2 || WEIGHT_BYTES == 1, "bfloat16, or e4m3 with a scale for each column");
+static_assert(ROUND_PAGES<WIDTH> * PAGE == WARPS * WIDTH * WEIGHT_BYTES && ROUND_PAGES<HEADS * HEAD> > 0, "whole pages");
 static_assert(ROUND_PAGES<INNER> <= PAGES && ROUND_PAGES<HEADS * HEAD> <= PAGES, "room for a round");
 
 // shared memory
+constexpr int OWN_QKV = WARPS * QKV_OWN, OWN_INNER = WARPS * INNER_OWN, OWN_WIDTH = WARPS * WIDTH_OWN;  // a block's columns
+// Of a layer: gains, and for weights of eight bits the scales of this block's columns: of the projection, the output, the
+// gates, what they open, and down again.
 constexpr int LAYER_GAINS = 2 * WIDTH + 2 * HEAD;
-constexpr int GAINS_AT = RING;                               // [2, LAYER_GAINS]: a layer's, and the next one's
-constexpr int TURN_AT = GAINS_AT + 2 * LAYER_GAINS * 2;      // [2, HEAD]: cos, sin
+constexpr int OUT_SCALES = OWN_QKV, GATE_SCALES = OUT_SCALES + OWN_WIDTH, DOWN_SCALES = GATE_SCALES + 2 * OWN_INNER;
+constexpr int LAYER_SCALES = WEIGHT_BYTES == 1 ? DOWN_SCALES + OWN_WIDTH : 0;
+constexpr int LAYER_BYTES = LAYER_GAINS * 2 + LAYER_SCALES * 4;
+constexpr int GAINS_AT = RING;                               // [2] of LAYER_BYTES: a layer's, and the next one's
+constexpr int TURN_AT = GAINS_AT + 2 * LAYER_BYTES;          // [2, ROWS, HEAD]: cos, sin
 constexpr int MOST_COLUMNS = WARPS * (2 * INNER_OWN > QKV_OWN ? 2 * INNER_OWN : QKV_OWN);  // of a product
-constexpr int OWN_WIDTH = WARPS * WIDTH_OWN;                 // columns of this block
-constexpr int HIDDEN_AT = TURN_AT + 2 * HEAD * 2;            // [OWN_WIDTH]: the residual stream
-constexpr int MIDDLE_AT = HIDDEN_AT + OWN_WIDTH * 2;         // [OWN_WIDTH]: the same after attention
-constexpr int NORMED_AT = MIDDLE_AT + OWN_WIDTH * 2;         // [WIDTH]: all of it times its gains, but not normed yet
-constexpr int SQUARES_AT = NORMED_AT + WIDTH * 2;            // [WORKERS] float: sums of squares, for the norm
-constexpr int PARTS_AT = SQUARES_AT + WORKERS * 4;           // [MOST_COLUMNS, WARPS] float: what warps have of columns
-constexpr int ROW_AT = PARTS_AT + MOST_COLUMNS * WARPS * 4;  // [INNER]: another product's input
-constexpr int QUERIES_AT = ROW_AT + INNER * 2;               // [SHARE, HEAD] float
-constexpr int FULL_AT = QUERIES_AT + SHARE * HEAD * 4;       // [PAGES] gates: a page is there,
+// of each of ROWS one after another, which are one, or a frame's first two positions:
+constexpr int HIDDEN_AT = TURN_AT + 2 * ROWS * HEAD * 2;     // [OWN_WIDTH]: the residual stream
+constexpr int MIDDLE_AT = HIDDEN_AT + ROWS * OWN_WIDTH * 2;  // [OWN_WIDTH]: the same after attention
+constexpr int NORMED_AT = MIDDLE_AT + ROWS * OWN_WIDTH * 2;  // [WIDTH]: all of it times its gains, but not normed yet
+constexpr int SQUARES_AT = NORMED_AT + ROWS * WIDTH * 2;     // [WORKERS] float: sums of squares, for the norm
+constexpr int PARTS_AT = SQUARES_AT + ROWS * WORKERS * 4;    // [MOST_COLUMNS, WARPS] float: what warps have of columns
+constexpr int ROW_AT = PARTS_AT + ROWS * MOST_COLUMNS * WARPS * 4;  // [INNER]: another product's input
+constexpr int QUERIES_AT = ROW_AT + ROWS * INNER * 2;        // [SHARE, HEAD] float
+constexpr int FULL_AT = QUERIES_AT + ROWS * SHARE * HEAD * 4;  // [PAGES] gates: a page is there,
 constexpr int EMPTY_AT = FULL_AT + PAGES * 8;                // all warps have read it
 constexpr int OWN_AT = EMPTY_AT + PAGES * 8;                 // what only one of the kernels has
 static_assert(OWN_AT % 16 == 0, "sixteen bytes at a time");
@@ -145,19 +160,30 @@ static_assert(OWN_AT % 16 == 0, "sixteen bytes at a time");
 // Words that blocks hand to each other: a value in the upper half, the turn it is of in the lower one. So who reads a
 // word sees whether it is the new one, and nobody needs a barrier or a fence. Every layer of every pass is a turn. A
 // word is written again only when all have read it: who writes has read what all the others made of it. What all blocks
-// read is written REPLICAS times, since a line that all of them look at keeps them waiting.
-constexpr int QKV_WORDS = 64, GATHERED_WORDS = QKV_WORDS + QKV, MIDDLE_WORDS = GATHERED_WORDS + HEADS * HEAD;
-constexpr int INNER_WORDS = MIDDLE_WORDS + WIDTH, HIDDEN_WORDS = INNER_WORDS + INNER, SET = HIDDEN_WORDS + WIDTH - GATHERED_WORDS;
+// read is written REPLICAS times, since a line that all of them look at keeps them waiting. Of two rows each exchange has
+// the words one after another.
+constexpr int QKV_WORDS = 64, GATHERED_WORDS = QKV_WORDS + ROWS * QKV, MIDDLE_WORDS = GATHERED_WORDS + ROWS * HEADS * HEAD;
+constexpr int INNER_WORDS = MIDDLE_WORDS + ROWS * WIDTH, HIDDEN_WORDS = INNER_WORDS + ROWS * INNER;
+constexpr int SET = HIDDEN_WORDS + ROWS * WIDTH - GATHERED_WORDS;
 constexpr int OWN_WORDS = GATHERED_WORDS + REPLICAS * SET;
 
 struct PassLayer {
-    const uint16_t *input_gain, *qkv, *q_gain, *k_gain, *out, *post_gain, *gate_up, *down;
+    const uint16_t* input_gain;
+    const uint8_t* qkv;
+    const uint16_t *q_gain, *k_gain;
+    const uint8_t* out;
+    const uint16_t* post_gain;
+    const uint8_t *gate_up, *down;
     uint16_t* cache;  // keys, and `plane` elements further values
+#if WEIGHT_BYTES == 1
+    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
+#endif
 };
 
 struct PassArgs {
     PassLayer layer[LAYERS];
-    const uint16_t *x, *cos, *sin, *gain, *head;
+    const uint16_t *x, *cos, *sin, *gain;
+    const uint8_t* head;  // in bfloat16, whatever the layers have
     uint16_t* out;
     uint32_t* words;  // the number of turns so far, and from 64 on the words; zeros at first
     uint32_t* clock;  // if CLOCKED [BLOCKS, 5 · LAYERS, 3]: cycles before words, after them, at the weights
@@ -168,7 +194,7 @@ struct PassArgs {
     int capacity, block_tokens;
     float eps, scale;        // of scores, times log2(e)
 };
-static_assert(sizeof(PassArgs) == LAYERS * 72 + 112, "as single_pass.py packs it");
+static_assert(sizeof(PassArgs) == LAYERS * (WEIGHT_BYTES == 1 ? 104 : 72) + 112, "as single_pass.py packs it");
 
 template <class T>
 __device__ __forceinline__ T* at_shared(int byte) { return reinterpret_cast<T*>(shared_memory + byte); }
@@ -189,14 +215,14 @@ __device__ __forceinline__ const void* page_source(const PassArgs& a, int page) 
     const int block = blockIdx.x;
     const PassLayer& layer = a.layer[page / LAYER_PAGES];
     int n = page % LAYER_PAGES, pages = QKV_PAGES;
-    const uint16_t* from = layer.qkv;
+    const uint8_t* from = layer.qkv;
     if (page >= LAYERS * LAYER_PAGES) from = a.head, n = page - LAYERS * LAYER_PAGES, pages = HEAD_PAGES;
     else if (n >= LAYER_PAGES - DOWN_PAGES) from = layer.down, n -= LAYER_PAGES - DOWN_PAGES, pages = DOWN_PAGES;
     else if (n >= QKV_PAGES + OUT_PAGES) {
         from = layer.gate_up, n -= QKV_PAGES + OUT_PAGES, pages = GATE_PAGES;
-        if (n >= GATE_PAGES) from += static_cast<int64_t>(INNER) * WIDTH, n -= GATE_PAGES;
+        if (n >= GATE_PAGES) from += static_cast<int64_t>(INNER) * WIDTH * WEIGHT_BYTES, n -= GATE_PAGES;
     } else if (n >= QKV_PAGES) from = layer.out, n -= QKV_PAGES, pages = OUT_PAGES;
-    return from + static_cast<int64_t>(block * pages + n) * (PAGE / 2);
+    return from + static_cast<int64_t>(block * pages + n) * PAGE;
 }
 
 // One thread asks for all pages, each as soon as there is room for it. It is of a warp apart: nobody's barrier waits for
