@@ -3,6 +3,9 @@
 A kernel's blocks wait for each other, so all of them must be on the GPU at once, which has as many processors as there
 are blocks. Of several stacks in a process that could run at once the first one has it: two could each hold half of the
 processors.
+
+Another stream's kernels may run beside it (a codec's, engine/codec_stream.py). They hold processors, so that blocks
+which are there wait for the others; but they end by themselves and wait for none of these, so it only takes longer.
 """
 
 from __future__ import annotations
