@@ -113,9 +113,7 @@ def test_a_row_that_was_given_up_is_another_request_s(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_voice_s_own_sound_comes_before_what_it_says(
-    make_engine: MakeEngine, order: Order, overlap: Overlap
-) -> None:
+def test_a_voice_s_own_sound_comes_before_what_it_says(make_engine: MakeEngine, order: Order, overlap: Overlap) -> None:
     engine = make_engine("base", steps_ahead=1, max_rows=3)
     voice = engine.clone(reference_clip(), "speech and the user")
     requests: list[dict[str, Any]] = [

@@ -49,7 +49,7 @@ class CodecStream:
         self.device = device
         self.stream = torch.cuda.Stream(device) if own and device.type == "cuda" else None
         self.few_rows, self.first_sound_rows = _FEW_ROWS, _FIRST_SOUND_ROWS
-        self._spare = spare_processors if self.stream is not None else 0
+        self.spare_processors = spare_processors if self.stream is not None else 0
         self._given = None if self.stream is None else torch.cuda.Event()  # what the codec reads is there
         self.made = None if self.stream is None else torch.cuda.Event()  # all that was launched here is done
         self._rows: set[int] = set()  # of the last step, while its sound may still be made
@@ -75,7 +75,7 @@ class CodecStream:
     @contextmanager
     def beside_frames(self) -> Iterator[None]:
         """For the codec's own launches, also where they are captured."""
-        with leaving_free(self._spare):
+        with leaving_free(self.spare_processors):
             yield
 
     def keeps_order(self, rows: int, first_sound: bool) -> bool:
