@@ -7,8 +7,9 @@ one. Parts:
 - bits: 256 files with the same seeds, one frame a chunk, spoken both ways. Their samples must be equal; the exit code
   is 1 where they are not.
 - engine: as many listeners as rows, who begin anew when they end, for each way and number of processors that the codec
-  leaves free: ms a step, rows in it, audio-s/s, and first sounds by the host's clock, without a server. "in order":
-  steps that make a first sound keep their order however many rows they have, not only up to 48.
+  leaves free: ms a step, rows in it, how long the host waited for the device in it (next to nothing: the host is what
+  limits), audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound
+  keep their order however many rows they have, not only up to 48.
 - graphs: sixteen frames of all rows and their sound, by themselves: in turn, on two streams, and with frames first,
   whose graphs are captured at a high priority for that. More than this cannot be gained.
 """
@@ -122,8 +123,9 @@ class Crowd:
         for n, listener in enumerate(listeners):
             listener.begin(*ask(self.engine, n, 1 + LENGTH * (n + 1) // count))
         time.sleep(WARM_S)
-        loop, rows = self.engine.loop, self.engine.telemetry.rows
+        loop, rows, waits = self.engine.loop, self.engine.telemetry.rows, self.engine.telemetry.phase_s["wait"]
         began_s, steps, decoded, audio_s = time.perf_counter(), loop.steps, rows.total, self.audio_s
+        waited_s = waits.total
         self.first_s.clear()
         time.sleep(WINDOW_S)
         took_s, made = time.perf_counter() - began_s, loop.steps - steps
@@ -131,6 +133,7 @@ class Crowd:
         found = {
             "ms_a_step": 1e3 * took_s / made,
             "rows": (rows.total - decoded) / made,
+            "host_waited_ms": 1e3 * (waits.total - waited_s) / made,
             "audio_s_per_s": (self.audio_s - audio_s) / took_s,
             "first_sound_p50_ms": float(np.percentile(first_ms, 50)),
             "first_sound_p99_ms": float(np.percentile(first_ms, 99)),
