@@ -201,6 +201,7 @@ class StreamsOnCpu:
         return self._numbers
 
     def note(self, stream: Stream, number: int) -> None:
-        """Work is done now. The codec's is overtaken where some that was launched later is done already."""
+        """Work is done now. The codec's is overtaken where a later step's is done already."""
+        if stream is self.steps:
+            self._latest = number
         self.overtaken += stream is self.codec_stream.stream and number < self._latest
-        self._latest = max(self._latest, number)
