@@ -120,7 +120,7 @@ def test_pieces_with_their_past_are_the_whole_to_the_bit(
 @pytest.mark.parametrize(
     ("layout", "shape", "options"),
     [
-        (conv._WIDE, (64, 384, 7, 2, 300), {"dilation": 3}),
+        (conv._WIDE, (64, 192, 7, 2, 300), {"dilation": 3}),
         (conv._NARROW, (64, 384, 2, 2, 300), {"samples": 2}),
         (conv._SHORT, (64, 384, 2, 7, 64), {"samples": 2}),
         (conv._PANEL, (192, 288, 2, 2, 257), {"samples": 3}),
@@ -132,7 +132,7 @@ def test_any_number_of_blocks_computes_the_same_bits(
     monkeypatch.setattr(conv, "PROCESSORS", 9)
     call = conv_call(*shape, **options)
     whole = made(call, layout)
-    for spare in (1, 4, 6, 8, 99):
+    for spare in (6, 8):
         with leaving_free(spare):
             assert all(map(torch.equal, made(call, layout), whole))
 

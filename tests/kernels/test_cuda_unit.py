@@ -98,7 +98,7 @@ def test_any_number_of_blocks_computes_the_same_bits(channels: int, monkeypatch:
     monkeypatch.setattr(conv, "PROCESSORS", 5)
     call = unit_call(channels, 2, 450, 3)
     whole = cuda_unit.residual_unit(*call)
-    for spare in (1, 3, 4):
+    for spare in (2, 4):
         with leaving_free(spare):
             assert all(map(torch.equal, cuda_unit.residual_unit(*call), whole))
 
