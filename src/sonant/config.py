@@ -107,7 +107,7 @@ class EngineConfig:
         "next step's frames, with graphs in memory of their own",
     )
     codec_spare_processors: int = option(
-        0, "of a GPU, that the codec's largest kernels leave to the frames beside them, with --codec-stream own"
+        0, "processors of a GPU that the codec's largest kernels leave to the frames beside them, with its own stream"
     )
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
     warm_rows: int | None = option(
