@@ -101,8 +101,8 @@ def one_way(folder: str, rows: int, way: str) -> None:
     graphs.logger.setLevel(logging.DEBUG)
     config = EngineConfig(max_rows=rows, max_batch=rows, kv_tokens=256 * rows)
 
-    def pool(device: torch.device, runs_first: bool = False) -> GraphPool:
-        return GraphPool(device, runs_first or way == WAYS[0])
+    def pool(device: torch.device, runs_first: bool = False, priority: int = 0) -> GraphPool:
+        return GraphPool(device, runs_first or way == WAYS[0], priority)
 
     with mock.patch("sonant.engine.runner.GraphPool", pool):
         engine = sonant.load(folder, device="cuda", config=config, sound="int16")

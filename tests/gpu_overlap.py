@@ -1,30 +1,192 @@
-"""On a GPU: sixteen frames of all rows and their sound, one after the other, and on two streams at once.
+"""On a GPU: sound made behind a step's frames, and beside the next one's (`--codec-stream own`).
 
-    python tests/gpu_overlap.py --folder /tmp/full [--rows 64,256]
+    python tests/gpu_overlap.py --folder /tmp/full [--parts bits,engine,graphs] [--rows 64,128,256,512] [--out a.json]
 
-Not a test that pytest collects. It tells what an engine could gain that makes sound beside its frames: a frame's
-kernels are small and wait for each other, the codec's are large. Sound has graphs with memory of their own here, since
-graphs that share memory must not run at once.
+Not a test that pytest collects. Under two minutes on an H200 whose kernels are compiled, as far as can be told without
+one. Parts:
+- bits: 256 files with the same seeds, one frame a chunk, spoken both ways. Their samples must be equal; the exit code
+  is 1 where they are not.
+- engine: as many listeners as rows, who begin anew when they end, for each way and number of processors that the codec
+  leaves free: ms a step, rows in it, how long the host waited for the device in it (next to nothing: the host is what
+  limits), audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound
+  keep their order however many rows they have, not only up to 48.
+- graphs: sixteen frames of all rows and their sound, by themselves: in turn, on two streams, and with frames first,
+  whose graphs are captured at a high priority for that. More than this cannot be gained.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import hashlib
+import itertools
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 import sonant
+from engine.families import Options, speak_at_once
 from sonant import Engine, EngineConfig
+from sonant.bench.engine.listener import TEXT
 from sonant.bench.engine.step_rig import StepRig
-from sonant.engine.graphs import GraphPool, capture_graph
+from sonant.config import CodecStreamChoice
+from sonant.engine.codec_stream import HIGH_PRIORITY
+from sonant.engine.graphs import CapturedGraph, GraphPool, capture_graph
+from sonant.engine.request import Request
+from sonant.models.prompt import Prompt
+from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.text_table import grid
+from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 FRAMES = 16
 ROUNDS = 4
-Work = tuple[Sequence[torch.cuda.CUDAGraph], int]  # graphs in turn, and the priority of their stream
+LENGTH = 125  # frames of a listener: ten seconds
+TEXTS = 1200  # that differ, so that prompts are prefilled
+WARM_S, WINDOW_S = 1.0, 1.6
+BITS_ROWS, BITS_FRAMES = 256, 48
+TITLES = ("rows", "ms a frame: frames", "sound", "in turn", "at once", "frames first", "16 spare", "32 spare")
+Work = tuple[Sequence[CapturedGraph], int]  # graphs in turn, with the memory that they use; priority of their stream
+
+
+@dataclass(frozen=True)
+class Way:
+    choice: CodecStreamChoice
+    spare: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.choice if self.choice == "shared" else f"own, {self.spare} spare"
+
+
+WAYS = (Way("shared"), Way("own"), Way("own", 16), Way("own", 32))
+
+
+@dataclass(frozen=True)
+class Source:
+    folder: Path
+    device: str
+
+    def load(self, way: Way, rows: int, **options: Any) -> Engine:
+        gc.collect()  # the engine before it
+        torch.cuda.empty_cache()
+        began_s = time.perf_counter()
+        config = EngineConfig(
+            max_rows=rows, warm_rows=rows, kv_tokens=256 * rows, codec_stream=way.choice,
+            codec_spare_processors=way.spare, **options,
+        )  # fmt: skip
+        engine = sonant.load(self.folder, device=self.device, config=config, sound="int16")
+        print(f"{way.name}: loaded in {time.perf_counter() - began_s:.1f} s", flush=True)
+        return engine
+
+
+class Listener:
+    """One row's sink: who ends is followed by another, with the next prompt."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self.crowd, self.asked_s, self.waits = crowd, 0.0, False
+
+    def begin(self, speech: SpeechRequest, prompt: Prompt) -> None:
+        engine = self.crowd.engine
+        self.asked_s, self.waits = time.monotonic(), True
+        self.request = Request(speech, prompt, self, self.asked_s, engine.spec.delay_steps, keeps_frames=False)
+        engine.loop.post(self.request)
+
+    def push(self, chunk: AudioChunk) -> None:
+        if self.waits:
+            self.waits = False
+            self.crowd.first_s.append(time.monotonic() - self.asked_s)
+        self.crowd.audio_s += len(chunk.samples) / chunk.sample_rate
+
+    def finish(self, reason: FinishReason) -> None:
+        if not self.crowd.stopped:
+            self.begin(*next(self.crowd.prompts))
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+class Crowd:
+    def __init__(self, engine: Engine, prompts: Iterator[tuple[SpeechRequest, Prompt]]) -> None:
+        self.engine, self.prompts, self.stopped = engine, prompts, False
+        self.first_s: list[float] = []
+        self.audio_s = 0.0
+
+    def measure(self, count: int) -> dict[str, float]:
+        """They begin at all places of a text, so that their chunks do not fall due together."""
+        listeners = [Listener(self) for _ in range(count)]
+        for n, listener in enumerate(listeners):
+            listener.begin(*ask(self.engine, n, 1 + LENGTH * (n + 1) // count))
+        time.sleep(WARM_S)
+        loop, rows, waits = self.engine.loop, self.engine.telemetry.rows, self.engine.telemetry.phase_s["wait"]
+        began_s, steps, decoded, audio_s = time.perf_counter(), loop.steps, rows.total, self.audio_s
+        waited_s = waits.total
+        self.first_s.clear()
+        time.sleep(WINDOW_S)
+        took_s, made = time.perf_counter() - began_s, loop.steps - steps
+        first_ms = 1e3 * np.array(self.first_s or [float("nan")])
+        found = {
+            "ms_a_step": 1e3 * took_s / made,
+            "rows": (rows.total - decoded) / made,
+            "host_waited_ms": 1e3 * (waits.total - waited_s) / made,
+            "audio_s_per_s": (self.audio_s - audio_s) / took_s,
+            "first_sound_p50_ms": float(np.percentile(first_ms, 50)),
+            "first_sound_p99_ms": float(np.percentile(first_ms, 99)),
+        }
+        self.stopped = True
+        loop.abort([listener.request for listener in listeners])
+        while self.engine.stats().running or self.engine.stats().waiting:
+            time.sleep(0.01)
+        return found
+
+
+def ask(engine: Engine, n: int, frames: int) -> tuple[SpeechRequest, Prompt]:
+    speech = SpeechRequest(text=f"{n}. {TEXT}", seed=n, max_frames=frames)
+    return speech, engine.prompter.prompt(speech)
+
+
+def measure_way(source: Source, way: Way, rows: Sequence[int], few_rows: int | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    with source.load(way, max(rows)) as engine:
+        prompts = itertools.cycle([ask(engine, n, LENGTH) for n in range(TEXTS)])
+        stream = engine.loop.runner.codec_stream
+        stream.few_rows = stream.few_rows if few_rows is None else few_rows
+        orders = {way.name: stream.first_sound_rows}
+        if way == Way("own"):
+            orders[f"{way.name}, in order"] = max(rows)
+        for (name, first_sound_rows), count in itertools.product(orders.items(), rows):
+            stream.first_sound_rows = first_sound_rows
+            found.append({"listeners": count, "way": name, **Crowd(engine, prompts).measure(count)})
+    return found
+
+
+def measure_engine(source: Source, rows: Sequence[int], few_rows: int | None) -> list[dict[str, Any]]:
+    found = [line for way in WAYS for line in measure_way(source, way, rows, few_rows)]
+    found.sort(key=lambda line: line["listeners"])
+    lines = [[f"{value:.2f}" if isinstance(value, float) else str(value) for value in f.values()] for f in found]
+    print(grid([tuple(found[0]), *map(tuple, lines)]), flush=True)
+    return found
+
+
+def digest_of(source: Source, way: Way, rows: int) -> str:
+    """Of all samples of files that are spoken at once."""
+    requests: list[Options] = [{"text": TEXT, "seed": n, "max_frames": BITS_FRAMES - n % 7} for n in range(rows)]
+    said = hashlib.blake2b(digest_size=8)
+    with source.load(way, rows, chunk_s=(0.08,)) as engine:
+        for speech in speak_at_once(engine, requests):
+            said.update(np.ascontiguousarray(speech.samples).tobytes())
+    return said.hexdigest()
+
+
+def same_bits(source: Source, rows: int) -> dict[str, str]:
+    digests = {way.name: digest_of(source, way, rows) for way in (WAYS[0], WAYS[1], WAYS[3])}
+    print(grid([(f"samples of {rows} files", "digest"), *digests.items()]), flush=True)
+    return digests
 
 
 def wall_ms(works: Sequence[Work]) -> float:
@@ -38,37 +200,60 @@ def wall_ms(works: Sequence[Work]) -> float:
             for (graphs, _), stream in zip(works, streams, strict=True):
                 if turn < len(graphs):
                     with torch.cuda.stream(stream):
-                        graphs[turn].replay()
+                        graphs[turn].graph.replay()
         torch.cuda.synchronize()
         best_ms = min(best_ms, 1e3 * (time.perf_counter() - began_s))
     return best_ms
 
 
-def measure(engine: Engine, count: int) -> tuple[str, ...]:
+def measure_graphs(engine: Engine, count: int) -> tuple[str, ...]:
     with StepRig(engine, count, 60) as rig, torch.inference_mode():
-        step = rig.runner.frame[rig.requests[0].prompt.variant]
-        step(rig.rows)
-        frames = [step.captured[next(size for size in step.captured if size >= count)].graph] * FRAMES
-        run: Callable[[torch.Tensor], torch.Tensor] = rig.runner.codec[FRAMES].run
+        runner, rows = rig.runner, torch.tensor(rig.rows, device="cuda")
+        runner.span_blocks = runner.table_blocks
+        frame: Callable[[torch.Tensor], torch.Tensor] = runner.frame[rig.requests[0].prompt.variant].run
+        sound: Callable[[torch.Tensor], torch.Tensor] = runner.codec[FRAMES].run
+        pools = [GraphPool(engine.device, priority=level) for level in (0, HIGH_PRIORITY)]
+        plain, first = ([capture_graph("frame", frame, rows, pool)] * FRAMES for pool in pools)
         groups = [torch.tensor([r.row for r in group], device="cuda") for group in rig.groups(FRAMES)]
-        pool = GraphPool(engine.device)
-        sounds = [capture_graph("sound", run, group, pool).graph for group in groups]
-        found = [wall_ms([(graphs, 0)]) for graphs in (frames, sounds, [*frames, *sounds])]
-        found += [wall_ms([(frames, level), (sounds, 0)]) for level in (0, -1)]
+        found, pool = list[float](), GraphPool(engine.device)
+        for spare in (0, 16, 32):
+            runner.codec_stream.spare_processors = spare
+            sounds = [capture_graph("sound", sound, group, pool) for group in groups]
+            if not spare:
+                found += [wall_ms([(graphs, 0)]) for graphs in (plain, sounds, [*plain, *sounds])]
+                found.append(wall_ms([(plain, 0), (sounds, 0)]))
+            found.append(wall_ms([(first, HIGH_PRIORITY), (sounds, 0)]))
         return str(count), *(f"{ms / FRAMES:.3f}" for ms in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rows", default="64,256")
+    parser.add_argument("--folder", type=Path, required=True, help="of the 1.7B shapes; written where there is none")
+    parser.add_argument("--parts", default="bits,engine,graphs")
+    parser.add_argument("--rows", default="64,128,256,512")
+    parser.add_argument("--few-rows", type=int, help="steps of so many keep their order; the engine's own: 8")
+    parser.add_argument("--device", default="cuda", help="cpu: to try bits and engine with a tiny model, to no end")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows = [int(n) for n in args.rows.split(",")]
-    config = EngineConfig(max_rows=max(rows), warm_rows=max(rows), chunk_s=(0.08 * FRAMES,))
-    engine = sonant.load(args.folder, device="cuda", config=config)
-    engine.close()
-    titles = ("rows", "ms a frame: frames", "sound", "in turn", "at once", "at once, frames first")
-    print(grid([titles, *(measure(engine, count) for count in rows)]), flush=True)
+    source = Source(args.folder, args.device)
+    if not (args.folder / "config.json").exists():
+        args.folder.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(args.folder, kind="custom_voice", size="1.7b", device="cuda", tokenizer_from=None)
+    rows, parts = [int(n) for n in args.rows.split(",")], args.parts.split(",")
+    report: dict[str, Any] = {}
+    if "bits" in parts:
+        report["bits"] = same_bits(source, min(BITS_ROWS, max(rows)))
+    if "engine" in parts:
+        report["engine"] = measure_engine(source, rows, args.few_rows)
+    if "graphs" in parts:
+        engine = source.load(Way("own"), max(rows), chunk_s=(0.08 * FRAMES,))
+        engine.close()
+        report["graphs"] = [TITLES, *(measure_graphs(engine, count) for count in rows)]
+        print(grid(report["graphs"]), flush=True)
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1))
+    if len(set(report.get("bits", {}).values())) > 1:
+        raise SystemExit("WRONG: the samples differ")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ def power_of_two(most: int) -> int:
 
 
 KVCacheType = Literal["fp8"]
+CodecStreamChoice = Literal["shared", "own"]
+_MOST_SPARE_PROCESSORS = 100  # of 132: the codec must have some
+_FROM_ZERO = ("steps_ahead", "max_parked", "compile_workers", "codec_spare_processors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,14 @@ class EngineConfig:
         f"seconds of sound that the codec may make in one step, over all rows; none: {_GPU_CODEC_BATCH_S:g} on a GPU, "
         f"{_CPU_CODEC_S_PER_ROW:g} for each row of a batch on the CPU, whose memory grows by what it makes at once",
     )
+    codec_stream: CodecStreamChoice = option(
+        "shared",
+        "where a GPU makes sound. shared: behind a step's frames, on their stream; own: on one of its own, beside the "
+        "next step's frames, with graphs in memory of their own",
+    )
+    codec_spare_processors: int = option(
+        0, "processors of a GPU that the codec's largest kernels leave to the frames beside them, with its own stream"
+    )
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
     warm_rows: int | None = option(
         None, "batch sizes with a CUDA graph before the engine answers; larger ones follow between steps. none: all"
@@ -116,7 +127,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            least = 0 if f.name in ("steps_ahead", "max_parked", "compile_workers") else 1
+            least = 0 if f.name in _FROM_ZERO else 1
             if isinstance(value, bool) or (isinstance(value, int) and value < least):
                 raise ConfigError(f"{f.name} must be at least {least}, not {value!r}")
             if isinstance(value, float) and not value > 0:
@@ -128,6 +139,11 @@ class EngineConfig:
             raise ConfigError(f"kv_cache_dtype must be {known}, or left out, not {self.kv_cache_dtype!r}")
         if self.quantize not in (None, *get_args(Quantization)):
             raise ConfigError(f"quantize must be {' or '.join(get_args(Quantization))}, not {self.quantize!r}")
+        if self.codec_stream not in get_args(CodecStreamChoice):
+            known = " or ".join(get_args(CodecStreamChoice))
+            raise ConfigError(f"codec_stream must be {known}, not {self.codec_stream!r}")
+        if self.codec_spare_processors > (most := _MOST_SPARE_PROCESSORS):
+            raise ConfigError(f"codec_spare_processors must be at most {most}, not {self.codec_spare_processors}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:

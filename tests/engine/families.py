@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,13 @@ TOY = Family("toy", _open_toy, _varied_toy)
 def frames_each(frames: int, frame_s: float = 0.08) -> Options:
     """Options of an engine that makes at most so many frames of every part; `max_frames` are those of a whole text."""
     return {"budget_s": frames * frame_s, "budget_s_per_token": 1e-12}
+
+
+def speak_at_once(engine: Engine, requests: Sequence[Options]) -> list[Speech]:
+    """Files that all come before the engine looks at one: its steps are the same ones each time, on any machine."""
+    with engine.loop._wake:
+        streams = [engine.stream(**{**request, "live": False}) for request in requests]
+    return [stream.result() for stream in streams]
 
 
 def same(a: Speech, b: Speech) -> None:

@@ -42,6 +42,9 @@ class RandomParking:
         row = request.row
         self.parked_in_flight += request.steps_in_flight > 0
         self.sharing._park(request, now_s)
+        self.spoil(row)
+
+    def spoil(self, row: int) -> None:
         rows = self.sharing.rows
         with torch.inference_mode():
             for field in rows.tensors:

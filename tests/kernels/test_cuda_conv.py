@@ -21,7 +21,7 @@ from kernels.unit_cases import error_of
 from sonant.kernels import reference
 from sonant.kernels.cuda import compiler, conv
 from sonant.kernels.cuda.compiler import build, find_compiler
-from sonant.kernels.gpu import Gpu, planning_for
+from sonant.kernels.gpu import Gpu, leaving_free, planning_for, spare_processors
 from sonant.kernels.reference import Bounds, Snake
 
 pytest.importorskip("triton")
@@ -111,6 +111,47 @@ def test_pieces_with_their_past_are_the_whole_to_the_bit(
         before = torch.cat([before, piece], dim=1)[:, -history:]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces], dim=1), whole[n])
+
+
+@pytest.mark.slow
+@needs_gxx
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("layout", "shape", "options"),
+    [
+        (conv._WIDE, (64, 192, 7, 2, 300), {"dilation": 3}),
+        (conv._NARROW, (64, 384, 2, 2, 300), {"samples": 2}),
+        (conv._SHORT, (64, 384, 2, 7, 64), {"samples": 2}),
+        (conv._PANEL, (192, 288, 2, 2, 257), {"samples": 3}),
+    ],
+)
+def test_any_number_of_blocks_computes_the_same_bits(
+    layout: conv.Layout, shape: tuple[int, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "PROCESSORS", 9)
+    call = conv_call(*shape, **options)
+    whole = made(call, layout)
+    for spare in (6, 8):
+        with leaving_free(spare):
+            assert all(map(torch.equal, made(call, layout), whole))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "panels", "spare", "blocks"),
+    [
+        (1000, 1, 0, 132),
+        (1000, 1, 16, 116),
+        (100, 1, 16, 100),  # fewer tiles than processors anyway
+        (3000, 5, 0, 130),  # as many for each panel
+        (3000, 5, 32, 100),
+        (3000, 3, 131, 3),  # every panel has one
+        (3000, 1, 500, 1),
+    ],
+)
+def test_processors_are_left_to_others(tiles: int, panels: int, spare: int, blocks: int) -> None:
+    with leaving_free(spare):
+        assert conv.resident_blocks(tiles, panels) == blocks
+    assert spare_processors() == 0
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from sonant.kernels import reference
 from sonant.kernels.cuda import compiler, conv
 from sonant.kernels.cuda import unit as cuda_unit
 from sonant.kernels.cuda.compiler import build, find_compiler
-from sonant.kernels.gpu import Gpu, planning_for
+from sonant.kernels.gpu import Gpu, leaving_free, planning_for
 from sonant.kernels.triton import unit as triton_unit
 
 pytest.importorskip("triton")
@@ -87,6 +87,19 @@ def test_pieces_with_their_past_are_the_whole_to_the_bit(channels: int) -> None:
         past = torch.cat([past, active], dim=1)[:, -call.unit.history :]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces], dim=1), whole[n])
+
+
+@pytest.mark.slow
+@needs_gxx
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("channels", [96, 192])
+def test_any_number_of_blocks_computes_the_same_bits(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "PROCESSORS", 5)
+    call = unit_call(channels, 2, 450, 3)
+    whole = cuda_unit.residual_unit(*call)
+    for spare in (2, 4):
+        with leaving_free(spare):
+            assert all(map(torch.equal, cuda_unit.residual_unit(*call), whole))
 
 
 @pytest.mark.slow

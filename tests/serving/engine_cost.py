@@ -107,7 +107,8 @@ class MadeUpDevice:
         runner.frame = {0: self._frame}  # type: ignore[dict-item]
         runner.codec = {n: lambda rows, n=n: largest[: len(rows), : n * samples + 1] for n in engine.sizes.chunks}  # type: ignore[misc]
         self.ring = runner.ring
-        self.ring._copy = self._copy  # type: ignore[method-assign]
+        self.ring._copy_records = self._copy  # type: ignore[method-assign]
+        self.ring._copy_sounds = lambda slot, sounds: None  # type: ignore[method-assign]
         self.ring.wait = self._wait  # type: ignore[method-assign]
 
     def _frame(self, rows: Any) -> torch.Tensor:
@@ -115,7 +116,7 @@ class MadeUpDevice:
         self.free_s = began_s + self.base_s + self.row_s * len(rows)
         return self.stand_in.frame(rows)
 
-    def _copy(self, slot: Slot, records: Any, sounds: Any, clock: Any) -> None:
+    def _copy(self, slot: Slot, records: Any, clock: Any) -> None:
         """Only what is read on the host without being sound: a GPU copies by itself."""
         row = 0
         for record in records:

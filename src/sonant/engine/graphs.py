@@ -1,9 +1,9 @@
 """CUDA graphs of the model's steps, one for each batch size: a replay costs the host one launch.
 
 A step takes row indices and nothing else, so a graph needs one static input. Smaller batches are padded with the
-scratch row, larger ones replayed several times: rows do not depend on each other. All graphs share one memory pool, so
-what one leaves there the next may overwrite: results are copied to memory of their own. On the CPU, and for batches
-that would take too many replays, the same steps run eagerly.
+scratch row, larger ones replayed several times: rows do not depend on each other. Graphs share a memory pool, so what
+one leaves there the next may overwrite: results are copied to memory of their own, and graphs that may run at once have
+different pools. On the CPU, and for batches that would take too many replays, the same steps run eagerly.
 
 The first graph of a step is captured after an eager run, which finds out what it returns, makes handles and scratch
 memory of libraries, and shows what a capture must not do. Larger ones are captured at once, as far as they can be: that
@@ -70,10 +70,13 @@ class CapturedGraph:
 class GraphPool:
     """Where graphs are captured: memory that all of them work in, and one stream, for which libraries keep scratch."""
 
-    def __init__(self, device: torch.device, runs_first: bool = False) -> None:
-        """`runs_first`: before every capture, for steps of which something goes on outside of their graph."""
+    def __init__(self, device: torch.device, runs_first: bool = False, priority: int = 0) -> None:
+        """`runs_first`: before every capture, for steps of which something goes on outside of their graph.
+
+        `priority`: of its kernels; torch's graphs keep that of the stream that they were captured on.
+        """
         self.runs_first = runs_first
-        self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
 
     @contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph, mode: str) -> Iterator[None]:
@@ -135,8 +138,11 @@ def _capture_at_once(name: str, run: Run, given: Tensor, pool: GraphPool, like: 
 class GraphedStep:
     """One kind of step at every bucket size. `run` takes rows [B] and returns [B, …]."""
 
-    def __init__(self, name: str, run: Run, device: torch.device, scratch_row: int) -> None:
-        self.name, self.run, self.device, self.scratch_row = name, run, device, scratch_row
+    def __init__(
+        self, name: str, run: Run, device: torch.device, scratch_row: int, pool: GraphPool | None = None
+    ) -> None:
+        """`pool`: where it is captured, if not with the others, beside which it may run then."""
+        self.name, self.run, self.device, self.scratch_row, self.pool = name, run, device, scratch_row, pool
         self.captured: dict[int, CapturedGraph] = {}
         self.replays = True
 
@@ -145,7 +151,7 @@ class GraphedStep:
         for bucket in buckets:
             like = next((graph.out for graph in self.captured.values()), None)
             name = f"{self.name} for {bucket} rows"
-            self.captured[bucket] = capture_graph(name, *self.captures(bucket), pool, like)
+            self.captured[bucket] = capture_graph(name, *self.captures(bucket), self.pool or pool, like)
 
     def captures(self, bucket: int) -> tuple[Run, Tensor]:
         """What a graph of this size is of."""

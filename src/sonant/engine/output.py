@@ -2,6 +2,10 @@
 
 A slot holds one step's records and sound. It is taken again only after its event was waited for and its values
 were copied out, so the device never writes what the host still reads.
+
+Graphs leave their results where their next replay does, so that is held back until they are copied. Sound may be made
+on a stream of its own (codec_stream.py), beside the next step's frames: so those wait for the copy of records alone,
+and the next sound for that of sound.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class Slot:
         self.sleeping = torch.cuda.Event(blocking=True) if pinned else None
         self.spinning = torch.cuda.Event() if pinned else None
         self.done = self.sleeping
+        self.records_copied = torch.cuda.Event() if pinned else None
 
     def decoded(self, count: int) -> tuple[npt.NDArray[np.int32], Frames]:
         """Statuses and frames of the first `count` records, which hold until the slot is taken again."""
@@ -71,33 +76,50 @@ class OutputRing:
         self.last: Slot | None = None  # that was sent
 
     def send(
-        self, records: Sequence[Tensor], sounds: Sequence[Tensor], clock: Tensor | None = None, in_haste: bool = False
+        self,
+        records: Sequence[Tensor],
+        sounds: Sequence[Tensor],
+        clock: Tensor | None = None,
+        in_haste: bool = False,
+        sounds_made: torch.cuda.Event | None = None,
     ) -> Slot:
         """Start copying a step's results; `wait` on the slot before reading it. `clock` is that of paged weights.
 
         `in_haste`: whoever waits on it keeps a core busy meanwhile, and is not woken some 50 microseconds late.
+        `sounds_made`: by when there are sounds, if they are made on another stream than the one that this is called on.
         """
         slot = self.slots[self.next]
         slot.done = slot.spinning if in_haste else slot.sleeping
         self.next = (self.next + 1) % len(self.slots)
         if self.stream is None or self.made is None:
-            self._copy(slot, records, sounds, clock)
+            self._copy_records(slot, records, clock)
+            self._copy_sounds(slot, sounds)
             return slot
         self.made.record(torch.cuda.current_stream(self.stream.device))
         self.stream.wait_event(self.made)
         self.last = slot
         with torch.cuda.stream(self.stream):
-            self._copy(slot, records, sounds, clock)
-            assert slot.done is not None
+            self._copy_records(slot, records, clock)
+            assert slot.done is not None and slot.records_copied is not None
+            if sounds_made is not None:
+                slot.records_copied.record(self.stream)
+                self.stream.wait_event(sounds_made)
+            self._copy_sounds(slot, sounds)
             slot.done.record(self.stream)
         for tensor in (*records, *sounds):
             tensor.record_stream(self.stream)
         return slot
 
-    def hold_back(self) -> None:
-        """Make the device finish copying the last step's results before a graph overwrites them."""
-        if self.stream is not None and self.last is not None and self.last.done is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.last.done)
+    def hold_back(self, *, records_only: bool = False) -> None:
+        """Make the current stream wait until the last step's results are copied, before a graph overwrites them.
+
+        `records_only`: where sound is overwritten on another stream, which is held back by itself.
+        """
+        if self.stream is None or self.last is None:
+            return
+        copied = self.last.records_copied if records_only else self.last.done
+        assert copied is not None
+        torch.cuda.current_stream(self.stream.device).wait_event(copied)
 
     @staticmethod
     def wait(slot: Slot) -> None:
@@ -105,13 +127,16 @@ class OutputRing:
             slot.done.synchronize()
 
     @staticmethod
-    def _copy(slot: Slot, records: Sequence[Tensor], sounds: Sequence[Tensor], clock: Tensor | None) -> None:
+    def _copy_records(slot: Slot, records: Sequence[Tensor], clock: Tensor | None) -> None:
         if clock is not None:
             slot.clock.copy_(clock, non_blocking=True)
         row = 0
         for record in records:
             slot.records[row : row + len(record)].copy_(record, non_blocking=True)
             row += len(record)
+
+    @staticmethod
+    def _copy_sounds(slot: Slot, sounds: Sequence[Tensor]) -> None:
         start = 0
         for sound in sounds:
             slot.sound[start : start + sound.numel()].view_as(sound).copy_(sound, non_blocking=True)

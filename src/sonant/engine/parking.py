@@ -3,12 +3,15 @@
 All that a request has on the device is its row (the line with its block table, and every declared state tensor) and its
 blocks, which it keeps: no model may remember a row elsewhere. Copies are launched on the step thread's stream, without
 waiting for anything: after the steps in flight that still use the row, and before those that the next plan launches.
+Where a codec on a stream of its own may still use the row, the step thread's stream waits for it first, and so does all
+that is launched there later, for whoever has the row then.
 Memory to copy to is allocated when it is first needed and then kept, so that parking soon costs a few copies only.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,8 +42,8 @@ class Parking:
     def save(self, request: Request) -> None:
         """Copy a request's row aside; `has_room` has said that it may."""
         copies = self._spare.pop()
-        for copy, content in zip(copies, self.rows.contents(request.row), strict=True):
-            copy.copy_(content)
+        self.rows.before_copy(request.row)
+        self._copy(self.rows.contents(request.row), copies)
         self._aside[request] = copies
 
     @torch.inference_mode()
@@ -48,12 +51,16 @@ class Parking:
         """Copy it into a row, whichever: its line holds its block table too, which has not changed."""
         self.rows.staged.pop(row, None)  # of one who left before any step was launched for it
         copies = self._aside.pop(request)
-        for copy, content in zip(copies, self.rows.contents(row), strict=True):
-            content.copy_(copy)
+        self._copy(copies, self.rows.contents(row))  # nothing launched uses that row, or `save` has waited for it
         self._spare.append(copies)
 
     def drop(self, request: Request) -> None:
         self._spare.append(self._aside.pop(request))
+
+    @staticmethod
+    def _copy(sources: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+        for source, place in zip(sources, places, strict=True):
+            place.copy_(source)
 
     @torch.inference_mode()
     def _reserve(self) -> None:

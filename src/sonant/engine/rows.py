@@ -9,7 +9,7 @@ padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any
 
@@ -27,6 +27,8 @@ class Rows:
         self.device, self.blocks_per_row = device, blocks_per_row
         self.scratch = count
         self.free = list(range(count - 1, -1, -1))
+        # Called before a row is copied aside: the copy must come after all work on it, on whichever stream.
+        self.before_copy: Callable[[int], None] = lambda row: None
         numbers = counters(spec.state)
         self.staged_layout = RowLayout(spec.staged, blocks_per_row)
         self.layout = RowLayout([*spec.staged, *numbers], blocks_per_row)

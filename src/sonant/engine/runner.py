@@ -1,7 +1,8 @@
 """Puts a plan on the device and reads a finished one back. Launching never waits for the device.
 
 All work of a step goes to one stream in a fixed order: staged row writes, prefill, codec preroll, one decode step for
-each decoding row, then sound for the rows that are due, which may be of the frame just decoded.
+each decoding row, then sound for the rows that are due, which may be of the frame just decoded. With a stream of its
+own (codec_stream.py) preroll and sound come after the same things, but only a step that keeps its order waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
+from sonant.engine.codec_stream import CodecStream
 from sonant.engine.compile_ahead import CompileAhead, NothingAhead
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.graphs import PREFILL_SIZES, GraphedStep, GraphPool, PrefillGraphs, buckets_up_to, synchronize
@@ -81,6 +83,9 @@ class Runner:
         samples = sizes.codec_batch * spec.samples_per_frame + self.marks * sizes.codec_batch
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
+        own = config.codec_stream == "own" and paging is None  # its slots are for one pass at a time
+        self.codec_stream = CodecStream(device, own, config.codec_spare_processors)
+        self.rows.before_copy = self.codec_stream.wait_for
         reserve_pinned(device)
         self.kv = allocate_kv(spec, config, device, residents)
         with torch.inference_mode():
@@ -99,8 +104,9 @@ class Runner:
             v: GraphedStep(f"frame {v}" if v else "frame", partial(run_frame, variant=v), device, scratch)
             for v in spec.variants
         }
+        apart = None if self.codec_stream.stream is None else GraphPool(device)
         self.codec = {
-            n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch) for n in sizes.chunks
+            n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch, apart) for n in sizes.chunks
         }
         self.warmup = self._warmup()
         self._began_s = self._collected_s = 0.0  # when the last step was begun, and when one last came back
@@ -120,12 +126,15 @@ class Runner:
 
     def on_stream(self) -> AbstractContextManager[object]:
         """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
-        return nullcontext() if self.device.type != "cuda" else torch.cuda.stream(torch.cuda.Stream(self.device))
+        if self.device.type != "cuda":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device, priority=self.codec_stream.priority))
 
     def _warmup(self) -> GraphWarmup:
         if self.device.type != "cuda":
             return GraphWarmup((), None)
-        return GraphWarmup(self._graphs(), GraphPool(self.device, runs_first=self.paging is not None))
+        pool = GraphPool(self.device, self.paging is not None, self.codec_stream.priority)
+        return GraphWarmup(self._graphs(), pool)
 
     def _graphs(self) -> list[PendingGraph]:
         largest = self.config.max_batch
@@ -205,14 +214,15 @@ class Runner:
         return decode_frame(self.model, rows, self.span_blocks, variant)
 
     def _run_codec(self, rows: torch.Tensor, frames: int) -> torch.Tensor:
-        sound = self.model.codec(rows, frames)
+        with self.codec_stream.beside_frames():
+            sound = self.model.codec(rows, frames)
         return ops.pcm16(sound) if self.sound == "int16" else sound
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> None:
         """What comes before all else of a step, of which the rest need not be planned yet."""
         plan.begun, self._began_s = True, time.monotonic()
-        self.ring.hold_back()
+        self.ring.hold_back(records_only=self.codec_stream.stream is not None)
         self.rows.apply()
         if plan.prefill:
             self.prefill([PrefillItem(r.row, r.prompt, start, end) for r, start, end in plan.prefill])
@@ -223,6 +233,7 @@ class Runner:
         self.telemetry.begin()
         if not plan.begun:
             self.begin(plan)
+        self.codec_stream.begin_step()
         if plan.preroll:
             self._launch_preroll(plan)
         decoding = plan.decoding
@@ -233,11 +244,14 @@ class Runner:
             records = [self.frame[variant](ledger.row[group]) for variant, group in plan.decode.items()]
             self.telemetry.rows.add(len(decoding))
             self._learn(self.telemetry.decode_s, self.telemetry.took("frame"))
-        sounds = [self.codec[frames](ledger.row[group]) for frames, group in plan.codec.items()]
+        sounds = self._launch_codec(plan, ledger) if plan.codec else []
         codec = [(frames, group, ledger.vocoded[group] - frames) for frames, group in plan.codec.items()]
         users = plan.users()
         ledger.steps_in_flight[users] += 1
-        slot = self.ring.send(records, sounds, self._clock, bool(plan.prefill) and len(decoding) <= _FEW_ROWS)
+        in_haste = bool(plan.prefill) and len(decoding) <= _FEW_ROWS
+        slot = self.ring.send(records, sounds, self._clock, in_haste, self.codec_stream.made)
+        if self.codec_stream.keeps_order(len(users), plan.first_sound):
+            self.codec_stream.wait()
         step = Step(decoding, users, codec, slot, plan.prompt_positions, self._began_s)
         if codec:
             frames = sum(frames * len(group) for frames, group in plan.codec.items())
@@ -250,10 +264,18 @@ class Runner:
             mean.add(took_s)
 
     def _launch_preroll(self, plan: Plan) -> None:
-        for request in plan.preroll:
-            item = PrefillItem(request.row, request.prompt, 0, request.prefill_length)
-            request.preroll_up_to(self._preroll(item, request.preroll, plan.preroll_frames))
+        with self.codec_stream.behind_the_step(r.row for r in plan.preroll), self.codec_stream.beside_frames():
+            for request in plan.preroll:
+                item = PrefillItem(request.row, request.prompt, 0, request.prefill_length)
+                request.preroll_up_to(self._preroll(item, request.preroll, plan.preroll_frames))
         self.telemetry.took("prefill")
+
+    def _launch_codec(self, plan: Plan, ledger: Ledger) -> list[torch.Tensor]:
+        groups = {frames: ledger.row[group] for frames, group in plan.codec.items()}
+        with self.codec_stream.behind_the_step(row for rows in groups.values() for row in rows.tolist()):
+            if self.codec_stream.stream is not None:
+                self.ring.hold_back()
+            return [self.codec[frames](rows) for frames, rows in groups.items()]
 
     def collect(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
         """Wait for a step, book its stops, and give the sound it made, in order for each request.

@@ -41,6 +41,7 @@ class Plan:
     preroll_frames: int = 0  # of each
     decode: dict[int, Places] = field(default_factory=dict)  # by variant of the frame step
     codec: dict[int, Places] = field(default_factory=dict)  # by how many frames each is given
+    first_sound: bool = False  # whether somebody has heard nothing yet of what the codec makes
     begun: bool = False  # its prompts are on the device, see `Scheduler.plan`
 
     def __bool__(self) -> bool:
@@ -170,6 +171,7 @@ class Scheduler:
         ahead = ledger.frames_launched(sitting, self.spec.delay_steps) - ledger.vocoded[sitting]
         has_steps_left = ledger.launched[sitting] < ledger.step_limit[sitting]
         decoding = ledger.state[sitting] == State.DECODING
+        # One place of the ring stays free: a codec on a stream of its own still reads the frames it was given last.
         able = sitting[decoding & has_steps_left & (ahead < self.sizes.ring - 1)]
         if len(able) > most:
             able = self._by_need(able, now_s)[:most]
@@ -184,6 +186,8 @@ class Scheduler:
         room = self._room(sitting, now_s)
         if frames.sum() > min(self.sizes.codec_batch, room):
             due, frames = self._that_fit(due, frames, room, now_s)
+        new = self.ledger.live[due] & (self.ledger.vocoded[due] == 0)
+        plan.first_sound = bool((new & np.isneginf(self.ledger.first_audio_s[due])).any())
         self.ledger.vocoded[due] += frames
         plan.codec = _grouped(due, frames)
 

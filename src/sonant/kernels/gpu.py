@@ -1,4 +1,5 @@
-"""What kernels must know of the GPU that they run on: its name, for tuned tiles, and what it can do.
+"""What kernels must know of the GPU that they run on: its name, for tuned tiles, what it can do, and how much of it is
+theirs.
 
 Tensors on a CUDA device are of that device. For tensors that are on none, it is the GPU that somebody plans for: the
 steps of a model then take the same way through the same kernels as they will there (see `recorded_launches.py`).
@@ -27,6 +28,7 @@ class Gpu:
 
 
 _PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
+_SPARE: ContextVar[int] = ContextVar("spare_processors", default=0)
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
@@ -41,6 +43,25 @@ def planning_for(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         _PLANNED.reset(before)
+
+
+def spare_processors() -> int:
+    """That a kernel whose blocks stay on theirs until all tiles are done is to leave free at this moment."""
+    return _SPARE.get()
+
+
+@contextmanager
+def leaving_free(processors: int) -> Iterator[None]:
+    """For all launches inside; a graph keeps what it was captured with.
+
+    Blocks that stay take nearly all of a processor's shared memory, so a kernel on another stream gets there only when
+    the whole launch is over. Whoever runs both at once asks for some to be left free; all others have everything.
+    """
+    before = _SPARE.set(processors)
+    try:
+        yield
+    finally:
+        _SPARE.reset(before)
 
 
 @lru_cache(maxsize=16)

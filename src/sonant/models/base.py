@@ -125,7 +125,11 @@ class SpeechModel(Protocol):
         ...
 
     def codec(self, rows: Tensor, frames: int) -> Tensor:
-        """The next `frames` frames of each row as samples [B, frames · samples_per_frame] float32."""
+        """The next `frames` frames of each row as samples [B, frames · samples_per_frame] float32.
+
+        It may run beside the same rows' next decode step, or another's prefill (engine/codec_stream.py): it writes only
+        what neither reads, and of what they write it reads only frames that were there before, and their number.
+        """
         ...
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:

@@ -21,7 +21,7 @@ from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.cuda.tensor_map import BYTES, tensor_map
 from sonant.kernels.cuda.trial import beside_captures
-from sonant.kernels.gpu import Gpu, gpu_of
+from sonant.kernels.gpu import Gpu, gpu_of, spare_processors
 from sonant.kernels.reference import Bounds, Snake, Unit
 
 _LOG = logging.getLogger(__name__)
@@ -225,6 +225,15 @@ def _map_of_weights(weight: Tensor, layout: Layout) -> bytes:
     return tensor_map(weight.data_ptr(), (1, columns, taps * inputs), weight.numel(), layout.columns, _DEPTH)
 
 
+def resident_blocks(tiles: int, panels: int = 1) -> int:
+    """How many blocks a launch has: one on each processor that it may take, and as many for each panel.
+
+    Blocks share the tiles out by their number, and a tile is the same whoever computes it: fewer give the same bits.
+    """
+    free = max(panels, PROCESSORS - spare_processors())
+    return min(tiles, free // panels * panels)
+
+
 def _address(value: Tensor | None) -> int:
     return 0 if value is None else value.data_ptr()
 
@@ -249,9 +258,9 @@ def causal_conv(
     active = None if snake is None else x.new_empty(batch, steps, columns)
     row_runs, column_tiles = -(-steps // layout.run), columns // layout.columns
     tiles = layout.tiles(batch, steps, columns)
-    grid = PROCESSORS // column_tiles * column_tiles if layout.inputs else PROCESSORS
+    blocks = resident_blocks(tiles, column_tiles if layout.inputs else 1)
     conv_kernel(layout).launch(
-        x.device, (min(tiles, grid), 1, 1), _map_of_weights(weight, layout), _NO_MAP,
+        x.device, (blocks, 1, 1), _map_of_weights(weight, layout), _NO_MAP,
         *maps_of_lines(x, past, (taps - 1) * dilation, layout.run, _DEPTH), 0, bias.data_ptr(),
         *_factors(snake), 0, 0, 0, _address(raw), _address(active), steps, inputs, columns, len(bias), taps, dilation,
         row_runs, column_tiles, tiles, past is not None, batch,
@@ -274,7 +283,7 @@ def residual_unit(
     raw, result = x.new_empty(x.shape if keep else 0), x.new_empty(x.shape)
     tiles = layout.tiles(batch, steps, channels)
     conv_kernel(layout).launch(
-        x.device, (min(tiles, PROCESSORS), 1, 1), _map_of_weights(unit.wide, layout),
+        x.device, (resident_blocks(tiles), 1, 1), _map_of_weights(unit.wide, layout),
         _map_of_weights(unit.point, layout), *maps_of_lines(active, past, unit.history, layout.run, _DEPTH),
         x.data_ptr(), unit.point_bias.data_ptr(), *_factors(following), unit.wide_bias.data_ptr(),
         *_factors(unit.between), raw.data_ptr() if keep else 0, result.data_ptr(), steps, channels, channels, channels,

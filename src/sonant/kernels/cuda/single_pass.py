@@ -5,6 +5,9 @@ are blocks. Of several stacks in a process that could run at once the first one 
 processors.
 
 Weights of layers are all in bfloat16, or all of eight bits, which is another form of the same source.
+
+Another stream's kernels may run beside it (a codec's, engine/codec_stream.py). They hold processors, so that blocks
+which are there wait for the others; but they end by themselves and wait for none of these, so it only takes longer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 With few rows a layer's kernels wait for each other longer than for their weights. So a grid of blocks that are all
 there at once passes through the layers, meets after each of their steps, and has weights on their way meanwhile. It is
 launched as cooperative, which promises that all of it runs or none: two such grids at once could otherwise each keep
-the other from getting whole. What it has no kernel for goes through Triton's, layer by layer.
+the other from getting whole. Beside kernels that end by themselves, as a codec's on another stream, it only begins
+later. What it has no kernel for goes through Triton's, layer by layer.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def residual_unit(
     row_tiles = -(-steps // _TILE)
     tiles = batch * row_tiles
     thin_kernel().launch(
-        x.device, (min(tiles, conv.PROCESSORS), 1, 1), *conv.maps_of_lines(active, past, unit.history, _TILE, _SLAB),
+        x.device, (conv.resident_blocks(tiles), 1, 1), *conv.maps_of_lines(active, past, unit.history, _TILE, _SLAB),
         x.data_ptr(), unit.wide.data_ptr(), unit.wide_bias.data_ptr(), unit.point.data_ptr(),
         unit.point_bias.data_ptr(), *(t.data_ptr() for s in (unit.between, following) for t in s[:2]),
         raw.data_ptr() if keep else 0, result.data_ptr(), steps, unit.dilation, row_tiles, tiles, past is not None,
