@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_machine import OnCpu
+from sonant.bench.kernels.pass_cases import PassCases
 from sonant.kernels import dispatch, ops
 from sonant.kernels.cuda import compiler
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.reference import FrameLayer, FrameStack, QuantizedWeight, quantize
+from sonant.kernels.reference import FrameLayer, FrameStack, Heads, QuantizedWeight, quantize
 from sonant.kernels.reference.quantized import E4M3
+from sonant.models.workload import StackWorkload
 
 pytest.importorskip("triton")
 from kernels.pass_cases import (
@@ -219,6 +221,18 @@ def test_eight_bits_keep_as_many_bytes_on_their_way() -> None:
         assert getattr(FRAME, count) * FRAME.page == getattr(wide, count) * wide.page
     for form in (*frame_pass._FORMS, *paged_pass._FORMS):
         assert form.shared_bytes <= 227 << 10 and single_pass.pass_kernel(form).arguments.size <= 4096
+
+
+def test_the_benchmarks_cases_in_eight_bits_are_for_these_kernels() -> None:
+    cases, turn = PassCases(torch.device("cpu"), BF16, "fp8"), torch.zeros(1, 1, 1, HEAD, dtype=BF16)
+    heads = Heads(None, None, turn, turn, 16, 8, 1e-6)
+    predictor = StackWorkload("predictor", 1024, 3072, 16, 8, HEAD, 2048, POSITIONS, per_frame=True)
+    stack, x, _, _, cache, _, head = cases.frame(predictor, 1, heads).make().args
+    assert frame_pass.refusal(stack, x, cache, head) is None
+    talker = StackWorkload("talker", 1024, 3072, 16, 8, HEAD, 3072, 40, per_frame=False)
+    stack, x, _, _, cache, tables, positions, _ = cases.paged(talker, 1, heads).make().args
+    assert paged_pass.refusal(stack, x, cache, tables, positions) is None
+    assert paged_pass.form_of(stack).weight_bytes == 1
 
 
 def test_a_form_that_cannot_be_built_keeps_no_other_from_running(

@@ -10,7 +10,7 @@ __device__ __forceinline__ int place_of_pair(int pair) {
 }
 
 // Two of a word's four e4m3 numbers as bfloat16 times 2^-120, which are the same bits further apart: sign, four zeros, exponent
-// and fraction. What is less than 2^-6 is subnormal in both, and tensor cores take it as it is. No weight is a NaN, which would
+// and fraction. What is less than 2^-6 is subnormal in both; tensor cores are thought to take it. No weight is a NaN, which would
 // become 480: whoever quantises has clamped. Three instructions for two numbers, a multiplication by 2^120 would be a fourth.
 template <bool LAST>
 __device__ __forceinline__ uint32_t two_weights(uint32_t word) { return signed_bytes<LAST>(word) << 4 & 0x87f087f0u; }
