@@ -255,3 +255,9 @@ def test_the_real_one_ends_when_nobody_needs_it() -> None:
     compiler = Compiler()
     compiler.dismiss()
     assert compiler.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_shapes_are_found_without_torchs_compiler_and_who_asks_for_it_gets_it(tmp_path: Path) -> None:
+    report = json.loads(run_apart("without_dynamo.py", cache=tmp_path))
+    assert report == {"shape": [3, 5], "imported": False, "module": "torch._dynamo.config", "real": True}

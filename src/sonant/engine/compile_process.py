@@ -8,6 +8,7 @@ order in which the engine will ask for it, but for what takes long, and what is 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,9 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import heappop, heappush
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,11 +34,22 @@ from sonant.kernels.recorded_launches import AnyForm
 from sonant.kernels.triton_setup import ask_ptxas, begin_hash, import_kernels
 
 FormKey = tuple[str, str, str]
-Task = tuple[Callable[[Any], Any], Any, Callable[[Future[Any]], None]]  # what a child does, on what, and who is told
 _SLOW, _REHEARSAL, _KERNEL = range(3)
 _IN_HAND = 2  # tasks that wait in the children's queue, so that none of them is idle
+_TORCH_COMPILER = "torch._dynamo"
 _NICE = 5
 _LOOK_S = 1.0
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """What a child does, on what, and who is told; by rank, and then in their order."""
+
+    rank: int
+    order: int
+    work: Callable[[Any], Any] = field(compare=False)
+    given: Any = field(compare=False)
+    take: Callable[[Future[Any]], None] = field(compare=False)
 
 
 class Compiling:
@@ -55,7 +69,7 @@ class Compiling:
         self._left = [1] * len(rehearsal)  # that each stage waits for: its rehearsal, then its kernels
         self._unseen = len(rehearsal)  # stages that are not rehearsed yet
         self._waiting: dict[FormKey, list[int] | None] = {}  # stages, by kernel; None: it is compiled
-        self._tasks: list[tuple[int, int, Task]] = []  # a heap, by rank and then in their order
+        self._tasks: list[Task] = []  # a heap
         self._running, self._most_running = 0, workers + _IN_HAND
         self._all_done = threading.Event()
         context = multiprocessing.get_context("fork")
@@ -63,7 +77,7 @@ class Compiling:
             workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), rehearsal)
         )
         for stage in range(len(rehearsal)):
-            heappush(self._tasks, (_REHEARSAL, stage, (_rehearse, stage, partial(self._rehearsed, stage))))
+            heappush(self._tasks, Task(_REHEARSAL, stage, _rehearse, stage, partial(self._rehearsed, stage)))
         with self._lock:
             self._go_on()  # The first that is submitted forks all children, before there are threads.
 
@@ -75,9 +89,9 @@ class Compiling:
     def _go_on(self) -> None:
         """Keep all children busy, and hardly more: what is found meanwhile may have to come first."""
         while self._tasks and self._running < self._most_running:
-            _, _, (work, given, take) = heappop(self._tasks)
+            task = heappop(self._tasks)
             self._running += 1
-            self._pool.submit(work, given).add_done_callback(partial(self._done, take))
+            self._pool.submit(task.work, task.given).add_done_callback(partial(self._done, task.take))
         if not self._tasks and not self._running:
             self._all_done.set()
 
@@ -104,7 +118,7 @@ class Compiling:
             self._waiting[key] = []
             self.found += 1
             rank = _SLOW if form.is_slow else _KERNEL
-            heappush(self._tasks, (rank, self.found, (_compile, form, partial(self._compiled, form.name, key))))
+            heappush(self._tasks, Task(rank, self.found, _compile, form, partial(self._compiled, form.name, key)))
         stages = self._waiting[key]
         if stages is not None:
             stages.append(stage)
@@ -133,6 +147,7 @@ class Compiling:
 def main() -> int:
     """Begun without a collector, see `compiler.py`."""
     hashing = begin_hash()
+    do_without_torchs_compiler()
     knobs.compilation.store_binary_only = True  # An engine would read all that lies beside the machine code.
     _import_all()
     line = sys.stdin.readline()
@@ -153,6 +168,31 @@ def main() -> int:
         return 1
     _leave_stamp(Path(job.stamp), compiling.folders)
     return 0
+
+
+class _NoTorchCompiler(ModuleType):
+    """torch._dynamo, of which torch's shape functions only ask that it keep away from them: which it does if it is not
+    there. Whoever asks for more gets all of it. Its import takes most of a second, and its wrappers more."""
+
+    def __init__(self, path: list[str]) -> None:
+        super().__init__(_TORCH_COMPILER)
+        self.__path__ = path
+
+    def disable(self, fn: Any = None, *_: Any, **__: Any) -> Any:
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Who looks through all modules does not ask for this one.
+            raise AttributeError(name)
+        if sys.modules.get(_TORCH_COMPILER) is self:
+            del sys.modules[_TORCH_COMPILER]
+        return getattr(importlib.import_module(_TORCH_COMPILER), name)
+
+
+def do_without_torchs_compiler() -> None:
+    """In a process that compiles with Triton alone."""
+    if _TORCH_COMPILER not in sys.modules:
+        sys.modules[_TORCH_COMPILER] = _NoTorchCompiler([str(Path(torch.__file__).parent / "_dynamo")])
 
 
 def _import_all() -> None:

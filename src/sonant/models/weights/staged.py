@@ -132,7 +132,7 @@ class StagedReader:
             own = memory[at : at + size]
             views[rows] = own.view(stored.dtype).view(rows.end - rows.start, *stored.shape[1:])
             first = place.offset + rows.start * stored.row_bytes
-            into = memoryview(own.numpy())
+            into = own.numpy().data
             parts += [_Part(place.path, first + n, into[n : n + _AT_ONCE]) for n in range(0, size, _AT_ONCE)]
             at += self._room(rows)
         return views, parts
