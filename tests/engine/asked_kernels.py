@@ -1,10 +1,10 @@
 """Kernels that are planned without memory, and those that an engine's steps ask for: run by test_compile_ahead.py.
 
 In a process of its own, since the tests' has Triton's interpreter, and without torch's compiler, as the compiling
-process does it. Both sides run on a machine without a GPU, as if for
-an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
-captures and requests included; with --paged as an engine whose weights come and go, with --fp8 as one whose weights
-have eight bits. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
+process has it. Both sides run on a machine without a GPU, as if for an H200: one as the compiling process does it, on
+the meta device, the other as the engine does it, on real tensors, captures and requests included; with --paged as an
+engine whose weights come and go, with --fp8 as one whose weights have eight bits. A launch fills nothing, so memory
+that is never filled must be zero: torch is told so.
 """
 
 from __future__ import annotations
