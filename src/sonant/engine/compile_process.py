@@ -34,7 +34,6 @@ from sonant.kernels.recorded_launches import AnyForm
 from sonant.kernels.triton_setup import ask_ptxas, begin_hash, import_kernels
 
 FormKey = tuple[str, str, str]
-_SLOW, _REHEARSAL, _KERNEL = range(3)
 _IN_HAND = 2  # tasks that wait in the children's queue, so that none of them is idle
 _TORCH_COMPILER = "torch._dynamo"
 _NICE = 5
@@ -43,20 +42,21 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """What a child does, on what, and who is told; by rank, and then in their order."""
+    """What a child does, on what, and who is told. Rehearsals come first, then kernels as they were found."""
 
-    rank: int
+    is_kernel: bool
     order: int
     work: Callable[[Any], Any] = field(compare=False)
     given: Any = field(compare=False)
     take: Callable[[Future[Any]], None] = field(compare=False)
+    is_slow: bool = field(default=False, compare=False)
 
 
 class Compiling:
     """Kernels on their way, and which stages have all of theirs. Children rehearse stages and compile what is found.
 
-    Who is free takes what takes long first, since all would wait for it in the end: then what is left to be rehearsed,
-    and then kernels in the order in which they were found.
+    Up to half of them have what takes long, as soon as it is found, since all would wait for it in the end. The others
+    rehearse what is left, and then compile kernels in the order in which they were found: graphs wait for the first.
     """
 
     def __init__(self, rehearsal: Rehearsal, workers: int) -> None:
@@ -69,15 +69,17 @@ class Compiling:
         self._left = [1] * len(rehearsal)  # that each stage waits for: its rehearsal, then its kernels
         self._unseen = len(rehearsal)  # stages that are not rehearsed yet
         self._waiting: dict[FormKey, list[int] | None] = {}  # stages, by kernel; None: it is compiled
-        self._tasks: list[Task] = []  # a heap
+        self._tasks: list[Task] = []  # two heaps
+        self._slow_tasks: list[Task] = []
         self._running, self._most_running = 0, workers + _IN_HAND
+        self._slow_running, self._most_slow = 0, max(1, workers // 2)
         self._all_done = threading.Event()
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(
             workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), rehearsal)
         )
         for stage in range(len(rehearsal)):
-            heappush(self._tasks, Task(_REHEARSAL, stage, _rehearse, stage, partial(self._rehearsed, stage)))
+            heappush(self._tasks, Task(False, stage, _rehearse, stage, partial(self._rehearsed, stage)))
         with self._lock:
             self._go_on()  # The first that is submitted forks all children, before there are threads.
 
@@ -88,19 +90,26 @@ class Compiling:
 
     def _go_on(self) -> None:
         """Keep all children busy, and hardly more: what is found meanwhile may have to come first."""
-        while self._tasks and self._running < self._most_running:
-            task = heappop(self._tasks)
+        while self._running < self._most_running and (task := self._next()) is not None:
             self._running += 1
-            self._pool.submit(task.work, task.given).add_done_callback(partial(self._done, task.take))
-        if not self._tasks and not self._running:
+            self._slow_running += task.is_slow
+            self._pool.submit(task.work, task.given).add_done_callback(partial(self._done, task))
+        if not self._running:
             self._all_done.set()
 
-    def _done(self, take: Callable[[Future[Any]], None], done: Future[Any]) -> None:
+    def _next(self) -> Task | None:
+        if self._slow_tasks and (self._slow_running < self._most_slow or not self._tasks):
+            return heappop(self._slow_tasks)
+        return heappop(self._tasks) if self._tasks else None
+
+    def _done(self, task: Task, done: Future[Any]) -> None:
         with self._lock:
             self._running -= 1
+            self._slow_running -= task.is_slow
             if isinstance(done.exception(), BrokenExecutor):  # A child was killed, and no other takes anything more.
                 self._tasks.clear()
-            take(done)
+                self._slow_tasks.clear()
+            task.take(done)
             self._report()
             self._go_on()
 
@@ -117,8 +126,9 @@ class Compiling:
         if key not in self._waiting:
             self._waiting[key] = []
             self.found += 1
-            rank = _SLOW if form.is_slow else _KERNEL
-            heappush(self._tasks, Task(rank, self.found, _compile, form, partial(self._compiled, form.name, key)))
+            tasks = self._slow_tasks if form.is_slow else self._tasks
+            take = partial(self._compiled, form.name, key)
+            heappush(tasks, Task(True, self.found, _compile, form, take, form.is_slow))
         stages = self._waiting[key]
         if stages is not None:
             stages.append(stage)
