@@ -1,23 +1,28 @@
 """On a GPU: how long graphs take to be captured, with and without a run before each, and whether they do the same.
 
-    python tests/gpu_captures.py MODEL [--rows 256]
+    python tests/gpu_captures.py MODEL [--rows 256] [--profile 40]
 
-Each way has a process of its own, so that neither finds kernels loaded; a first one fills Triton's caches if they are
-empty. Printed for each: time by phase, by kind of step and the slowest graphs, and which were run after all. Then every
-frame and codec graph is replayed between others, in random order, and its results and the rows that it leaves are
-compared, bit for bit, with an eager run on the same rows. At the end a digest of what a crowd of rows has said, which
-must be the same both ways.
+A third way captures them in any order, as a start does whose kernels are still being compiled. Each way has a process
+of its own, so that none finds kernels loaded; a first one fills Triton's caches if they are empty. Printed for each:
+time by phase, by kind of step and the slowest graphs, and which were run after all. Then every frame and codec graph is
+replayed between others, in random order, and its results and the rows that it leaves are compared, bit for bit, with an
+eager run on the same rows. At the end a digest of what a crowd of rows has said, which must be the same all ways. With
+--profile the second way is run once more, for so many lines of where Python's time goes in a load.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import logging
+import pstats
 import random
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
 from hashlib import blake2b
 from typing import Any
 from unittest import mock
@@ -29,11 +34,12 @@ import sonant
 from sonant.bench.engine.step_rig import StepRig
 from sonant.config import EngineConfig
 from sonant.engine import graphs
+from sonant.engine.compile_ahead import NothingAhead
 from sonant.engine.graphs import GraphedStep, GraphPool
 from sonant.engine.runner import Runner
 
 FRAMES, ROUNDS = 24, 2
-WAYS = ("after a run", "at once")
+WAYS = ("after a run", "at once", "in any order")
 
 
 class Captures(logging.Handler):
@@ -58,6 +64,21 @@ class Captures(logging.Handler):
         print(f"  run after all: {len(self.run_first)}")
         for line in self.run_first[:12]:
             print("   ", line[:160])
+
+
+class AnyOrder:
+    """In the place of a compiler that has finished some kernels and not others."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.drawn = random.Random(0)
+
+    def wait_for_any(self, stages: Sequence[int]) -> int:
+        return self.drawn.choice(stages)
+
+    def wait_for_all(self) -> None:
+        pass
 
 
 def state_of(runner: Runner) -> list[Tensor]:
@@ -95,7 +116,7 @@ def compare(runner: Runner, rows: list[int]) -> None:
         print("   ", line)
 
 
-def one_way(folder: str, rows: int, way: str) -> None:
+def one_way(folder: str, rows: int, way: str, profiled: int) -> None:
     noted = Captures()
     graphs.logger.addHandler(noted)
     graphs.logger.setLevel(logging.DEBUG)
@@ -104,11 +125,17 @@ def one_way(folder: str, rows: int, way: str) -> None:
     def pool(device: torch.device, runs_first: bool = False, priority: int = 0) -> GraphPool:
         return GraphPool(device, runs_first or way == WAYS[0], priority)
 
-    with mock.patch("sonant.engine.runner.GraphPool", pool):
+    ahead = AnyOrder if way == WAYS[2] else NothingAhead
+    profile = cProfile.Profile() if profiled else nullcontext()
+    patched = mock.patch("sonant.engine.runner.GraphPool", pool), mock.patch("sonant.engine.runner.NothingAhead", ahead)
+    with patched[0], patched[1], profile:
         engine = sonant.load(folder, device="cuda", config=config, sound="int16")
-    print(f"== {way}: {engine.start_times}", flush=True)
+    print(f"== {way}{', profiled' * bool(profiled)}: {engine.start_times}", flush=True)
     noted.show()
     engine.close()
+    if isinstance(profile, cProfile.Profile):
+        pstats.Stats(profile).sort_stats("tottime").print_stats(profiled)
+        return
     began_s = time.monotonic()
     with StepRig(engine, rows, FRAMES) as rig:
         said = blake2b(digest_size=8)
@@ -124,12 +151,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--profile", type=int, default=0)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args: Any = parser.parse_args()
     if args.way is not None:
-        return one_way(args.folder, args.rows, args.way)
+        return one_way(args.folder, args.rows, args.way, args.profile)
+    command = [sys.executable, __file__, args.folder, "--rows", str(args.rows), "--way"]
     for way in WAYS:
-        subprocess.run([sys.executable, __file__, args.folder, "--rows", str(args.rows), "--way", way], check=False)
+        subprocess.run([*command, way], check=False)
+    if args.profile:
+        subprocess.run([*command, WAYS[1], "--profile", str(args.profile)], check=False)
     return None
 
 

@@ -2,17 +2,25 @@
 
     python tests/gpu_start.py model                       # default options, as an operator starts it
     python tests/gpu_start.py model --again 3 -- --max-rows 256 --compile-workers 0   # those of `sonant serve`
+    python tests/gpu_start.py model --against build/before/src   # and the same starts of other sources
 
 Each start prints the server's log as it comes, where its time went and which kernels were compiled after all when they
 were met among it; when `/ready` was said over HTTP, and when a first request right after it had its first sound and its
-last.
+last. At the end all starts stand side by side, phase by phase. "Around it" is what the engine's process does not count:
+the time until it is started, and from its last phase to the answer.
+
+Every cache is empty at first: Triton's, the driver's, and ours (machine code of CUDA C++, notes of starts, tuned tiles
+of the user's own). Python's sources are compiled before, as pip does it when it installs a wheel, and files that were
+just written or read are in memory: a machine that has just booted takes longer.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,18 +33,24 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+SOURCES = Path(__file__).resolve().parents[1] / "src"
 READY_LIMIT_S = 300.0
 POLL_S = 0.02
 LATE = "when it was met"
+READY, PAGE = "the engine is ready after", "the page is at"
+PHASE = re.compile(r"([a-z][a-z -]*[a-z]) (\d+\.\d+)(?:,|$)")
 
 
 class Server:
-    def __init__(self, folder: str, options: list[str], caches: Path) -> None:
+    def __init__(self, folder: str, options: list[str], caches: Path, sources: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
         command = [sys.executable, "-m", "sonant.cli.main", "serve", folder, "--port", self.url.rpartition(":")[2]]
-        environment = os.environ | {"TRITON_CACHE_DIR": str(caches), "CUDA_CACHE_PATH": str(caches / "cuda")}
+        places = {"TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "driver", "XDG_CACHE_HOME": "ours"}
+        environment = os.environ | {name: str(caches / place) for name, place in places.items()}
+        others = os.environ.get("PYTHONPATH")
+        environment |= {"PYTHONPATH": sources if others is None else f"{sources}{os.pathsep}{others}"}
         self.began_s = time.monotonic()
         self.process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
         self.said: list[tuple[float, str]] = []
@@ -80,8 +94,8 @@ class Server:
             self.process.wait(10)
 
 
-def start(name: str, folder: str, options: list[str], caches: Path) -> dict[str, Any]:
-    server = Server(folder, options, caches)
+def start(name: str, folder: str, options: list[str], caches: Path, sources: str) -> dict[str, Any]:
+    server = Server(folder, options, caches, sources)
     try:
         ready_s = server.wait_until_ready()
         first_ms, last_ms = server.first_request()
@@ -92,7 +106,32 @@ def start(name: str, folder: str, options: list[str], caches: Path) -> dict[str,
     late = [line for line in lines if LATE in line]
     print(f"\n== {name}: ready after {ready_s:.2f} s; then first sound {first_ms:.0f} ms, all of it {last_ms:.0f} ms")
     print(f"{len(late)} kernels were compiled when they were met")
-    return {"start": name, "ready_s": ready_s, "first_ms": first_ms, "last_ms": last_ms, "late": late, "log": lines}
+    found = phases(server.said, ready_s)
+    return {
+        "start": name, "ready_s": ready_s, "first_ms": first_ms, "last_ms": last_ms, "late": late, "phases": found,
+        "log": lines,
+    }  # fmt: skip
+
+
+def phases(said: list[tuple[float, str]], ready_s: float) -> dict[str, float]:
+    """Of the engine's process, as it says in its log, and what was around it."""
+    found: dict[str, float] = {}
+    for at_s, line in said:
+        if PAGE in line:
+            found["front ends (beside it)"] = at_s
+        if READY in line:
+            own = {phase: float(s) for phase, s in PHASE.findall(line.partition(READY)[2].partition(":")[2])}
+            found |= {**own, "around it": ready_s - sum(own.values())}
+    return found
+
+
+def side_by_side(results: list[dict[str, Any]]) -> str:
+    names = dict.fromkeys(phase for r in results for phase in r["phases"])
+    lines = [f"{'':<24}" + "".join(f"{r['start']:>16}" for r in results)]
+    for name in names:
+        each = (r["phases"].get(name) for r in results)
+        lines.append(f"{name:<24}" + "".join(f"{'–':>16}" if s is None else f"{s:16.2f}" for s in each))
+    return "\n".join([*lines, f"{'ready, s':<24}" + "".join(f"{r['ready_s']:16.2f}" for r in results)])
 
 
 def main() -> None:
@@ -100,13 +139,18 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--again", type=int, default=2, help="starts with warm caches (default: 2)")
     parser.add_argument("--caches", type=Path, help="an empty folder, which is left (default: one that is removed)")
+    parser.add_argument("--against", type=Path, metavar="SRC", help="another src folder, to be started after this one")
     parser.add_argument("--out", type=Path, help="all that was measured and logged, as JSON")
     own, _, options = " ".join(sys.argv[1:]).partition(" -- ")
     args = parser.parse_args(own.split())
-    with tempfile.TemporaryDirectory(prefix="sonant-caches-") as caches:
-        names = ["empty caches", *(f"warm caches, {n + 1}" for n in range(args.again))]
-        results = [start(name, args.folder, options.split(), args.caches or Path(caches)) for name in names]
-    print("\n" + "\n".join(f"{r['start']:<16} {r['ready_s']:6.2f} s" for r in results))
+    results = []
+    for label, sources in {"": SOURCES, **({"before, ": args.against} if args.against else {})}.items():
+        compileall.compile_dir(sources, quiet=1)
+        with tempfile.TemporaryDirectory(prefix="sonant-caches-") as made:
+            caches = (args.caches or Path(made)) / ("before" if label else "now")
+            for name in ("empty", *(f"warm {n + 1}" for n in range(args.again))):
+                results.append(start(label + name, args.folder, options.split(), caches, str(sources)))
+    print("\n" + side_by_side(results))
     if args.out is not None:
         args.out.write_text(json.dumps(results, indent=1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from sonant.bundled import bundled_voice
 from sonant.byte_size import shown
 from sonant.config import EngineConfig, Quantization
 from sonant.engine.beginning import Beginning
-from sonant.engine.compile_ahead import begin
+from sonant.engine.compile_ahead import begin, begin_beside
 from sonant.engine.compiler import Compiler
 from sonant.engine.engine import Engine
 from sonant.engine.residents import Residents
 from sonant.engine.room import gpu_memory
 from sonant.engine.seats import Seats
 from sonant.engine.sleeper import Sleeper
+from sonant.engine.start_note import StartNote
 from sonant.engine.start_times import StartTimes
 from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_paging import WeightPaging
@@ -74,21 +76,24 @@ def load_engine(
     *,
     seats: Seats | None = None,
     compiler: Compiler | None = None,
+    note: StartNote | None = None,
 ) -> Engine:
-    """`load` of a folder that is there; `compiler`: one that waits already."""
+    """`load` of a folder that is there; `compiler`: one that waits already; `note`: for the next start."""
     target = pick_device(device)
     check_quantize(config.quantize, gpu_of(target))
     dtypes = pick_dtype(dtype_names[0], target), pick_dtype(dtype_names[1], target)
     while seats is not None and not seats.take():
         time.sleep(_POLL_S)
-    times, memory, kernels, plan = StartTimes(), None, None, None
+    times, memory, begun, plan = StartTimes(), None, None, None
     if config.gpu_weights is not None:
         budget = WeightBudget.of(folder, config, target, dtypes)
         config, plan = budget.config, budget.plan
     if target.type == "cuda":
         weights = expected_weight_bytes(folder, config, dtypes) if plan is None else plan.device_bytes
         memory = gpu_memory(target, weights, config.gpu_share)
-        kernels = begin(folder, config, dtypes, memory, sound, compiler)
+        gpu = gpu_of(target)
+        assert gpu is not None
+        begun = begin_beside(gpu, partial(begin, folder, config, dtypes, memory, sound, compiler, note))
         times.took("device")
     elif compiler is not None:
         compiler.dismiss()
@@ -99,6 +104,10 @@ def load_engine(
     if seats is not None:
         sleeper = Sleeper(Residents(model.weights(), target, [] if paging is None else paging.own_memory), seats)
     times.took("weights")
+    kernels = None
+    if begun is not None:
+        kernels = begun.result()
+        times.took("kernels")
     engine = Engine(model, config, target, sound, Beginning(times, memory, kernels, paging, sleeper))
     if config.quantize is not None:
         logger.info("weights: %s, layers in %s", shown(model.weights().total_bytes), config.quantize)

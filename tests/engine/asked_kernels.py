@@ -1,9 +1,10 @@
 """Kernels that are planned without memory, and those that an engine's steps ask for: run by test_compile_ahead.py.
 
-In a process of its own, since the tests' has Triton's interpreter. Both sides run on a machine without a GPU, as if for
-an H200: one as the compiling process does it, on the meta device, the other as the engine does it, on real tensors,
-captures and requests included; with --paged as an engine whose weights come and go, with --fp8 as one whose weights
-have eight bits. A launch fills nothing, so memory that is never filled must be zero: torch is told so.
+In a process of its own, since the tests' has Triton's interpreter, and without torch's compiler, as the compiling
+process has it. Both sides run on a machine without a GPU, as if for an H200: one as the compiling process does it, on
+the meta device, the other as the engine does it, on real tensors, captures and requests included; with --paged as an
+engine whose weights come and go, with --fp8 as one whose weights have eight bits. A launch fills nothing, so memory
+that is never filled must be zero: torch is told so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sonant.config import EngineConfig
 from sonant.engine import graphs
 from sonant.engine.beginning import Beginning
 from sonant.engine.compile_ahead import CompileJob
+from sonant.engine.compile_process import do_without_torchs_compiler
 from sonant.engine.engine import Engine
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import CapturedGraph, Run
@@ -174,5 +176,6 @@ def compare(folder: Path, paged: bool, fp8: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    do_without_torchs_compiler()
     folders = [Path(folder) for folder in sys.argv[1:] if not folder.startswith("--")]
     print(json.dumps([compare(folder, "--paged" in sys.argv, "--fp8" in sys.argv) for folder in folders]))

@@ -1,16 +1,20 @@
 """Compiles a few kernels in two processes, then launches them as if on a Hopper GPU: run by test_compile_ahead.py.
 
 The launches are Triton's own up to the point where a device would be needed, so what they find on disk a GPU's would.
+Launchers, too: what a C compiler would still have to build is counted.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
 import torch
 from triton import knobs
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.runtime import build as triton_build
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
@@ -18,8 +22,8 @@ from triton.runtime.jit import JITFunction
 from sonant.engine.compile_process import Compiling
 from sonant.engine.rehearsal import Rehearsal
 from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.recorded_launches import target_of
 from sonant.kernels.triton import norm, swiglu
+from sonant.kernels.triton_setup import target_of
 
 GPU = Gpu("NVIDIA H200", (9, 0))
 
@@ -43,9 +47,9 @@ def steps(device: str) -> list[Any]:
     ]
 
 
-def launched() -> tuple[list[str], int]:
-    """The folders in which Triton looked, and how many of them were empty."""
-    folders, misses = list[str](), list[str]()
+def launched() -> tuple[list[str], int, int]:
+    """The folders in which Triton looked, how many of them were empty, and how many launchers had to be built."""
+    folders, misses, built = list[str](), list[str](), list[str]()
 
     def looked(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
         manager: Any = get_cache_manager(metadata["hash"])
@@ -56,27 +60,35 @@ def launched() -> tuple[list[str], int]:
     run = JITFunction.run
 
     def launch(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> None:
-        run(kernel, *args, warmup=True, **options)
+        compiled: Any = run(kernel, *args, warmup=True, **options)
+        with suppress(ValueError, AssertionError):  # the second without a driver, where there is nothing to link
+            CudaLauncher(compiled.src, compiled.metadata)
+
+    def build(name: str, *_: Any) -> str:
+        built.append(name)
+        raise ValueError("nobody should have to build it")
 
     driver.set_active(NoDriver())
     knobs.compilation.listener = looked
-    with mock.patch.object(JITFunction, "run", launch), planning_for(GPU):
+    patched = mock.patch.object(JITFunction, "run", launch), mock.patch.object(triton_build, "_build", build)
+    with patched[0], patched[1], planning_for(GPU):
         for step in steps("cpu"):
             step()
-    return folders, len(misses)
+    return folders, len(misses), len(built)
 
 
 def main() -> None:
     compiling = Compiling(Rehearsal(GPU, lambda: steps("meta")), workers=2)
     compiling.finish()
-    found, misses = launched()
+    found, misses, built = launched()
     report = {
-        "stages": compiling.stages,
+        "ready": compiling.ready,
         "found": compiling.found,
         "failures": compiling.failures,
         "folders": compiling.folders,
         "launched": found,
         "misses": misses,
+        "launchers": built,
     }
     print(json.dumps(report))
 

@@ -71,6 +71,14 @@ def test_only_the_first_size_is_run_before_it_is_captured() -> None:
         assert graph.out.tolist() == [[14, 21]] * size
 
 
+def test_a_size_that_comes_before_all_smaller_ones_is_run_first() -> None:
+    """As when the kernels of smaller ones are yet to be compiled."""
+    pool = Pool()
+    run = Doubling(pool)
+    captured(pool, run, (4, 8, 1, 2))
+    assert run.runs == [(4, False), (4, True), (8, True), (1, False), (1, True), (2, True)]
+
+
 def test_what_cannot_be_captured_at_once_is_run_and_captured_then() -> None:
     pool = Pool()
     run = Doubling(pool, needs_a_run=(2,))

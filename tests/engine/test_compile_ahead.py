@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,20 +17,25 @@ import pytest
 import torch
 
 from sonant.config import EngineConfig
-from sonant.engine.compile_ahead import CompileAhead, CompileJob, begin, workers_for
+from sonant.engine.compile_ahead import CompileAhead, CompileJob, begin, begin_beside, workers_for
 from sonant.engine.compiler import Compiler, compiler_for
 from sonant.engine.room import GpuMemory
+from sonant.errors import ConfigError
+from sonant.kernels.gpu import Gpu
 
 pytest.importorskip("triton")
+from sonant.kernels import triton_setup
 
+GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory("NVIDIA H200", (9, 0), 132, 141 << 30, 100 << 30)
 DTYPES = (torch.bfloat16, torch.bfloat16)
 HERE = Path(__file__).parent
 
 
-def run_apart(script: str, *args: object, cache: Path) -> str:
+def run_apart(script: str, *args: object, cache: Path, **variables: str) -> str:
     """Without Triton's interpreter, which the tests run kernels in."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
+    environment |= variables
     command = [sys.executable, str(HERE / script), *map(str, args)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -72,11 +78,49 @@ def test_what_is_planned_is_what_an_engine_asks_for_whose_weights_have_eight_bit
 @pytest.mark.slow
 def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path) -> None:
     report = json.loads(run_apart("parallel_compile.py", cache=tmp_path))
-    assert report["failures"] == [] and report["stages"] == 2 and report["misses"] == 0
+    assert report["failures"] == [] and sorted(report["ready"]) == [0, 1] and report["misses"] == 0
     assert len(report["folders"]) == report["found"] == 3
     for folder in map(Path, report["folders"]):
         assert folder.parent == tmp_path and list(folder.glob("*.cubin"))
     assert set(report["launched"]) == set(report["folders"])
+
+
+@pytest.mark.slow
+def test_launchers_are_built_with_the_kernels(tmp_path: Path) -> None:
+    """They are linked to NVIDIA's driver, for which one stands in."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no C compiler")
+    source, library = HERE.parent / "kernels" / "stand_in_driver.c", tmp_path / "lib" / "libcuda.so.1"
+    library.parent.mkdir()
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    folder = str(library.parent)
+    report = json.loads(
+        run_apart("parallel_compile.py", cache=tmp_path / "c", TRITON_LIBCUDA_PATH=folder, LD_LIBRARY_PATH=folder)
+    )
+    assert report["failures"] == [] and report["misses"] == report["launchers"] == 0
+    assert len(list((tmp_path / "c").glob("*/__triton_launcher*"))) == 2  # two norms have the same arguments
+
+
+@pytest.mark.slow
+def test_what_takes_long_is_compiled_as_soon_as_it_is_found(tmp_path: Path) -> None:
+    """And the others when all stages are rehearsed; a stage is ready with its own kernels, whoever found them first."""
+    report = json.loads(run_apart("compile_order.py", tmp_path / "notes", "order", cache=tmp_path))
+    notes = report["notes"]
+    assert notes.index("slow") < notes.index("stage 6") < notes.index("quick") < notes.index("other")
+    assert [notes.count(name) for name in ("slow", "quick", "other")] == [1, 1, 1]
+    assert report["failures"] == 0 and sorted(report["ready"]) == list(range(7))
+    ready = report["ready"].index
+    assert ready(5) < ready(0) < ready(2) and ready(1) < ready(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "failures"), [("broken", 1), ("deadly", None)])
+def test_a_kernel_that_fails_or_kills_its_compiler_keeps_nobody_waiting(
+    case: str, failures: int | None, tmp_path: Path
+) -> None:
+    report = json.loads(run_apart("compile_order.py", tmp_path / "notes", case, cache=tmp_path))
+    assert report["failures"] == failures or (failures is None and report["failures"] > 0)
+    assert "quick" in report["notes"]
 
 
 @pytest.fixture
@@ -93,22 +137,23 @@ def say(job: CompileJob) -> Say:
     return lambda script: CompileAhead(job, Compiler((sys.executable, "-c", f"import json, sys, time\n{script}")))
 
 
-def news(found: int, compiled: int, stages: int, planned: bool) -> str:
-    return f"print({json.dumps(json.dumps({'kernels': [found, compiled, stages, planned]}))}, flush=True)\n"
+def news(found: int, compiled: int, ready: list[int], planned: bool) -> str:
+    return f"print({json.dumps(json.dumps({'kernels': [found, compiled, ready, planned]}))}, flush=True)\n"
 
 
 def test_a_graph_waits_for_its_own_kernels_only(say: Say) -> None:
-    ahead = say(news(4, 0, 0, False) + news(4, 2, 2, True) + "sys.stdin.read()\ntime.sleep(1)")
-    ahead.wait_for(1)
-    assert ahead.progress.stages == 2 and not ahead.progress.ended
-    ahead.wait_for(2)  # it never comes, since the process ends
-    assert ahead.progress.ended
+    ahead = say(news(4, 0, [], False) + news(4, 2, [1], False) + news(4, 3, [5], True) + "time.sleep(1)")
+    assert ahead.wait_for_any([0, 1, 2]) == 1
+    assert ahead.wait_for_any([0, 2, 5]) == 5
+    assert ahead.progress.ready == {1, 5} and not ahead.over
+    assert ahead.wait_for_any([2, 0]) == 2  # it never comes, since the process ends
+    assert ahead.over
 
 
 def test_an_engine_goes_on_when_the_process_dies(say: Say, caplog: pytest.LogCaptureFixture) -> None:
     ahead = say("print('no room on the disk')\nsys.exit(3)")
     began_s = time.monotonic()
-    ahead.wait_for(100)
+    ahead.wait_for_any([100])
     ahead.wait_for_all()
     assert time.monotonic() - began_s < 20
     deadline_s = time.monotonic() + 5
@@ -122,15 +167,15 @@ def test_an_engine_does_not_wait_for_a_compiler_that_hangs(
 ) -> None:
     monkeypatch.setattr("sonant.engine.compile_ahead._TELL_S", 0.05)
     monkeypatch.setattr("sonant.engine.compile_ahead._SILENCE_S", 0.3)
-    ahead = say(news(4, 1, 0, True) + "time.sleep(60)")
-    ahead.wait_for(3)
+    ahead = say(news(4, 1, [], True) + "time.sleep(60)")
+    ahead.wait_for_any([3])
     assert ahead.progress.ended and ahead._process.wait(10) != 0
 
 
 def test_it_tells_how_far_it_is(say: Say, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonant.engine.compile_ahead._TELL_S", 0.05)
     with caplog.at_level(logging.INFO, "sonant.engine.compile_ahead"):
-        say(news(120, 37, 0, True) + "time.sleep(0.4)").wait_for_all()
+        say(news(120, 37, [], True) + "time.sleep(0.4)").wait_for_all()
     assert "compiling kernels 37/120" in caplog.text
 
 
@@ -139,7 +184,7 @@ def test_what_is_compiled_already_starts_no_process(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     begun: list[CompileJob] = []
-    monkeypatch.setattr("sonant.engine.compile_ahead.CompileAhead", lambda job, compiler: begun.append(job))
+    monkeypatch.setattr("sonant.engine.compile_ahead.CompileAhead", lambda job, compiler, note: begun.append(job))
     config = EngineConfig()
     begin(tiny_voxcpm2, config, DTYPES, MEMORY)
     (first,) = begun
@@ -183,8 +228,36 @@ def test_no_compiler_waits_where_none_will_be_needed() -> None:
     assert compiler_for("cpu", None) is None and compiler_for("cuda", 0) is None
 
 
+def test_what_is_done_beside_the_weights_comes_back_and_so_does_what_is_wrong_with_it(
+    job: CompileJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up = list[Gpu]()
+    monkeypatch.setattr("sonant.kernels.triton_setup.set_up", set_up.append)
+    ahead = CompileAhead(job, Compiler((sys.executable, "-c", "")))
+    assert begin_beside(GPU, lambda: ahead).result(20) is ahead and set_up == [GPU]
+    assert begin_beside(GPU, lambda: None).result(20) is None
+
+    def wrong() -> None:
+        raise ConfigError("no such thing")
+
+    with pytest.raises(ConfigError, match="no such thing"):
+        begin_beside(GPU, wrong).result(20)
+
+
+def test_a_machine_without_a_driver_is_set_up_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs a driver is told so; what else there is to do is no error here."""
+    monkeypatch.setattr("sonant.kernels.triton_setup.triton_key", lambda: None)
+    triton_setup.set_up(GPU)
+
+
 @pytest.mark.slow
 def test_the_real_one_ends_when_nobody_needs_it() -> None:
     compiler = Compiler()
     compiler.dismiss()
     assert compiler.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_shapes_are_found_without_torchs_compiler_and_who_asks_for_it_gets_it(tmp_path: Path) -> None:
+    report = json.loads(run_apart("without_dynamo.py", cache=tmp_path))
+    assert report == {"shape": [3, 5], "imported": False, "module": "torch._dynamo.config", "real": True}

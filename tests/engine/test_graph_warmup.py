@@ -168,6 +168,60 @@ def test_an_engine_that_is_to_have_all_at_its_start_does_with_less(
         make_with([Kind("frame", look=full_at_once)], [1, 2, 4, 8, 16, 32], warm_rows=32)
 
 
+class Compiler:
+    """Has the kernels of some stages, and those of the others when nothing else is left to wait for."""
+
+    over = False
+
+    def __init__(self, ready: set[int]) -> None:
+        self.ready, self.asked = ready, list[list[int]]()
+
+    def wait_for_any(self, stages: list[int]) -> int:
+        self.asked.append(stages)
+        return next((stage for stage in stages if stage in self.ready), stages[0])
+
+    def wait_for_all(self) -> None:
+        pass
+
+
+def test_a_graph_whose_kernels_are_there_does_not_wait_for_one_that_is_smaller(
+    make_with: MakeWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(ready={2, 4})
+    monkeypatch.setattr("sonant.engine.runner.NothingAhead", lambda: compiler)
+    kind = Kind("frame")
+    assert make_with([kind], [1, 4, 16, 64], warm_rows=64).warm_share == 1
+    assert kind.captured == [4, 64, 1, 16]
+    assert compiler.asked == [[1, 2, 3, 4], [1, 3, 4], [1, 3], [3]]
+
+
+def test_with_little_memory_small_ones_come_first_whoever_waits(
+    make_with: MakeWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonant.engine.runner.NothingAhead", lambda: Compiler(ready={2, 4}))
+    monkeypatch.setattr(GraphWarmup, "may_skip", False)
+    kind = Kind("frame")
+    make_with([kind], [1, 4, 16, 64], warm_rows=64)
+    assert kind.captured == [1, 4, 16, 64]
+
+
+def test_a_large_one_that_fails_before_small_ones_leaves_them_to_be_captured(
+    make_with: MakeWith, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sonant.engine.runner.NothingAhead", lambda: Compiler(ready={4}))
+    kind = Kind("frame")
+
+    def full() -> None:
+        if not kind.captured:
+            kind.captured.append(0)
+            raise torch.OutOfMemoryError("no room")
+
+    kind.look = full
+    engine = make_with([kind], [1, 4, 16, 64], warm_rows=64)
+    assert kind.captured == [0, 1, 4] and not engine.loop.runner.warmup.pending
+    assert "2 graphs are not captured" in caplog.text
+
+
 def test_nothing_is_captured_while_steps_are_recorded(make_with: MakeWith) -> None:
     kind = Kind("frame", 0.02)
     engine = make_with([kind], range(1, 60), warm_rows=1)

@@ -25,7 +25,7 @@ def test_what_came_before_is_told_first() -> None:
     times = StartTimes()
     times.took("weights")
     times.came_before("imports", 3.04)
-    assert str(times) == "3.0 s: imports 3.0, weights 0.0"
+    assert str(times) == "3.04 s: imports 3.04, weights 0.00"
 
 
 def test_an_engine_tells_all_its_phases(make_engine: MakeEngine) -> None:

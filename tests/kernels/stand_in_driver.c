@@ -19,6 +19,7 @@ struct {
 } seen;
 
 int cuInit(unsigned flags) { return 0; }
+int cuPointerGetAttribute(void* data, int attribute, unsigned long long pointer) { return 0; } /* for Triton's launchers */
 int cuGetErrorString(int code, const char** text) { *text = "stand-in says no"; return 0; }
 int cuCtxGetCurrent(void** context) { *context = seen.context_set ? &seen : 0; return 0; }
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }

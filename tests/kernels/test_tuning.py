@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sonant.kernels import tuning
-from sonant.kernels.tuning import LIBRARY, Tile
+from sonant.kernels.tuning import LIBRARY, Table, Tile
 
 GPU = "NVIDIA Test 9000 (80GB)"
 TILE, OTHER = Tile(64, 64, 32, splits=2), Tile(128, 128, 64, warps=8, wide=True)
@@ -32,7 +32,7 @@ def test_a_gpu_has_a_file_of_its_own(places: Path) -> None:
 
 def test_nothing_is_known_of_a_new_gpu() -> None:
     assert tuning.table(GPU) == {}
-    assert tuning.in_table(tuning.table(GPU), "conv", "shape", 4) is None
+    assert tuning.table(GPU).find("conv", "shape", 4) is None
     assert tuning.find("conv", "shape", 4, torch.device("cpu")) is None
 
 
@@ -40,17 +40,18 @@ def test_the_shipped_table_counts_before_the_users() -> None:
     tuning.write(tuning.user_path(GPU), GPU, {"conv a 8": TILE, "conv b 8": TILE})
     tuning.write(Path(str(tuning.shipped(GPU))), GPU, {"conv b 8": OTHER, "small_m c 16": LIBRARY})
     table = tuning.table(GPU)
-    assert tuning.in_table(table, "conv", "a", 8) == TILE
-    assert tuning.in_table(table, "conv", "b", 8) == OTHER
-    assert tuning.in_table(table, "small_m", "c", 16) == LIBRARY
+    assert table.find("conv", "a", 8) == TILE
+    assert table.find("conv", "b", 8) == OTHER
+    assert table.find("small_m", "c", 16) == LIBRARY
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(5, TILE), (8, TILE), (4, TILE), (16, OTHER), (33, OTHER), (3, TILE)])
 def test_neighbours_share_a_measurement(rows: int, expected: Tile) -> None:
-    table = {tuning.key("conv", "a", 8): TILE, tuning.key("conv", "a", 32): OTHER}
-    assert tuning.in_table(table, "conv", "a", rows) == expected
-    assert tuning.in_table(table, "conv", "a", 1) is None
-    assert tuning.in_table(table, "small_m", "a", rows) is None
+    table = Table({tuning.key("conv", "a", 8): TILE, tuning.key("conv", "a", 32): OTHER})
+    assert table.find("conv", "a", rows) == expected
+    assert table.find("conv", "a", 1) is None
+    assert table.find("small_m", "a", rows) is None
+    assert table.find("conv", "a", rows) == expected  # also when it was asked before
 
 
 def test_a_users_table_of_an_earlier_version_is_read_and_its_old_keys_are_not_found(
@@ -59,8 +60,8 @@ def test_a_users_table_of_an_earlier_version_is_read_and_its_old_keys_are_not_fo
     tuning.write(tuning.user_path(GPU), GPU, {"few a 16": TILE, "conv b 8": OTHER})
     with caplog.at_level(logging.WARNING):
         table = tuning.table(GPU)
-    assert tuning.in_table(table, "small_m", "a", 16) is None
-    assert tuning.in_table(table, "conv", "b", 8) == OTHER
+    assert table.find("small_m", "a", 16) is None
+    assert table.find("conv", "b", 8) == OTHER
     assert not caplog.text
 
 

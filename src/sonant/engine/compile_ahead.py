@@ -3,8 +3,8 @@
 The work is done by a process of its own (`compile_process.py`): it loads the model without memory, finds out which
 kernels its steps launch, and compiles them in as many processes as there are cores, into Triton's cache on disk.
 Threads would do for a few cores only: an eighth of a kernel's time is Python's, which one thread runs at a time (the
-rest lets others run). The engine follows: it captures a graph as soon as the kernels of that graph and of those before
-it are there, and then only has to load them.
+rest lets others run). The engine follows: it captures a graph as soon as the kernels of that graph are there, and then
+only has to load them.
 
 Nothing depends on it. What is missing is compiled where it is first met, as it would be without all this.
 A stamp beside the kernels says what was compiled for whom, so that an engine that finds all of it there starts nothing.
@@ -18,7 +18,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ import torch
 from sonant.config import EngineConfig
 from sonant.engine.compiler import Compiler
 from sonant.engine.room import GpuMemory
+from sonant.engine.start_note import StartNote, our_sources
+from sonant.kernels.gpu import Gpu
 from sonant.types import SoundFormat
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,6 @@ _TELL_S = 2.0
 _SILENCE_S = 120.0  # no kernel takes so long: a compiler hangs, and a server must start all the same
 _MOST_WORKERS = 24
 _LAST_LINES = 20  # of what a process that failed has said
-_SOURCES = ("kernels", "layers", "models", "engine")
 Dtypes = tuple[torch.dtype, torch.dtype]  # of the model and of its codec
 
 
@@ -97,10 +99,12 @@ def begin(
     memory: GpuMemory,
     sound: SoundFormat = "float32",
     compiler: Compiler | None = None,
+    note: StartNote | None = None,
 ) -> CompileAhead | None:
-    """None: there is nothing to compile, or it is not wanted. A `compiler` that waits is told, or dismissed."""
+    """None: there is nothing to compile, or it is not wanted. A `compiler` that waits is told, or dismissed; `note` is
+    left for the next start when all is compiled."""
     if config.compile_workers != 0 and folder.is_dir() and find_spec("triton") is not None:
-        ahead = _begin(folder, config, dtypes, memory, sound, compiler)
+        ahead = _begin(folder, config, dtypes, memory, sound, compiler, note)
         if ahead is not None:
             return ahead
     if compiler is not None:
@@ -115,31 +119,65 @@ def _begin(
     memory: GpuMemory,
     sound: SoundFormat,
     compiler: Compiler | None,
+    note: StartNote | None,
 ) -> CompileAhead | None:
     try:
         _note_late_kernels()
         job = CompileJob.of(folder, config, dtypes, memory, sound)
-        return None if job.is_done() else CompileAhead(job, compiler)
+        if not job.is_done():
+            return CompileAhead(job, compiler, note)
+        if note is not None:
+            note.leave(job.stamp)
+        return None
     except Exception:  # Triton's inside may be another one day, and a server must start all the same
         logger.warning("kernels are not compiled ahead, but as they are met", exc_info=True)
         return None
 
 
-class NothingAhead:
-    """Where nobody compiles ahead."""
+def begin_beside(gpu: Gpu, begin_compiling: Callable[[], CompileAhead | None]) -> Future[CompileAhead | None]:
+    """Compiling ahead, and all that Triton does before its first kernel, on a thread: it takes seconds on a slow
+    machine, as do weights, which are read meanwhile. No kernel may be launched until it has ended."""
 
-    def wait_for(self, stage: int) -> None:
-        """Whatever is missing is compiled when it is met."""
+    def begin_all() -> CompileAhead | None:
+        ahead = begin_compiling()
+        if find_spec("triton") is not None:
+            try:
+                from sonant.kernels.triton_setup import set_up
+
+                set_up(gpu)
+            except Exception:  # As above: what is not set up now is when it is met.
+                logger.warning("Triton is not set up ahead", exc_info=True)
+        return ahead
+
+    begun: Future[CompileAhead | None] = Future()
+
+    def run() -> None:
+        try:
+            begun.set_result(begin_all())
+        except Exception as error:
+            begun.set_exception(error)
+
+    threading.Thread(target=run, name="sonant-kernels", daemon=True).start()
+    return begun
+
+
+class NothingAhead:
+    """Where nobody compiles ahead: whatever is missing is compiled when it is met."""
+
+    over = True
+
+    def wait_for_any(self, stages: Sequence[int]) -> int:
+        return stages[0]
 
     def wait_for_all(self) -> None:
-        """The same."""
+        """Nobody is."""
 
 
 @dataclass
 class Progress:
     found: int = 0  # kernels so far
     compiled: int = 0
-    stages: int = 0  # of the steps' rehearsal, the first so many: all that they launch is compiled
+    ready: set[int] = field(default_factory=set)  # stages of the steps' rehearsal: all that they launch is compiled
     planned: bool = False  # `found` is all there is
     ended: bool = False
     said: list[str] = field(default_factory=list)
@@ -148,8 +186,9 @@ class Progress:
 class CompileAhead:
     """The process, as the engine sees it. It ends by itself, and with the process that began it."""
 
-    def __init__(self, job: CompileJob, compiler: Compiler | None = None) -> None:
+    def __init__(self, job: CompileJob, compiler: Compiler | None = None, note: StartNote | None = None) -> None:
         self.progress = Progress()
+        self._stamp, self._note = job.stamp, note
         self._news = threading.Condition()
         self._told_s = self._heard_s = time.monotonic()
         compiler = compiler or Compiler()
@@ -157,12 +196,21 @@ class CompileAhead:
         compiler.tell(json.dumps(asdict(job)))
         threading.Thread(target=self._listen, name="sonant-compile", daemon=True).start()
 
-    def wait_for(self, stage: int) -> None:
-        """Until all kernels of this stage and those before it are compiled, or never will be."""
-        self._wait_until(lambda: self.progress.stages > stage)
+    @property
+    def over(self) -> bool:
+        """Whether nothing is compiled any more."""
+        return self.progress.ended
+
+    def wait_for_any(self, stages: Sequence[int]) -> int:
+        """Until all kernels of one of these stages are compiled, or never will be → the first such stage."""
+        ready = self.progress.ready
+        self._wait_until(lambda: not ready.isdisjoint(stages))
+        return next((stage for stage in stages if stage in ready), stages[0])
 
     def wait_for_all(self) -> None:
-        self._wait_until(lambda: False)
+        """Not for the end of the process, which takes a moment more."""
+        progress = self.progress
+        self._wait_until(lambda: progress.planned and progress.compiled == progress.found)
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         with self._news:
@@ -190,6 +238,8 @@ class CompileAhead:
                     self._read(line)
                     self._news.notify_all()
         code = self._process.wait()
+        if code == 0 and self._note is not None:
+            self._note.leave(self._stamp)
         with self._news:
             self.progress.ended = True
             self._news.notify_all()
@@ -202,12 +252,13 @@ class CompileAhead:
     def _read(self, line: str) -> None:
         """News in JSON; anything else is what libraries say."""
         try:
-            found, compiled, stages, planned = json.loads(line)["kernels"]
+            found, compiled, ready, planned = json.loads(line)["kernels"]
         except (ValueError, KeyError, TypeError):
             self.progress.said.append(line.rstrip())
             return
         p = self.progress
-        p.found, p.compiled, p.stages, p.planned = found, compiled, stages, planned
+        p.found, p.compiled, p.planned = found, compiled, planned
+        p.ready.update(ready)
 
 
 def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
@@ -216,10 +267,8 @@ def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
 
     yield f"{triton.__version__} {torch.__version__} {sys.version_info[:2]}"
     package = Path(__file__).parents[1]
-    for part in _SOURCES:
-        for path in sorted((package / part).rglob("*")):
-            if path.suffix in (".py", ".json", ".cu", ".cuh"):
-                yield f"{path.relative_to(package)} {sha256(path.read_bytes()).hexdigest()}"
+    for path in our_sources():
+        yield f"{path.relative_to(package)} {sha256(path.read_bytes()).hexdigest()}"
     codec = [] if config.codec is None else [Path(config.codec).expanduser()]
     for root in (folder, *codec):
         for path in sorted([root, *root.rglob("*")]):

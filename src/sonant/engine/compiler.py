@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 
 from sonant.engine.early_context import has_gpu
+from sonant.engine.start_note import StartNote
 
 # All that is imported stays alive: a collector that looks through it meanwhile takes a fifth of the time.
 _MAIN = "import gc, sys; gc.disable(); from sonant.engine.compile_process import main; sys.exit(main())"
@@ -40,6 +41,7 @@ class Compiler:
         threading.Thread(target=self.process.wait, daemon=True).start()  # It may still be importing.
 
 
-def compiler_for(device: str, workers: int | None) -> Compiler | None:
-    """None where nothing will be compiled, as far as can be told so early."""
-    return Compiler() if workers != 0 and device.partition(":")[0] in ("auto", "cuda") and has_gpu() else None
+def compiler_for(device: str, workers: int | None, note: StartNote | None = None) -> Compiler | None:
+    """None where nothing will be compiled, as far as can be told so early: a `note` may tell that all is."""
+    wanted = workers != 0 and device.partition(":")[0] in ("auto", "cuda") and has_gpu()
+    return Compiler() if wanted and not (note is not None and note.promises()) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 _MARGIN = 2.0  # the next one is larger, and may find a kernel that is yet to be compiled
@@ -30,11 +30,13 @@ class PendingGraph:
     step: Capturable
     bucket: Any
     rows: int  # the largest batch that it serves
+    number: int = 0  # among all, smallest batch first
 
 
 class GraphWarmup:
     def __init__(self, wanted: Iterable[PendingGraph], pool: Any) -> None:
-        self.pending = deque(sorted(wanted, key=lambda w: w.rows))
+        in_order = sorted(wanted, key=lambda w: w.rows)
+        self.pending = deque(replace(graph, number=n) for n, graph in enumerate(in_order))
         self.total, self.done = len(self.pending), 0
         self.held = False  # while somebody measures
         self._pool, self._last_s = pool, dict[str, float]()
@@ -49,19 +51,29 @@ class GraphWarmup:
         """How long the next one will take; for ever, as far as anybody knows, if none of its kind was captured yet."""
         return _MARGIN * self._last_s.get(self.pending[0].step.name, float("inf"))
 
-    def capture_up_to(self, rows: int, before: Callable[[int], None]) -> None:
-        """`before` is called before each one, with how many there are by then."""
-        while self.pending and self.pending[0].rows <= rows:
-            before(self.done)
-            self.capture_next()
+    def up_to(self, rows: int) -> list[PendingGraph]:
+        """Those that are left of batches of at most so many."""
+        return [graph for graph in self.pending if graph.rows <= rows]
 
     def capture_next(self) -> None:
-        wanted, began_s = self.pending[0], time.perf_counter()
+        self.capture(self.pending[0])
+
+    def capture(self, wanted: PendingGraph) -> None:
+        """In any order."""
+        began_s = time.perf_counter()
         wanted.step.capture([wanted.bucket], self._pool)
         self._last_s[wanted.step.name] = time.perf_counter() - began_s
-        self.pending.popleft()
+        self.pending = deque(graph for graph in self.pending if graph is not wanted)
         self.done += 1
 
-    def give_up(self) -> None:
-        """Stay with the graphs that there are."""
-        self.pending.clear()
+    @property
+    def may_skip(self) -> bool:
+        """Whether larger ones may come before smaller ones, without which there is no engine."""
+        return self._pool is None or self._pool.has_plenty()
+
+    def give_up(self, beyond: int = 0) -> int:
+        """Stay with the graphs that there are, and those of at most so many rows → how many will not be captured."""
+        kept = self.up_to(beyond)
+        given_up = len(self.pending) - len(kept)
+        self.pending = deque(kept)
+        return given_up

@@ -5,9 +5,10 @@ scratch row, larger ones replayed several times: rows do not depend on each othe
 one leaves there the next may overwrite: results are copied to memory of their own, and graphs that may run at once have
 different pools. On the CPU, and for batches that would take too many replays, the same steps run eagerly.
 
-The first graph of a step is captured after an eager run, which finds out what it returns, makes handles and scratch
+The smallest graph of a step is captured after an eager run, which finds out what it returns, makes handles and scratch
 memory of libraries, and shows what a capture must not do. Larger ones are captured at once, as far as they can be: that
-run took half of a start's time.
+run took half of a start's time. One that must come before any smaller one, whose kernels are not compiled yet, is run
+too.
 
 A prefill takes packed prompts. A graph of it has a fixed number of them and of positions for each, and what is spare
 goes to scratch memory: so a listener's first sound does not wait for hundreds of launches. Where none fits it runs
@@ -50,7 +51,7 @@ PREFILL_SIZES = (
 _CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
 _MOST_REPLAYS = 8  # an eager step costs the host about as much as so many replays cost the device
 _PREFILL_POSITIONS = 400  # that take as long as a prefill of nothing, which reads all weights
-_PLENTY_BYTES = 8 << 30  # of free memory: more than any graph asks for
+_PLENTY_BYTES = 8 << 30  # of free memory
 _EAGER_POSITIONS = (8, 264, 272)  # of eager prefills into scratch memory
 
 
@@ -78,11 +79,15 @@ class GraphPool:
         self.runs_first = runs_first
         self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
 
+    def has_plenty(self) -> bool:
+        """Whether more is free than any graph asks for."""
+        return torch.cuda.mem_get_info(self._stream.device)[0] >= _PLENTY_BYTES
+
     @contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph, mode: str) -> Iterator[None]:
         """As `torch.cuda.graph`, which would also empty the cache of pinned memory: `reserve_pinned` has filled it, and
         steps that find it empty ask the driver."""
-        if torch.cuda.mem_get_info(self._stream.device)[0] < _PLENTY_BYTES:
+        if not self.has_plenty():
             torch.cuda.empty_cache()  # what runs keep for each other the pool cannot use; giving it back takes time
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._memory, capture_error_mode=mode)
@@ -147,9 +152,9 @@ class GraphedStep:
         self.replays = True
 
     def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
-        """Smallest first. What is run for real meanwhile is run on the scratch row only."""
+        """What is run for real meanwhile is run on the scratch row only."""
         for bucket in buckets:
-            like = next((graph.out for graph in self.captured.values()), None)
+            like = next((graph.out for smaller, graph in self.captured.items() if smaller < bucket), None)
             name = f"{self.name} for {bucket} rows"
             self.captured[bucket] = capture_graph(name, *self.captures(bucket), self.pool or pool, like)
 
@@ -212,7 +217,7 @@ class PrefillGraphs:
             prompts, positions, kind = bucket
             name = f"prefill of {prompts} × {positions}" + (f" ({kind})" if kind else "")
             run, given = self.captures(bucket)
-            known = any(kind == other for _, _, other in self.captured)
+            known = any(kind == other and (n, length) < (prompts, positions) for n, length, other in self.captured)
             self.captured[bucket] = capture_graph(name, run, given, pool, given if known else None)
 
     def captures(self, bucket: Bucket) -> tuple[Run, Tensor]:

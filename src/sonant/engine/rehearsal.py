@@ -41,7 +41,8 @@ class Rehearsal:
         return len(self._stages)
 
     def run(self, stage: int) -> list[AnyForm]:
-        """The kernels that this stage launches, but for those that were told before."""
+        """The kernels that this stage launches."""
+        self._recorder.forget()
         with torch.inference_mode(), planning_for(self.gpu), launches_recorded(self._recorder):
             self._stages[stage]()
         found = [*self._found]

@@ -158,28 +158,36 @@ class Runner:
 
     @torch.inference_mode()
     def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
-        """What must be there before the engine answers, each when its kernels are; in the order of `rehearsal`."""
+        """What must be there before the engine answers, in the order of `rehearsal`, but first those whose kernels are
+        compiled."""
 
-        def wait_for(stage: int) -> None:
-            start.took("graphs")
-            kernels.wait_for(stage)
-            start.took("kernels")
-
-        wait_for(0)
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
-            self.prefill.compile()
-        warm_rows = self.config.warm_rows or 1
-        self.warmup.capture_up_to(min(warm_rows, _NEEDED_ROWS), before=lambda done: wait_for(done + 1))
-        try:
-            self.warmup.capture_up_to(warm_rows, before=lambda done: wait_for(done + 1))
-        except RuntimeError:
-            self._stay_with_what_there_is()
+        warm_rows, prefills_eagerly = self.config.warm_rows or 1, self.device.type == "cuda"
+        while (left := self.warmup.up_to(warm_rows)) or prefills_eagerly:
+            stages = [0] * prefills_eagerly + [graph.number + 1 for graph in left]
+            skips = not kernels.over and self.warmup.may_skip
+            start.took("graphs")
+            stage = kernels.wait_for_any(stages if skips else stages[:1])
+            start.took("kernels")
+            if stage == 0:
+                self.prefill.compile()
+                prefills_eagerly = False
+            else:
+                self._capture_at_start(next(graph for graph in left if graph.number == stage - 1))
         if self.device.type == "cuda":
             synchronize(self.device)
         start.took("graphs")
         kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
         start.took("kernels")
+
+    def _capture_at_start(self, wanted: PendingGraph) -> None:
+        try:
+            self.warmup.capture(wanted)
+        except RuntimeError:
+            if wanted.rows <= _NEEDED_ROWS:
+                raise
+            self._stay_with_what_there_is(_NEEDED_ROWS)
 
     def rehearsal(self) -> list[Callable[[], object]]:
         """Every step that is captured, to be run on the meta device: to see which kernels it needs."""
@@ -199,10 +207,10 @@ class Runner:
         except RuntimeError:
             self._stay_with_what_there_is()
 
-    def _stay_with_what_there_is(self) -> None:
-        left = len(self.warmup.pending)
-        logger.warning("%d graphs are not captured; large batches take several replays", left, exc_info=True)
-        self.warmup.give_up()
+    def _stay_with_what_there_is(self, beyond: int = 0) -> None:
+        """And with what is yet to come for at most so many rows."""
+        given_up = self.warmup.give_up(beyond)
+        logger.warning("%d graphs are not captured; large batches take several replays", given_up, exc_info=True)
 
     def replay_graphs(self, replay: bool) -> None:
         """False: every step runs eagerly, so that its operators can be seen."""

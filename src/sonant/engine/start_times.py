@@ -29,7 +29,7 @@ class StartTimes:
         return sum(self.phases.values())
 
     def __str__(self) -> str:
-        return f"{self.total_s:.1f} s: " + ", ".join(f"{phase} {s:.1f}" for phase, s in self.phases.items())
+        return f"{self.total_s:.2f} s: " + ", ".join(f"{phase} {s:.2f}" for phase, s in self.phases.items())
 
 
 def process_age_s() -> float | None:

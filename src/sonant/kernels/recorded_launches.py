@@ -19,15 +19,15 @@ from unittest import mock
 
 import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu
+from sonant.kernels.triton_setup import build_launcher, target_of
 
-_WARP = 32
+_SLOW = ("_sample", "_ras_sample")  # measured: 4 s of a core, where the next slowest has 1.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,24 +47,29 @@ class KernelForm:
         kernel = getattr(importlib.import_module(self.module), self.name)
         source = ASTSource(kernel, dict(self.signature), dict(self.constants), dict(self.attributes))
         compiled = triton.compile(source, target=target_of(gpu), options=dict(self.options))
+        build_launcher(compiled)
         return str(cast(Any, get_cache_manager(compiled.hash)).cache_dir)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes seconds, where most take some tenths of one."""
+        return self.name in _SLOW
 
 
 AnyForm = KernelForm | CudaForm
 
 
-def target_of(gpu: Gpu) -> GPUTarget:
-    return GPUTarget("cuda", gpu.arch, _WARP)
-
-
 class LaunchRecorder:
-    """Tells every form once."""
+    """Tells every form once, until it is to `forget` what it told."""
 
     def __init__(self, gpu: Gpu, found: Callable[[AnyForm], None]) -> None:
         self._found, self._backend = found, make_backend(target_of(gpu))
         self._binders: dict[JITFunction[Any], Callable[..., Any]] = {}
-        self._known: set[tuple[JITFunction[Any], str]] = set()
-        self._programs: set[CudaForm] = set()
+        self._known: dict[tuple[JITFunction[Any], str], KernelForm] = {}
+        self._told: set[object] = set()
+
+    def forget(self) -> None:
+        self._told.clear()
 
     def launch(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         """What `JITFunction.run` does up to the point where it would compile."""
@@ -74,16 +79,18 @@ class LaunchRecorder:
             self._binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, self._backend)
         bound, form, given = self._binders[kernel](*args, **options)
         key = f"{form}{given}"
-        if (kernel, key) in self._known:
-            return
-        self._known.add((kernel, key))
-        parsed, signature, constants, attributes = kernel._pack_args(self._backend, options, bound, form, given)
-        name = kernel.fn.__name__
-        self._found(KernelForm(kernel.module, name, key, signature, constants, attributes, dict(vars(parsed))))
+        known = self._known.get((kernel, key))
+        if known is None:
+            parsed, signature, constants, attributes = kernel._pack_args(self._backend, options, bound, form, given)
+            known = KernelForm(
+                kernel.module, kernel.fn.__name__, key, signature, constants, attributes, dict(vars(parsed))
+            )
+            self._known[kernel, key] = known
+        self.note(known)
 
-    def note(self, form: CudaForm) -> None:
-        if form not in self._programs:
-            self._programs.add(form)
+    def note(self, form: AnyForm) -> None:
+        if form not in self._told:
+            self._told.add(form)
             self._found(form)
 
 

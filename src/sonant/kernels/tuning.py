@@ -48,7 +48,25 @@ class Tile:
         return self.n + self.n // 2 if self.wide else self.n
 
 
-Table = Mapping[str, Tile]
+class Table(dict[str, Tile]):
+    """By key; what was looked for is remembered, since every launch asks."""
+
+    def __init__(self, tiles: Mapping[str, Tile]) -> None:
+        super().__init__(tiles)
+        self._found: dict[tuple[str, str, int], Tile | None] = {}
+
+    def find(self, kernel: str, shape: str, rows: int) -> Tile | None:
+        """Of these rows, else of twice as many, else of the next fewer: so a step of four between measured rows is
+        bridged from both sides, and what fills the GPU serves all that is larger."""
+        near = bucket(rows)
+        asked = kernel, shape, near
+        if asked not in self._found:
+            near_ones = (near, 2 * near, *(near >> n for n in range(1, near.bit_length())))
+            tiles = (self.get(key(kernel, shape, other)) for other in near_ones)
+            self._found[asked] = next((tile for tile in tiles if tile is not None), None)
+        return self._found[asked]
+
+
 LIBRARY = Tile(library=True)
 
 
@@ -63,17 +81,7 @@ def key(kernel: str, shape: str, rows: int) -> str:
 def find(kernel: str, shape: str, rows: int, device: torch.device) -> Tile | None:
     """None: nobody measured this, nor a neighbour."""
     gpu = gpu_of(device)
-    return None if gpu is None else in_table(table(gpu.name), kernel, shape, rows)
-
-
-def in_table(table: Table, kernel: str, shape: str, rows: int) -> Tile | None:
-    """Of these rows, else of twice as many, else of the next fewer: so a step of four between measured rows is bridged
-    from both sides, and what fills the GPU serves all that is larger."""
-    near = bucket(rows)
-    for other in (near, 2 * near, *(near >> n for n in range(1, near.bit_length()))):
-        if (tile := table.get(key(kernel, shape, other))) is not None:
-            return tile
-    return None
+    return None if gpu is None else table(gpu.name).find(kernel, shape, rows)
 
 
 @cache
@@ -82,7 +90,7 @@ def table(gpu: str) -> Table:
     known, ours = read(user_path(gpu)), shipped(gpu)
     if ours.is_file():
         known |= decode(json.loads(ours.read_text(encoding="utf-8")))
-    return known
+    return Table(known)
 
 
 def shipped(gpu: str) -> Traversable:
@@ -100,7 +108,7 @@ def user_path(gpu: str) -> Path:
     return Path(caches) / "sonant" / "tuning" / f"{file_name(gpu)}.json"
 
 
-def write(path: Path, gpu: str, tiles: Table, facts: Mapping[str, Any] | None = None) -> None:
+def write(path: Path, gpu: str, tiles: Mapping[str, Tile], facts: Mapping[str, Any] | None = None) -> None:
     """Whole or not at all: a reader finds the old file or the new one, and of two writers the later wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"format": FORMAT, "gpu": gpu, **(facts or {}), "tiles": {k: encode(tiles[k]) for k in sorted(tiles)}}

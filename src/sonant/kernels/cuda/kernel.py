@@ -29,6 +29,11 @@ class CudaForm:
     def compile(self, gpu: Gpu) -> str:
         return str(build(self.program, gpu.arch).parent)
 
+    @property
+    def is_slow(self) -> bool:
+        """nvcc takes one to six seconds."""
+        return True
+
 
 @dataclass(frozen=True)
 class CudaKernel:

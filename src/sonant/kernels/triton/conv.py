@@ -18,6 +18,7 @@ from torch import Tensor
 from sonant.kernels import reference
 from sonant.kernels.cuda import conv as in_cuda
 from sonant.kernels.reference import Bounds, Snake
+from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.conv_one import conv_one, is_for_one, values
 from sonant.kernels.triton.conv_tile import tile_for
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
@@ -190,7 +191,7 @@ def causal_conv(
     start, end, scale, offset = bounds or (bias, bias, 1, 0)
     raw = x.new_empty(batch, steps, columns) if keep or snake is None else x.new_empty(0)
     active = raw if snake is None else x.new_empty(batch, steps, columns)
-    tiles_m, tiles_n = triton.cdiv(batch * steps, tile.m), triton.cdiv(columns, tile.width)
+    tiles_m, tiles_n = cdiv(batch * steps, tile.m), cdiv(columns, tile.width)
     tiles = tiles_m * tiles_n
     _conv[(tiles, tile.splits)](
         x, x if past is None else past, flat, bias, x if residual is None else residual, alpha, beta, start, end, raw,

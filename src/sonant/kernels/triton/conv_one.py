@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _LINES = 128  # of a program; as many results, less the taps before the first
@@ -71,7 +72,7 @@ def conv_one(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None) -> Te
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()
     taps = weight.shape[1]
     out = x.new_empty(batch, steps, 1)
-    tiles = triton.cdiv(steps, _LINES - taps + 1)
+    tiles = cdiv(steps, _LINES - taps + 1)
     _conv_one[(batch * tiles,)](
         x, x if past is None else past, weight, bias, out, steps, inputs, x.stride(0), x.stride(1),
         0 if past is None else past.stride(0), tiles,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import triton
 from torch import Tensor
 
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.tuning import Tile, find
 
 _PROCESSORS = 132  # of an H100 or H200
@@ -29,7 +29,7 @@ def tile_for(x: Tensor, columns: int, taps: int) -> Tile:
 
 def depth_of(inputs: int) -> int:
     """64 where that divides the inputs: a tile's depth is then all of one tap."""
-    return 64 if inputs % 64 == 0 else max(16, min(32, triton.next_power_of_2(inputs)))
+    return 64 if inputs % 64 == 0 else max(16, min(32, next_power_of_2(inputs)))
 
 
 def rule(rows: int, inputs: int, columns: int, taps: int, item_bytes: int) -> Tile:
@@ -38,9 +38,9 @@ def rule(rows: int, inputs: int, columns: int, taps: int, item_bytes: int) -> Ti
         return Tile(64, 32, min(k, 32), warps=4, stages=2)
     narrow = columns % 3 != 0
     if columns <= 32:
-        tile = Tile(128, max(16, triton.next_power_of_2(columns)), k, warps=4, stages=4)
+        tile = Tile(128, max(16, next_power_of_2(columns)), k, warps=4, stages=4)
     elif narrow:
-        tile = Tile(128, min(128, triton.next_power_of_2(columns)), k, warps=8, stages=3)
+        tile = Tile(128, min(128, next_power_of_2(columns)), k, warps=8, stages=3)
     else:
         tile = Tile(128, 128 if columns % 192 == 0 else 64, k, warps=8, stages=3, wide=True)
     if _programs(tile, rows, columns) >= _PROCESSORS:
@@ -55,7 +55,7 @@ def candidates(rows: int, inputs: int, columns: int, taps: int, item_bytes: int)
     k = depth_of(inputs)
     shapes = [(m, n, wide) for m in (64, 128, 256) for n in (64, 128) for wide in (False, True)]
     if columns < 64:
-        shapes = [(m, triton.next_power_of_2(max(16, columns)), False) for m in (64, 128, 256)]
+        shapes = [(m, next_power_of_2(max(16, columns)), False) for m in (64, 128, 256)]
     elif columns % 256 == 0:
         shapes.append((128, 256, False))
     for m, n, wide in shapes:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import DelayPattern, RowCounters
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -63,7 +64,7 @@ def delay_step(
         strides.pop(), own.frame_limit.stride(0), counters.stride(0), ring.shape[1],
         BOS=pattern.bos, EOS=pattern.eos, BEFORE=pattern.before,
         RUNNING=pattern.statuses.running, STOPPED=pattern.statuses.stopped, CAPPED=pattern.statuses.capped,
-        PRIMING=pattern.statuses.priming, COUNT=count, BLOCK=triton.next_power_of_2(count),
+        PRIMING=pattern.statuses.priming, COUNT=count, BLOCK=next_power_of_2(count),
         num_warps=1, **launch_options(drawn),
     )  # fmt: skip
     return record

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Snake
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.snake import quick_sine, snake_factors
 from sonant.kernels.triton.snake import snake as snake_of
@@ -64,9 +65,9 @@ def depthwise(
     past = past if past is None or past.stride()[1:] == (channels, 1) else past.contiguous()
     alpha, beta, log_scale = snake or (bias, bias, True)
     out = torch.empty(batch, steps, channels, dtype=x.dtype, device=x.device)
-    block_c = min(triton.next_power_of_2(channels), 128)
-    tiles_t = triton.cdiv(steps, _CELLS // block_c)
-    _depthwise[(batch * tiles_t, triton.cdiv(channels, block_c))](
+    block_c = min(next_power_of_2(channels), 128)
+    tiles_t = cdiv(steps, _CELLS // block_c)
+    _depthwise[(batch * tiles_t, cdiv(channels, block_c))](
         x, x if past is None else past, weight[:, 0].T.contiguous(), bias, alpha, beta, out, steps, channels,
         x.stride(0), x.stride(1), 0 if past is None else past.stride(0), tiles_t,
         TAPS=weight.shape[2], DILATION=dilation, PAST=past is not None, SNAKE=snake is not None, LOG_SCALE=log_scale,

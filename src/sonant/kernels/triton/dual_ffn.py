@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.reference import QuantizedWeight, Sides, Split, Weight, parts_of
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.dual_tile import row_tiles, tile_for
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_gemm import column_scales
@@ -155,7 +156,7 @@ def _product(x: Tensor, split: Split, weights: Sides[Weight], residual: Tensor |
     columns = weights.text.shape[0] // (2 if gated else 1)
     out = x.new_empty(*x.shape[:-1], columns)
     rows = out.numel() // columns
-    groups = row_tiles(rows, tile.m) * triton.cdiv(columns, tile.n)
+    groups = row_tiles(rows, tile.m) * cdiv(columns, tile.n)
     cells = (2 if gated else 1) * tile.m * tile.n
     (text, text_scale), (audio, audio_scale) = (parts_of(weight) for weight in weights)
     _dual_gemm[(groups, tile.splits)](
@@ -178,7 +179,7 @@ def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tens
     x = x.contiguous()
     dim = x.shape[-1]
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(dim)
+    block = next_power_of_2(dim)
     _dual_rms_norm[(x.numel() // dim,)](
         x, split.kinds, *gains, out, dim, eps, BLOCK=block, num_warps=max(1, min(8, block // 256)), **launch_options(x)
     )

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import FlowEnds, FlowGiven
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _DEPTH = 128  # of the hidden width at a time
@@ -142,7 +143,7 @@ def _launch(
     x, past, told = x.contiguous(), given.past.contiguous(), given.prefix.contiguous()
     moved = x if hidden is None else torch.empty_like(x)
     tokens = told.new_empty(0 if time is None else 2 * rows, prefix + 1 + 2 * steps, width)
-    blocks = triton.cdiv(width, _COLUMNS)
+    blocks = cdiv(width, _COLUMNS)
     parts = 1 if time is None else min(blocks, 1 << max(0, (_PROCESSORS // rows).bit_length() - 1))
     _flow_turn[(rows, parts)](
         x, tokens if hidden is None else hidden.contiguous(), given.guidance, moved,
@@ -150,9 +151,9 @@ def _launch(
         told, told if time is None else time.contiguous(), past, tokens,
         rows, width, channels, given.guidance.stride(0), length, ends.eps,
         MOVE=hidden is not None, OPEN=time is not None, STEPS=steps, PREFIX=prefix,
-        LINES=triton.next_power_of_2(prefix + 1 + steps), TILE=max(16, triton.next_power_of_2(steps)),
-        CELLS=max(16, triton.next_power_of_2(channels)), SHARE=triton.next_power_of_2(triton.cdiv(blocks, parts)),
-        BLOCK_K=min(_DEPTH, max(16, triton.next_power_of_2(width))), BLOCK_N=_COLUMNS,
+        LINES=next_power_of_2(prefix + 1 + steps), TILE=max(16, next_power_of_2(steps)),
+        CELLS=max(16, next_power_of_2(channels)), SHARE=next_power_of_2(cdiv(blocks, parts)),
+        BLOCK_K=min(_DEPTH, max(16, next_power_of_2(width))), BLOCK_N=_COLUMNS,
         PRECISION="ieee" if told.dtype.itemsize == 4 else "tf32",
         num_warps=_WARPS, num_stages=4, **launch_options(x),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import FrameCounters, FrameMemory, FrameTables
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -62,12 +63,12 @@ def frame_step(
     record = torch.empty(batch, groups + 1, dtype=torch.int32, device=first.device)
     assert own.position.stride(0) == own.frame.stride(0) and memory.counters.stride(1) == 1
     assert all(t.is_contiguous() for t in (memory.codes, memory.input, memory.trailing, tables.table))
-    block = min(512, triton.next_power_of_2(width))
-    _frame_step[(batch, triton.cdiv(width, block))](
+    block = min(512, next_power_of_2(width))
+    _frame_step[(batch, cdiv(width, block))](
         first.contiguous(), rest.contiguous(), status.contiguous(), *own, rows, *memory, *tables, record,
         own.frame.stride(0), own.trailing_length.stride(0), memory.counters.stride(0), memory.codes.shape[1],
         memory.trailing.shape[1],
-        RUNNING=running, GROUPS=groups, GROUP_BLOCK=triton.next_power_of_2(groups), WIDTH=width, BLOCK=block,
+        RUNNING=running, GROUPS=groups, GROUP_BLOCK=next_power_of_2(groups), WIDTH=width, BLOCK=block,
         num_warps=4, **launch_options(first),
     )  # fmt: skip
     return record

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.reference import QuantizedWeight, Unscaled, Weight, parts_of
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton import norm, small_m_gemm, small_m_tile
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.scaled_product import Around, in_library, scaled_product
@@ -135,14 +136,14 @@ def _launch_gemv(
     values, scale = parts_of(weight)
     depth, columns = x.shape[1], out.shape[1]
     planes = 2 if gated else 1
-    block_k, tiles = triton.next_power_of_2(depth), 1
+    block_k, tiles = next_power_of_2(depth), 1
     warps = 8 if block_k > 4096 else 4
     block_n = max(1, _VECTORS * 32 * warps // block_k // planes)
     if block_k != depth and depth % _TILE == 0:  # no lane is idle then
         block_k, tiles, warps = _TILE, depth // _TILE, 4
         most = min(_TILED_VECTORS * 32 * warps // (depth * planes), columns // _PROGRAMS)
         block_n = 1 << max(0, most.bit_length() - 1)
-    _gemv[(triton.cdiv(columns, block_n),)](
+    _gemv[(cdiv(columns, block_n),)](
         x, values, x if scale is None else scale, x if gain is None else gain, x if bias is None else bias,
         out if residual is None else residual, out, columns, depth, eps,
         NORM=gain is not None, GATED=gated, BIAS=bias is not None, ADD=residual is not None, SCALED=scale is not None,

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
+from sonant.kernels.sizes import cdiv
+
 _BLOCK = 1024
 
 
@@ -60,7 +62,7 @@ def _weights_there(clock):
 def host_rows(table: Tensor, ids: Tensor) -> Tensor:
     flat, width = ids.contiguous(), table.shape[1]
     out = torch.empty(*ids.shape, width, dtype=table.dtype, device=ids.device)
-    _host_rows[(flat.numel(), triton.cdiv(width, _BLOCK))](table, flat, out, width, BLOCK=_BLOCK, num_warps=4)
+    _host_rows[(flat.numel(), cdiv(width, _BLOCK))](table, flat, out, width, BLOCK=_BLOCK, num_warps=4)
     return out
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
@@ -62,12 +63,12 @@ def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
     out = qkv.new_empty(batch, steps, heads.heads, dim)
     norm = heads.q_weight is not None
-    lines = max(16, triton.next_power_of_2(heads.heads // heads.kv_heads * steps))
+    lines = max(16, next_power_of_2(heads.heads // heads.kv_heads * steps))
     _local_attention[(batch, heads.kv_heads)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin, out,
         0 if len(cos) == 1 else steps * dim, heads.eps, dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, STEPS=steps, LINES=lines,
-        KEYS=max(16, triton.next_power_of_2(steps)), NORM=norm, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
+        KEYS=max(16, next_power_of_2(steps)), NORM=norm, PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32",
         num_warps=4 if lines < 128 else 8, **launch_options(qkv),
     )  # fmt: skip
     return out

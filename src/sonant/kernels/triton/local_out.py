@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads, Weight, parts_of
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton import gemv
 from sonant.kernels.triton.local import local_attention
 from sonant.kernels.triton.local_tile import fits, tile_for
@@ -110,7 +111,7 @@ def local_attention_add(
     qkv, cos, sin, residual = (x.contiguous() for x in (qkv, heads.cos, heads.sin, residual))
     out = qkv.new_empty(batch, steps, columns)
     norm = heads.q_weight is not None
-    lines, strips = max(16, triton.next_power_of_2(rows)), triton.cdiv(columns, tile.n)
+    lines, strips = max(16, next_power_of_2(rows)), cdiv(columns, tile.n)
     _local_attention_add[(strips, tile.splits)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,
         read, qkv if column_scale is None else column_scale, residual, out,

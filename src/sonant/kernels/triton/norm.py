@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -30,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     dim = x.shape[-1]
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(dim)
+    block = next_power_of_2(dim)
     warps = max(1, min(8, block // 256))
     _rms_norm[(x.numel() // dim,)](x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **launch_options(x))
     return out
@@ -66,7 +67,7 @@ def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float) -> tuple[Tenso
     x, branch = x.contiguous(), branch.contiguous()
     dim = x.shape[-1]
     total, out = torch.empty_like(x), torch.empty_like(x)
-    block = triton.next_power_of_2(dim)
+    block = next_power_of_2(dim)
     warps = max(1, min(8, block // 256))
     _add_norm[(x.numel() // dim,)](
         x, branch, gain, total, out, dim, eps, BLOCK=block, num_warps=warps, **launch_options(x)

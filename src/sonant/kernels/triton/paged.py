@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm_rope import as_cached, gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.split_k import arrived_last, counters, workspace
@@ -185,7 +186,7 @@ def _constants(q: Tensor, heads: int, cache: Tensor) -> dict[str, Any]:
         "DIM": dim,
         "BLOCK_TOKENS": block_tokens,
         "TILE": 64,
-        "GROUP": max(16, triton.next_power_of_2(heads // kv_heads)),
+        "GROUP": max(16, next_power_of_2(heads // kv_heads)),
         "PRECISION": "ieee" if q.dtype.itemsize == 4 else "tf32",
         "num_warps": 4,
     }

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import PatchCounters, PatchMemory, PatchStatuses
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -65,7 +66,7 @@ def patch_step(
         strides.pop(), own.min_len.stride(0), own.frame_limit.stride(0), memory.counters.stride(0),
         memory.patches.shape[1],
         RUNNING=statuses.running, CAPPED=statuses.capped, LAST=statuses.last,
-        CELLS=cells, CELL_BLOCK=triton.next_power_of_2(cells), WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width),
+        CELLS=cells, CELL_BLOCK=next_power_of_2(cells), WIDTH=width, WIDTH_BLOCK=next_power_of_2(width),
         num_warps=4, **launch_options(patch),
     )  # fmt: skip
     return record

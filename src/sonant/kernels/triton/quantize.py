@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _LARGEST = tl.constexpr(448.0)
@@ -42,7 +43,7 @@ def quantize_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[
     rows, dim = x.shape
     values = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(dim)
+    block = next_power_of_2(dim)
     gain, eps = norm or (x, 0.0)
     _quantize_rows[(rows,)](
         x, gain, values, scales, dim, eps, NORM=norm is not None, BLOCK=block,

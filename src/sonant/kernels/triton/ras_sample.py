@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Ras, SamplingParams
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.sample import draw, invert, row_in_registers, score_bits
 
@@ -60,7 +61,7 @@ def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras
     _ras_sample[(rows, books)](
         logits.contiguous(), uniform, *values, recent, length, repeats, out, books, vocab, first_special,
         *uniform.stride(), *(t.stride(0) for t in values), *recent.stride(), length.stride(0), repeats.stride(0),
-        ROWS=window, WINDOW=triton.next_power_of_2(window), BITS=score_bits(logits),
+        ROWS=window, WINDOW=next_power_of_2(window), BITS=score_bits(logits),
         **row_in_registers(vocab), **launch_options(logits),
     )  # fmt: skip
     return out

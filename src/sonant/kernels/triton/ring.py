@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.reference import Heads, RingPlace
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
@@ -83,7 +84,7 @@ def _ring_attention(
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
     batch, steps, width = qkv.shape
     dim = width // (heads.heads + 2 * heads.kv_heads)
-    lines = max(16, triton.next_power_of_2(heads.heads // heads.kv_heads * steps))
+    lines = max(16, next_power_of_2(heads.heads // heads.kv_heads * steps))
     if lines > _MOST_LINES or dim & (dim - 1) or dim < 16:
         return reference.ring_attention(qkv, heads, ring, place)
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
@@ -95,7 +96,7 @@ def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) ->
         place.positions, out, ring.stride(0), ring.stride(1), place.positions.stride(0),
         0 if len(cos) == 1 else steps * dim, steps, place.window, place.slots, heads.eps, dim**-0.5,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, LINES=lines,
-        KEYS=max(16, triton.next_power_of_2(steps)), SLOTS=max(16, triton.next_power_of_2(place.slots)), NORM=norm,
+        KEYS=max(16, next_power_of_2(steps)), SLOTS=max(16, next_power_of_2(place.slots)), NORM=norm,
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else "tf32", num_warps=4, **launch_options(qkv),
     )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import LogitMask, Lookup, SamplingParams
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 _DIGITS: tl.constexpr = tl.constexpr(8)
@@ -134,7 +135,7 @@ def sample(
     _sample[(batch,)](
         logits.contiguous(), uniform, *values, out, seen, penalty, suppressed, stop_id, suppress_stop,
         logits if rows is None else rows, vocab, table, fetched, *(t.stride(0) for t in (uniform, *values, penalty)),
-        MASKED=mask is not None, INDEXED=rows is not None, WIDTH=width, LINE=triton.next_power_of_2(max(width, 1)),
+        MASKED=mask is not None, INDEXED=rows is not None, WIDTH=width, LINE=next_power_of_2(max(width, 1)),
         BITS=score_bits(logits) if mask is None else 32, **row_in_registers(vocab), **launch_options(logits),
     )  # fmt: skip
     return out
@@ -147,5 +148,5 @@ def score_bits(logits: Tensor) -> int:
 
 def row_in_registers(vocab: int) -> dict[str, int]:
     """Launch arguments of a kernel whose program holds a row of scores."""
-    block = triton.next_power_of_2(vocab)
+    block = next_power_of_2(vocab)
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import QuantizedWeight
+from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -107,7 +108,7 @@ def scaled_gemm(
 ) -> None:
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest."""
     (rows, depth), columns = x.shape, out.shape[1]
-    row_tiles, strips = triton.cdiv(rows, tile.m), triton.cdiv(columns, tile.n)
+    row_tiles, strips = cdiv(rows, tile.m), cdiv(columns, tile.n)
     tiles, k_tiles = row_tiles * strips, depth // (tile.k * tile.splits)
     if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")

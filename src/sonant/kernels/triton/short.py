@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Heads
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm import row_factor
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
@@ -120,12 +121,12 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
         DIM=dim,
         STEPS=steps,
         POSITIONS=positions,
-        TILE=triton.next_power_of_2(first + steps),
-        LINES=triton.next_power_of_2((queries + 2) * steps),
+        TILE=next_power_of_2(first + steps),
+        LINES=next_power_of_2((queries + 2) * steps),
         QUERIES=queries,
         NORM=norm,
         SCALE=left is not None,
-        ROW_BLOCK=1 if left is None else triton.next_power_of_2(rows.shape[-1]),
+        ROW_BLOCK=1 if left is None else next_power_of_2(rows.shape[-1]),
         num_warps=1,
         **launch_options(qkv),
     )

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Weight, parts_of
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_tile import ROWS, block_depth, tile_for
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
@@ -184,8 +185,8 @@ def product(
     tile = tile or tile_for(x, values, columns, gated, norm=gain is not None)
     if tile.library:
         return False
-    block_m = max(16, triton.next_power_of_2(rows))
-    strips = triton.cdiv(columns, tile.n)
+    block_m = max(16, next_power_of_2(rows))
+    strips = cdiv(columns, tile.n)
     k_tiles = depth // (tile.k * tile.splits)
     if k_tiles * tile.k * tile.splits != depth:
         raise ValueError(f"{tile} does not divide a depth of {depth}")

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.gpu import gpu_of
+from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -72,7 +73,7 @@ def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _, steps, channels = x.shape
     block = 1024
-    _snake_beta[(triton.cdiv(out.numel(), block),)](
+    _snake_beta[(cdiv(out.numel(), block),)](
         x, alpha, beta, out, out.numel(), steps, channels, x.stride(0), x.stride(1),
         LOG_SCALE=log_scale, QUICK=quick_sine(x), BLOCK=block, num_warps=4, **launch_options(x),
     )  # fmt: skip

@@ -61,7 +61,10 @@ def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
     """
     if splits == 1:
         return _unused(weight.device)
-    sets: Counters = _sets_by_weight().setdefault(weight, Counters())
+    kept = _sets_by_weight()
+    sets: Counters | None = kept.get(weight)
+    if sets is None:
+        sets = kept[weight] = Counters()
     return sets.of(groups, weight.device)
 
 
@@ -89,4 +92,11 @@ def _unused(device: torch.device) -> Tensor:
 
 def workspace(on: Tensor, groups: int, splits: int, cells: int) -> Tensor:
     """For the partial sums of all groups; nothing where the depth is not split."""
-    return torch.empty(groups * splits * cells if splits > 1 else 0, dtype=torch.float32, device=on.device)
+    if splits == 1:
+        return _nothing(on.device)
+    return torch.empty(groups * splits * cells, dtype=torch.float32, device=on.device)
+
+
+@lru_cache(maxsize=16)
+def _nothing(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.float32, device=device)

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sonant.kernels.reference import Unscaled
+from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.norm import row_factor
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
@@ -36,12 +37,12 @@ def swiglu(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
-    block = min(1024, triton.next_power_of_2(width))
-    grid = out.numel() // width, triton.cdiv(width, block)
+    block = min(1024, next_power_of_2(width))
+    grid = out.numel() // width, cdiv(width, block)
     rows, eps = (gate_up, 0.0) if unscaled is None else (unscaled.rows.contiguous(), unscaled.eps)
     hidden = rows.shape[-1]
     _swiglu[grid](
         gate_up, rows, out, width, hidden, eps, SCALE=unscaled is not None, BLOCK=block,
-        ROW_BLOCK=1 if unscaled is None else triton.next_power_of_2(hidden), num_warps=4, **launch_options(gate_up),
+        ROW_BLOCK=1 if unscaled is None else next_power_of_2(hidden), num_warps=4, **launch_options(gate_up),
     )  # fmt: skip
     return out

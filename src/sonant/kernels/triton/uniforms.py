@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
 
@@ -54,7 +55,7 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
     out = torch.empty(seed.shape[0], count, dtype=torch.float32, device=seed.device)
     _uniforms[(seed.shape[0],)](
         seed, frame, out, seed.stride(0), frame.stride(0),
-        COUNT=count, BLOCK=triton.next_power_of_2(count), num_warps=1, **launch_options(seed),
+        COUNT=count, BLOCK=next_power_of_2(count), num_warps=1, **launch_options(seed),
     )  # fmt: skip
     return out
 
@@ -64,6 +65,6 @@ def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
     pairs = count // 2
     _normals[(seed.shape[0],)](
         seed, frame, scale, out, seed.stride(0), frame.stride(0), scale.stride(0),
-        PAIRS=pairs, BLOCK=triton.next_power_of_2(pairs), num_warps=1, **launch_options(seed),
+        PAIRS=pairs, BLOCK=next_power_of_2(pairs), num_warps=1, **launch_options(seed),
     )  # fmt: skip
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -110,6 +111,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _bpe(vocab_path: Path, merges_path: Path) -> models.BPE:
+    """In one call that makes no objects of Python's; where that fails step by step, to tell what is wrong."""
+    with suppress(Exception):  # tokenizers raises no narrower type
+        return models.BPE.from_file(str(vocab_path), str(merges_path))
     vocab = read_json(vocab_path)
     try:
         lines = merges_path.read_text(encoding="utf-8").split("\n")

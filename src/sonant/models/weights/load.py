@@ -1,7 +1,7 @@
 """Fills modules from stored tensors: every tensor accounted for, nothing held twice.
 
 A source is read in windows of at most `WINDOW_BYTES`: each is a mapping of its own, dropped before the next, so that
-peak memory is the weights plus one window, not the weights twice.
+peak memory is the weights plus one window, not the weights twice. What goes to a GPU can be read by `staged.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from sonant.models.weight_blocks import LookupTable, WeightBlock
 from sonant.models.weights.host_memory import HostMemory
 from sonant.models.weights.naming import Naming
 from sonant.models.weights.source import Read, TensorSource
+from sonant.models.weights.staged import BUFFER_BYTES, Placed, Rows, StagedReader
 
 WINDOW_BYTES = 128 << 20
+# Whether a GPU has shown that reading ahead by threads is right and faster than a mapping: tests/gpu_weights.py tells.
+READ_AHEAD = False
 _QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
@@ -36,17 +39,19 @@ class Filling:
     stored: tuple[str, ...]  # one as it is, or weight norm's magnitude and direction
     row_bytes: int
 
-    def fill(self, read: Read, start: int, end: int) -> None:
+    def fill(self, read: Read, start: int, end: int, *, wait: bool = True) -> None:
+        """Without `wait` what was read must stay until the device has taken it."""
         values = [read(name, start, end) for name in self.stored]
-        put(_rows(self.target, start, end), values[0] if len(values) == 1 else fold_weight_norm(*values))
+        rows = values[0] if len(values) == 1 else fold_weight_norm(*values)
+        put(_rows(self.target, start, end), rows, wait=wait)
+
+    @property
+    def device(self) -> torch.device:
+        return (self.target.values if isinstance(self.target, QuantizedWeight) else self.target).device
 
     @property
     def rows(self) -> int:
         return self.target.shape[0]
-
-    @property
-    def is_meta(self) -> bool:
-        return (self.target.values if isinstance(self.target, QuantizedWeight) else self.target).is_meta
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,17 +113,34 @@ def load_into(
     `CheckpointError` with its name. On the meta device all is checked and nothing is read.
     """
     fillings = _plan(module, source, prefix, unused, naming or Naming())
-    for window in windows([f for f in fillings if not f.is_meta]):
+    wanted = [f for f in fillings if f.device.type != "meta"]
+    gpu = next((f.device for f in wanted if f.device.type == "cuda"), None)
+    if READ_AHEAD and gpu is not None and isinstance(source, Placed):
+        fill_staged(wanted, source, gpu)
+        return
+    for window in windows(wanted):
         with source.window() as read, torch.no_grad():
             for piece in window:
                 piece.filling.fill(read, piece.start, piece.end)
 
 
-def put(place: Weight, rows: torch.Tensor) -> None:
+@torch.no_grad()
+def fill_staged(fillings: Sequence[Filling], source: Placed, device: torch.device) -> None:
+    """By way of memory that the GPU reads itself."""
+    each = [
+        (window, [Rows(name, piece.start, piece.end) for piece in window for name in piece.filling.stored])
+        for window in windows(fillings, BUFFER_BYTES)
+    ]
+    for window, read in StagedReader(source, device).windows(each):
+        for piece in window:
+            piece.filling.fill(read, piece.start, piece.end, wait=False)
+
+
+def put(place: Weight, rows: torch.Tensor, *, wait: bool = True) -> None:
     """Stored rows into their place, quantised there if that is what it holds: on the place's own device, and little by
     little, since they are wider on the way."""
     if not isinstance(place, QuantizedWeight):
-        place.copy_(rows)
+        place.copy_(rows, non_blocking=not wait)
         return
     at_once = max(1, _QUANTIZED_AT_ONCE // max(1, rows[0].numel()))
     for start in range(0, len(rows), at_once):
@@ -155,16 +177,17 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
     return v * (g.flatten() / v.reshape(len(v), -1).norm(dim=1)).view(rows)
 
 
-def windows(fillings: Sequence[Filling]) -> Iterator[list[Piece]]:
-    """The fillings in order, in groups of at most `WINDOW_BYTES`; a larger one is cut by rows."""
+def windows(fillings: Sequence[Filling], most_bytes: int | None = None) -> Iterator[list[Piece]]:
+    """The fillings in order, in groups of at most so many bytes, or `WINDOW_BYTES`; a larger one is cut by rows."""
+    most_bytes = most_bytes or WINDOW_BYTES
     window: list[Piece] = []
     held = 0
     for filling in fillings:
-        rows, rows_at_once = filling.rows, max(1, WINDOW_BYTES // max(filling.row_bytes, 1))
+        rows, rows_at_once = filling.rows, max(1, most_bytes // max(filling.row_bytes, 1))
         for start in range(0, rows, rows_at_once):
             end = min(start + rows_at_once, rows)
             part = filling.row_bytes * (end - start)
-            if window and held + part > WINDOW_BYTES:
+            if window and held + part > most_bytes:
                 yield window
                 window, held = [], 0
             window.append(Piece(filling, start, end))

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from sonant.errors import CheckpointError
 from sonant.models.weights.source import Read, StoredTensor
+from sonant.models.weights.staged import FilePlace
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -41,11 +43,17 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         check_whole(path)
         self.path = path
-        self.tensors: Mapping[str, StoredTensor] = MappingProxyType(_read_header(path))
+        header, self._start = _read_header(path)
+        self._offsets = {name: h["data_offsets"][0] for name, h in header.items()}
+        tensors = {name: StoredTensor(tuple(h["shape"]), _DTYPES[h["dtype"]]) for name, h in header.items()}
+        self.tensors: Mapping[str, StoredTensor] = MappingProxyType(tensors)
 
     @property
     def label(self) -> str:
         return str(self.path)
+
+    def place_of(self, name: str) -> FilePlace:
+        return FilePlace(self.path, self._start + self._offsets[name])
 
     @contextmanager
     def window(self) -> Iterator[Read]:
@@ -81,12 +89,13 @@ def check_whole(path: Path) -> None:
         ) from e
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """What the file holds, in file order. `check_whole` has seen that the header is sound."""
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What the file holds, in file order, and where it begins. `check_whole` has seen that the header is sound."""
     with path.open("rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        start = f.tell()
     header.pop("__metadata__", None)
     ordered = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
     if strange := [f"{name} of dtype {h['dtype']}" for name, h in ordered if h["dtype"] not in _DTYPES]:
         raise CheckpointError(f"{path} holds {strange[0]}, which Sonant does not read ({', '.join(_DTYPES)})")
-    return {name: StoredTensor(tuple(h["shape"]), _DTYPES[h["dtype"]]) for name, h in ordered}
+    return dict(ordered), start

@@ -17,6 +17,7 @@ import torch
 from sonant.errors import CheckpointError
 from sonant.models.weights.safetensors_file import SafetensorsFile
 from sonant.models.weights.source import Read, StoredTensor
+from sonant.models.weights.staged import FilePlace
 
 
 class ShardedSafetensors:
@@ -31,6 +32,9 @@ class ShardedSafetensors:
     @property
     def label(self) -> str:
         return str(self.index)
+
+    def place_of(self, name: str) -> FilePlace:
+        return self.shards[self.places[name]].place_of(name)
 
     @contextmanager
     def window(self) -> Iterator[Read]:

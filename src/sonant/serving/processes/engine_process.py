@@ -23,11 +23,14 @@ def main() -> int:
 
 def _serve(setup: Setup) -> int:
     from sonant.engine.compiler import compiler_for
-    from sonant.engine.early_context import begin_context
+    from sonant.engine.early_context import begin_context, has_gpu
+    from sonant.engine.start_note import StartNote
 
     m = setup.model
-    compiler = compiler_for(m.device, setup.engine.compile_workers)  # before the seconds that torch takes
-    begin_context(m.device)
+    begin_context(m.device)  # all of this before the seconds that torch takes
+    asked = (m.device, m.dtype, m.codec_dtype)
+    note = StartNote.of(setup.folder, setup.engine, *asked) if has_gpu() else None
+    compiler = compiler_for(m.device, setup.engine.compile_workers, note)
     gc.disable()  # All that is imported stays alive, and need not be looked through again and again.
     from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
@@ -45,7 +48,8 @@ def _serve(setup: Setup) -> int:
         seats = Seats(setup.scratch, awake, str(setup.number))
     use_threads(m.threads, m.device)
     dtypes = (m.dtype, m.codec_dtype)
-    engine = load_engine(setup.folder, m.device, dtypes, setup.engine, "int16", seats=seats, compiler=compiler)
+    given = (setup.folder, m.device, dtypes, setup.engine)
+    engine = load_engine(*given, "int16", seats=seats, compiler=compiler, note=note)
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)
