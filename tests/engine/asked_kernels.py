@@ -37,7 +37,7 @@ from sonant.engine.start_times import StartTimes
 from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_paging import WeightPaging
 from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
-from sonant.kernels import host_weights, ops, tuning
+from sonant.kernels import dispatch, host_weights, ops, tuning
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.triton import pdl, scaled_product, snake
@@ -125,6 +125,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(graphs, "capture_graph", capture_graph),
         mock.patch.object(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None)),
         mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
+        mock.patch.object(dispatch, "gpu_of", lambda device: GPU),
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),
         mock.patch.object(host_weights, "gpu_of", lambda device: GPU),
         mock.patch.object(tuning, "gpu_of", lambda device: GPU),

@@ -25,7 +25,6 @@ from sonant.engine.graphs import GraphedStep, RowIndices
 from sonant.engine.runner import Runner
 
 Order = Literal["frames first", "sound first", "drawn"]
-ORDERS: tuple[Order, ...] = ("frames first", "sound first", "drawn")
 GPU: Any = SimpleNamespace(type="cuda")
 Mark = tuple["Stream", int]  # after so many pieces of a stream's work
 

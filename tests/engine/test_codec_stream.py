@@ -17,7 +17,7 @@ from clips import reference_clip
 from engine.conftest import MakeEngine
 from engine.families import Family, Options, same, speak_at_once
 from engine.random_parking import RandomParking
-from engine.streams_on_cpu import GPU, ORDERS, Order, StreamsOnCpu
+from engine.streams_on_cpu import GPU, Order, StreamsOnCpu
 from engine.test_graph_warmup import Kind, until
 from engine.test_scheduler import ask, make, speaking
 from engine.test_streams import wait_until_idle
@@ -31,7 +31,8 @@ from sonant.errors import ConfigError
 from sonant.kernels.gpu import spare_processors
 
 SHORT_TURNS = {"chunk_s": (0.16,), "codec_batch_s": 0.16}  # sound for one or two rows a step: others' rings fill up
-FRAMES_AHEAD: tuple[Order, ...] = ("frames first", "drawn")
+DRAWN = pytest.param("drawn", marks=pytest.mark.slow)
+FRAMES_AHEAD = ("frames first", DRAWN)  # the order in which most goes wrong, and any
 Overlap = Callable[..., StreamsOnCpu]
 
 
@@ -40,8 +41,10 @@ def overlap(monkeypatch: pytest.MonkeyPatch) -> Overlap:
     return lambda engine, order: StreamsOnCpu(engine, order, monkeypatch)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("options", [{}, SHORT_TURNS], ids=["at once", "in turns"])
+@pytest.mark.parametrize("order", [*FRAMES_AHEAD, pytest.param("sound first", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, id="at once"), pytest.param(SHORT_TURNS, id="in turns", marks=pytest.mark.slow)]
+)
 def test_a_crowd_sounds_as_each_of_it_alone(
     make_any: MakeEngine, family: Family, order: Order, options: dict[str, Any], overlap: Overlap
 ) -> None:
