@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sonant.errors import ConfigError
 from sonant.kernels import reference
+from sonant.kernels.cuda.asked import asked_for
 from sonant.kernels.gpu import Gpu, gpu_of
 
 _LOG = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def choose(op: str, device_type: str, training: bool = False, gpu: Gpu | None = 
 
 def _choose_in_cuda(fused: Choice, plain: Callable[..., Any], gpu: Gpu) -> Choice:
     module = importlib.import_module(f"sonant.kernels.cuda.{IN_CUDA[fused.op]}")
-    asked = module.wanted()
+    asked = asked_for(module.VARIABLE)
     if asked == "torch":
         return Choice(fused.op, "reference", f"{module.VARIABLE} asks for it", plain)
     if asked == "triton":

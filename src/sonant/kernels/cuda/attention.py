@@ -13,7 +13,6 @@ which the stream starts afresh. Only the fused projection and the rotations are 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator
 from functools import cache
@@ -23,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sonant.errors import ConfigError
 from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
@@ -42,7 +40,6 @@ _COHORT = 32  # rows that have helpers, blocks that share the long ones among th
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
-CHOICES = ("auto", "cuda", "triton", "torch")
 
 _DECODE = struct.Struct("<11Qq7iI8i2f")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
@@ -90,14 +87,6 @@ def programs() -> Iterator[Program]:
         for queries in _QUERIES:
             yield _decode_program(dim, kv_bytes, queries)
         yield prefill_kernel(dim, 64, kv_bytes).program
-
-
-def wanted() -> str:
-    """What the environment asks for: kernels are found before any config is."""
-    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if choice not in CHOICES:
-        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
-    return choice
 
 
 def obstacle(gpu: Gpu) -> str | None:

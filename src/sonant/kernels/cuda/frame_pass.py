@@ -5,14 +5,13 @@ One row, one position a launch, or the opening pair of a frame, the published pr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
-from sonant.errors import ConfigError
 from sonant.kernels.cuda import single_pass
+from sonant.kernels.cuda.asked import asked_for
 from sonant.kernels.cuda.compiler import Program
 from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, form_for, in_eight_bits, pass_kernel
 from sonant.kernels.gpu import Gpu
@@ -21,7 +20,6 @@ from sonant.kernels.reference import FrameStack, Weight
 VARIABLE = "SONANT_PREDICTOR"
 WHAT = "a predictor's pass over one row"
 ELSE = f"other rows or widths, and {single_pass.other_weights(VARIABLE)}, go to Triton"
-CHOICES = ("auto", "cuda", "triton", "torch")
 _POSITIONS = 16
 _KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
 _OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
@@ -36,14 +34,6 @@ def programs() -> Iterator[Program]:
         yield pass_kernel(form).program
         if _OPENING_AT_ONCE:
             yield pass_kernel(opening(form)).program
-
-
-def wanted() -> str:
-    """What the environment asks for: kernels are found before any config is."""
-    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if choice not in CHOICES:
-        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
-    return choice
 
 
 def obstacle(gpu: Gpu) -> str | None:
@@ -65,7 +55,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | 
     expected = (len(stack.layers), 2, len(x), _POSITIONS, form.kv_heads, HEAD), (form.codes, form.width)
     if (cache.shape, head.shape) != expected:
         return f"keys and values of {list(cache.shape)}, or a head of {list(head.shape)}, have other shapes"
-    return single_pass.refusal(form, stack, x, [cache, head], wanted() == "cuda")
+    return single_pass.refusal(form, stack, x, [cache, head], asked_for(VARIABLE) == "cuda")
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from sonant.errors import ConfigError
 from sonant.kernels.cuda import single_pass
+from sonant.kernels.cuda.asked import asked_for
 from sonant.kernels.cuda.compiler import Program
 from sonant.kernels.cuda.single_pass import (
     HEAD,
@@ -29,7 +28,6 @@ from sonant.kernels.reference import FrameStack
 VARIABLE = "SONANT_TALKER"
 WHAT = "a stack's pass over one row"
 ELSE = f"other rows or widths, caches not in bfloat16, and {single_pass.other_weights(VARIABLE)}, go to Triton"
-CHOICES = ("auto", "cuda", "triton", "torch")
 _NEAR = 64  # positions of a warp whose places are looked up once for all layers
 _OWN_BYTES = 2 * 2 * HEAD + 4 * WARPS * SHARE * (HEAD + 4) + 4 * WARPS * _NEAR
 
@@ -48,14 +46,6 @@ def programs() -> Iterator[Program]:
         yield pass_kernel(form).program
 
 
-def wanted() -> str:
-    """What the environment asks for: kernels are found before any config is."""
-    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if choice not in CHOICES:
-        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
-    return choice
-
-
 def obstacle(gpu: Gpu) -> str | None:
     return single_pass.obstacle(gpu, _FORMS)
 
@@ -70,7 +60,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positio
         return f"a cache of {list(cache.shape)} has another shape"
     if tables.dtype != torch.int32 or positions.dtype not in (torch.int32, torch.int64) or tables.stride(1) != 1:
         return f"tables are {tables.dtype} and positions {positions.dtype}, not int32, or not in one piece"
-    return single_pass.refusal(form_of(stack), stack, x, [cache], wanted() == "cuda")
+    return single_pass.refusal(form_of(stack), stack, x, [cache], asked_for(VARIABLE) == "cuda")
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positions: Tensor) -> bool:

@@ -10,7 +10,6 @@ later. What it has no kernel for goes through Triton's, layer by layer.
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sonant.errors import ConfigError
 from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
@@ -39,7 +37,6 @@ _SHARED_BYTES = 232_448  # all there is
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "a stack over few rows", "more than 32 rows, other widths, or weights not in bfloat16, go to Triton"
 VARIABLE = "SONANT_STACK"
-CHOICES = ("auto", "cuda", "triton", "torch")
 
 _ARGS = struct.Struct(f"<6Q3i2f4xQ{6 * _MOST_LAYERS}Q")  # StackArgs
 
@@ -116,14 +113,6 @@ def programs() -> Iterator[Program]:
     """Those of a flow of eleven tokens with its guide, and of five tokens, for one listener."""
     for row_tiles in (1, 3):
         yield stack_kernel(Form(1024, 4096, 16, 2, row_tiles)).program
-
-
-def wanted() -> str:
-    """What the environment asks for: kernels are found before any config is."""
-    choice = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if choice not in CHOICES:
-        raise ConfigError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {choice!r}")
-    return choice
 
 
 def obstacle(gpu: Gpu) -> str | None:

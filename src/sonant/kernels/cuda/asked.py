@@ -1,0 +1,17 @@
+"""Which implementation of an op the environment asks for, where there is one in CUDA C++: kernels are found before any
+config is."""
+
+from __future__ import annotations
+
+import os
+
+from sonant.errors import ConfigError
+
+CHOICES = ("auto", "cuda", "triton", "torch")
+
+
+def asked_for(variable: str) -> str:
+    choice = os.environ.get(variable, "").strip().lower() or "auto"
+    if choice not in CHOICES:
+        raise ConfigError(f"{variable} must be one of {', '.join(CHOICES)}, not {choice!r}")
+    return choice
