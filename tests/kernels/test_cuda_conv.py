@@ -37,11 +37,6 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def hopper(tmp_path_factory: pytest.TempPathFactory) -> HopperOnCpu:
-    return HopperOnCpu(tmp_path_factory.mktemp("hopper_on_cpu"))
-
-
 @pytest.fixture
 def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     hopper.take_over(monkeypatch)

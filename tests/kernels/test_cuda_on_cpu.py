@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,17 +39,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
-    return OnCpu(tmp_path_factory.mktemp("cuda_on_cpu"))
-
-
 @pytest.fixture(autouse=True)
 def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        machine.launch(kernel, device, grid, *values)
-
-    monkeypatch.setattr(CudaKernel, "launch", launch)
+    machine.take_over(monkeypatch)
     with torch.no_grad():
         yield
 

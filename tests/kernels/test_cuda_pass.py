@@ -4,7 +4,7 @@ and what they do not take goes to Triton."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,17 +44,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
-    return OnCpu(tmp_path_factory.mktemp("cuda_on_cpu"))
-
-
 @pytest.fixture
 def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        machine.launch(kernel, device, grid, *values)
-
-    monkeypatch.setattr(CudaKernel, "launch", launch)
+    machine.take_over(monkeypatch)
 
 
 @compiled

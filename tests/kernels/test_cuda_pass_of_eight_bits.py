@@ -4,7 +4,7 @@ until a GPU has been measured."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from kernels.cpu_machine import OnCpu
 from sonant.bench.kernels.pass_cases import PassCases
 from sonant.kernels import dispatch, ops
 from sonant.kernels.cuda import compiler
-from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
+from sonant.kernels.cuda.kernel import CudaForm
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import FrameLayer, FrameStack, Heads, QuantizedWeight, quantize
 from sonant.kernels.reference.quantized import E4M3
@@ -52,17 +52,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
-    return OnCpu(tmp_path_factory.mktemp("cuda_on_cpu"))
-
-
 @pytest.fixture
 def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        machine.launch(kernel, device, grid, *values)
-
-    monkeypatch.setattr(CudaKernel, "launch", launch)
+    machine.take_over(monkeypatch)
 
 
 def least_numbers(columns: int, depth: int, seed: int) -> QuantizedWeight:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,17 +27,9 @@ GRID = Grid(clusters=16, ranks=2, ahead=3, pace=1500)
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
-    return OnCpu(tmp_path_factory.mktemp("cuda_on_cpu"))
-
-
 @pytest.fixture
 def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def launch(kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float) -> None:
-        machine.launch(kernel, device, grid, *values)
-
-    monkeypatch.setattr(CudaKernel, "launch", launch)
+    machine.take_over(monkeypatch)
     with torch.no_grad():
         yield
 
