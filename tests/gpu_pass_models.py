@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
@@ -38,14 +37,7 @@ def chain() -> Iterator[None]:
 
 @contextmanager
 def whole(form: Form) -> Iterator[None]:
-    """A form of two rows stands for the opening pair in one launch, and one position at a time after it."""
-    is_opening = form.rows == 2
-    usual = replace(form, rows=1, own_bytes=frame_pass._OWN_BYTES) if is_opening else form
-    with (
-        mock.patch.object(frame_pass, "_FORMS", (usual,)),
-        mock.patch.object(frame_pass, "_OPENING_AT_ONCE", is_opening),
-        mock.patch.object(paged_pass, "_FORMS", (usual,)),
-    ):
+    with mock.patch.object(frame_pass, "_FORMS", (form,)), mock.patch.object(paged_pass, "_FORMS", (form,)):
         yield
 
 

@@ -36,7 +36,7 @@ _ARGUMENT_BYTES = 4096  # of a kernel, at most
 _OTHER_ARGUMENTS = struct.Struct("<10Qq3i2f4x")  # of PassArgs, beside its layers
 # Whether a GPU has shown the forms for weights of eight bits to be right, and faster than the chain (tests/gpu_pass.py
 # tells). Until then they run only where they are asked for by name.
-EIGHT_BITS_MEASURED = False
+EIGHT_BITS_MEASURED = True
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def candidates(rows: int, depth: int, columns: int, gated: bool) -> Iterator[Til
     """Those worth a measurement; the rule's own comes first."""
     yield rule(rows, depth, columns, gated)
     planes = 2 if gated else 1
-    for m, wide in ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)):
+    for m, wide in ((64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)):
         n, warps = wide // planes, 4 if m * wide <= 64 * 128 else 8
         for k in (64, 128, 256):
             for stages in (3, 4, 6):

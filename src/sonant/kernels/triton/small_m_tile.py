@@ -10,7 +10,7 @@ from torch import Tensor
 from sonant.kernels.tuning import Tile, find
 
 ROWS = 64  # above it the library's products win
-WIDENED_ROWS = 64  # … and above it, with weights of eight bits, those whose input has eight bits too
+WIDENED_ROWS = 16  # above it, with weights of eight bits, the input has eight bits too
 _LEAST_BLOCK = 16  # rows of a tile, however few there are
 _DEPTH = 256  # of a tile, by the rule
 _PROCESSORS = 132  # of an H100 or H200

@@ -25,7 +25,7 @@ from sonant.models.weights.staged import BUFFER_BYTES, Placed, Rows, StagedReade
 
 WINDOW_BYTES = 128 << 20
 # Whether a GPU has shown that reading ahead by threads is right and faster than a mapping: tests/gpu_weights.py tells.
-READ_AHEAD = False
+READ_AHEAD = True
 _QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
