@@ -1,15 +1,14 @@
-"""On a GPU: sound made behind a step's frames, and beside the next one's (`--codec-stream own`).
+"""On a GPU: sound made behind a step's frames (`--codec-stream shared`), and beside the next one's, as usual.
 
     python tests/gpu_overlap.py --folder /tmp/full [--parts bits,engine,graphs] [--rows 64,128,256,512] [--out a.json]
 
-Not a test that pytest collects. Under two minutes on an H200 whose kernels are compiled, as far as can be told without
-one. Parts:
+Not a test that pytest collects. Under two minutes on an H200. Parts:
 - bits: 256 files with the same seeds, one frame a chunk, spoken both ways. Their samples must be equal; the exit code
   is 1 where they are not.
-- engine: as many listeners as rows, who begin anew when they end, for each way and number of processors that the codec
-  leaves free: ms a step, rows in it, how long the host waited for the device in it (next to nothing: the host is what
-  limits), audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound
-  keep their order however many rows they have, not only up to 48.
+- engine: as many listeners as rows, who begin anew when they end, each with a text of its own, for both ways: ms a
+  step, rows in it, how long the host waited for the device in it (next to nothing: the host is what limits),
+  audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound keep
+  their order however many rows they have, not only up to 48.
 - graphs: sixteen frames of all rows and their sound, by themselves: in turn, on two streams, and with frames first,
   whose graphs are captured at a high priority for that. More than this cannot be gained.
 """
@@ -50,21 +49,11 @@ LENGTH = 125  # frames of a listener: ten seconds
 TEXTS = 1200  # that differ, so that prompts are prefilled
 WARM_S, WINDOW_S = 1.0, 1.6
 BITS_ROWS, BITS_FRAMES = 256, 48
-TITLES = ("rows", "ms a frame: frames", "sound", "in turn", "at once", "frames first", "16 spare", "32 spare")
+TITLES = ("rows", "ms a frame: frames", "sound", "in turn", "at once", "frames first")
 Work = tuple[Sequence[CapturedGraph], int]  # graphs in turn, with the memory that they use; priority of their stream
 
 
-@dataclass(frozen=True)
-class Way:
-    choice: CodecStreamChoice
-    spare: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.choice if self.choice == "shared" else f"own, {self.spare} spare"
-
-
-WAYS = (Way("shared"), Way("own"), Way("own", 16), Way("own", 32))
+WAYS: tuple[CodecStreamChoice, ...] = ("shared", "own")
 
 
 @dataclass(frozen=True)
@@ -72,16 +61,13 @@ class Source:
     folder: Path
     device: str
 
-    def load(self, way: Way, rows: int, **options: Any) -> Engine:
+    def load(self, way: CodecStreamChoice, rows: int, **options: Any) -> Engine:
         gc.collect()  # the engine before it
         torch.cuda.empty_cache()
         began_s = time.perf_counter()
-        config = EngineConfig(
-            max_rows=rows, warm_rows=rows, kv_tokens=256 * rows, codec_stream=way.choice,
-            codec_spare_processors=way.spare, **options,
-        )  # fmt: skip
+        config = EngineConfig(max_rows=rows, warm_rows=rows, kv_tokens=256 * rows, codec_stream=way, **options)
         engine = sonant.load(self.folder, device=self.device, config=config, sound="int16")
-        print(f"{way.name}: loaded in {time.perf_counter() - began_s:.1f} s", flush=True)
+        print(f"{way}: loaded in {time.perf_counter() - began_s:.1f} s", flush=True)
         return engine
 
 
@@ -150,15 +136,17 @@ def ask(engine: Engine, n: int, frames: int) -> tuple[SpeechRequest, Prompt]:
     return speech, engine.prompter.prompt(speech)
 
 
-def measure_way(source: Source, way: Way, rows: Sequence[int], few_rows: int | None) -> list[dict[str, Any]]:
+def measure_way(
+    source: Source, way: CodecStreamChoice, rows: Sequence[int], few_rows: int | None
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with source.load(way, max(rows)) as engine:
         prompts = itertools.cycle([ask(engine, n, LENGTH) for n in range(TEXTS)])
         stream = engine.loop.runner.codec_stream
         stream.few_rows = stream.few_rows if few_rows is None else few_rows
-        orders = {way.name: stream.first_sound_rows}
-        if way == Way("own"):
-            orders[f"{way.name}, in order"] = max(rows)
+        orders = {str(way): stream.first_sound_rows}
+        if way == "own":
+            orders["own, in order"] = max(rows)
         for (name, first_sound_rows), count in itertools.product(orders.items(), rows):
             stream.first_sound_rows = first_sound_rows
             found.append({"listeners": count, "way": name, **Crowd(engine, prompts).measure(count)})
@@ -173,7 +161,7 @@ def measure_engine(source: Source, rows: Sequence[int], few_rows: int | None) ->
     return found
 
 
-def digest_of(source: Source, way: Way, rows: int) -> str:
+def digest_of(source: Source, way: CodecStreamChoice, rows: int) -> str:
     """Of all samples of files that are spoken at once."""
     requests: list[Options] = [{"text": TEXT, "seed": n, "max_frames": BITS_FRAMES - n % 7} for n in range(rows)]
     said = hashlib.blake2b(digest_size=8)
@@ -184,7 +172,7 @@ def digest_of(source: Source, way: Way, rows: int) -> str:
 
 
 def same_bits(source: Source, rows: int) -> dict[str, str]:
-    digests = {way.name: digest_of(source, way, rows) for way in (WAYS[0], WAYS[1], WAYS[3])}
+    digests = {str(way): digest_of(source, way, rows) for way in WAYS}
     print(grid([(f"samples of {rows} files", "digest"), *digests.items()]), flush=True)
     return digests
 
@@ -215,14 +203,11 @@ def measure_graphs(engine: Engine, count: int) -> tuple[str, ...]:
         pools = [GraphPool(engine.device, priority=level) for level in (0, HIGH_PRIORITY)]
         plain, first = ([capture_graph("frame", frame, rows, pool)] * FRAMES for pool in pools)
         groups = [torch.tensor([r.row for r in group], device="cuda") for group in rig.groups(FRAMES)]
-        found, pool = list[float](), GraphPool(engine.device)
-        for spare in (0, 16, 32):
-            runner.codec_stream.spare_processors = spare
-            sounds = [capture_graph("sound", sound, group, pool) for group in groups]
-            if not spare:
-                found += [wall_ms([(graphs, 0)]) for graphs in (plain, sounds, [*plain, *sounds])]
-                found.append(wall_ms([(plain, 0), (sounds, 0)]))
-            found.append(wall_ms([(first, HIGH_PRIORITY), (sounds, 0)]))
+        pool = GraphPool(engine.device)
+        sounds = [capture_graph("sound", sound, group, pool) for group in groups]
+        found = [wall_ms([(graphs, 0)]) for graphs in (plain, sounds, [*plain, *sounds])]
+        found.append(wall_ms([(plain, 0), (sounds, 0)]))
+        found.append(wall_ms([(first, HIGH_PRIORITY), (sounds, 0)]))
         return str(count), *(f"{ms / FRAMES:.3f}" for ms in found)
 
 
@@ -246,7 +231,7 @@ def main() -> None:
     if "engine" in parts:
         report["engine"] = measure_engine(source, rows, args.few_rows)
     if "graphs" in parts:
-        engine = source.load(Way("own"), max(rows), chunk_s=(0.08 * FRAMES,))
+        engine = source.load("own", max(rows), chunk_s=(0.08 * FRAMES,))
         engine.close()
         report["graphs"] = [TITLES, *(measure_graphs(engine, count) for count in rows)]
         print(grid(report["graphs"]), flush=True)

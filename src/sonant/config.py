@@ -54,8 +54,7 @@ def power_of_two(most: int) -> int:
 
 KVCacheType = Literal["fp8"]
 CodecStreamChoice = Literal["shared", "own"]
-_MOST_SPARE_PROCESSORS = 100  # of 132: the codec must have some
-_FROM_ZERO = ("steps_ahead", "max_parked", "compile_workers", "codec_spare_processors")
+_FROM_ZERO = ("steps_ahead", "max_parked", "compile_workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +101,9 @@ class EngineConfig:
         f"{_CPU_CODEC_S_PER_ROW:g} for each row of a batch on the CPU, whose memory grows by what it makes at once",
     )
     codec_stream: CodecStreamChoice = option(
-        "shared",
-        "where a GPU makes sound. shared: behind a step's frames, on their stream; own: on one of its own, beside the "
-        "next step's frames, with graphs in memory of their own",
-    )
-    codec_spare_processors: int = option(
-        0, "processors of a GPU that the codec's largest kernels leave to the frames beside them, with its own stream"
+        "own",
+        "where a GPU makes sound. own: on a stream of its own, beside the next step's frames, with graphs in memory of "
+        "their own; shared: behind a step's frames, on their stream, as always where weights come and go",
     )
     steps_ahead: int | None = option(None, "steps launched before the last one's result is read: 0 or 1")
     warm_rows: int | None = option(
@@ -142,8 +138,6 @@ class EngineConfig:
         if self.codec_stream not in get_args(CodecStreamChoice):
             known = " or ".join(get_args(CodecStreamChoice))
             raise ConfigError(f"codec_stream must be {known}, not {self.codec_stream!r}")
-        if self.codec_spare_processors > (most := _MOST_SPARE_PROCESSORS):
-            raise ConfigError(f"codec_spare_processors must be at most {most}, not {self.codec_spare_processors}")
         if self.codec is not None and not self.codec.strip():
             raise ConfigError("codec must be a folder or file; leave it out where the model's folder has it")
         if not self.gpu_share <= 1:

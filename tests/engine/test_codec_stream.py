@@ -28,7 +28,6 @@ from sonant.engine.codec_stream import CodecStream
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.request import State
 from sonant.errors import ConfigError
-from sonant.kernels.gpu import spare_processors
 
 SHORT_TURNS = {"chunk_s": (0.16,), "codec_batch_s": 0.16}  # sound for one or two rows a step: others' rings fill up
 DRAWN = pytest.param("drawn", marks=pytest.mark.slow)
@@ -179,7 +178,7 @@ def test_nothing_is_captured_while_sound_is_made(make_engine: MakeEngine, overla
 
 def test_on_a_cpu_there_is_one_order(make_any: MakeEngine, family: Family) -> None:
     said = {**family.request(1), "max_frames": 8}
-    engines = [make_any(codec_stream=choice, codec_spare_processors=16) for choice in ("shared", "own")]
+    engines = [make_any(codec_stream=choice) for choice in ("shared", "own")]
     shared, own = (engine.speak(**said) for engine in engines)
     np.testing.assert_array_equal(shared.samples, own.samples)
     assert all(engine.loop.runner.codec_stream.stream is None for engine in engines)
@@ -195,9 +194,9 @@ def test_weights_that_come_and_go_leave_it_at_one_stream(
 ) -> None:  # fmt: skip
     asked: list[bool] = []
 
-    def noted(device: torch.device, own: bool, spare: int) -> CodecStream:
+    def noted(device: torch.device, own: bool) -> CodecStream:
         asked.append(own)
-        return CodecStream(device, own, spare)
+        return CodecStream(device, own)
 
     budget = str(least_of(tiny_checkpoints["custom"])) if paged else None
     monkeypatch.setattr(runner, "CodecStream", noted)
@@ -206,22 +205,12 @@ def test_weights_that_come_and_go_leave_it_at_one_stream(
     assert asked == [own]
 
 
-def test_only_the_codec_s_kernels_leave_processors_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_go_before_sound_where_that_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a stream")
     monkeypatch.setattr(torch.cuda, "Event", lambda: "an event")
-    beside = CodecStream(GPU, own=True, spare_processors=16)
-    with beside.beside_frames():
-        assert spare_processors() == 16
-    assert spare_processors() == 0
-    with CodecStream(GPU, own=False, spare_processors=16).beside_frames():
-        assert spare_processors() == 0
-    assert (beside.priority, CodecStream(GPU, own=False).priority) == (-1, 0)
+    assert (CodecStream(GPU, own=True).priority, CodecStream(GPU, own=False).priority) == (-1, 0)
 
 
 def test_wrong_options_are_told() -> None:
     with pytest.raises(ConfigError, match="codec_stream must be shared or own, not 'both'"):
         EngineConfig(codec_stream="both")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="codec_spare_processors must be at most 100, not 132"):
-        EngineConfig(codec_spare_processors=132)
-    with pytest.raises(ConfigError, match="codec_spare_processors must be at least 0, not -1"):
-        EngineConfig(codec_spare_processors=-1)

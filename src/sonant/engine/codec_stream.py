@@ -35,8 +35,6 @@ from contextlib import contextmanager
 
 import torch
 
-from sonant.kernels.gpu import leaving_free
-
 HIGH_PRIORITY = -1
 
 _FEW_ROWS = 8  # in a step that keeps its order …
@@ -44,12 +42,11 @@ _FIRST_SOUND_ROWS = 48  # … and in one that makes somebody's first sound; both
 
 
 class CodecStream:
-    def __init__(self, device: torch.device, own: bool, spare_processors: int = 0) -> None:
-        """`own`: beside the steps' stream, on a GPU; `spare_processors`: that large kernels leave to the frames."""
+    def __init__(self, device: torch.device, own: bool) -> None:
+        """`own`: beside the steps' stream, on a GPU."""
         self.device = device
         self.stream = torch.cuda.Stream(device) if own and device.type == "cuda" else None
         self.few_rows, self.first_sound_rows = _FEW_ROWS, _FIRST_SOUND_ROWS
-        self.spare_processors = spare_processors if self.stream is not None else 0
         self._given = None if self.stream is None else torch.cuda.Event()  # what the codec reads is there
         self.made = None if self.stream is None else torch.cuda.Event()  # all that was launched here is done
         self._rows: set[int] = set()  # of the last step, while its sound may still be made
@@ -71,12 +68,6 @@ class CodecStream:
         with torch.cuda.stream(self.stream):
             yield
             self.made.record(self.stream)
-
-    @contextmanager
-    def beside_frames(self) -> Iterator[None]:
-        """For the codec's own launches, also where they are captured."""
-        with leaving_free(self.spare_processors):
-            yield
 
     def keeps_order(self, rows: int, first_sound: bool) -> bool:
         """Whether a step of so many rows is over before the next begins."""

@@ -84,7 +84,7 @@ class Runner:
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
         own = config.codec_stream == "own" and paging is None  # its slots are for one pass at a time
-        self.codec_stream = CodecStream(device, own, config.codec_spare_processors)
+        self.codec_stream = CodecStream(device, own)
         self.rows.before_copy = self.codec_stream.wait_for
         reserve_pinned(device)
         self.kv = allocate_kv(spec, config, device, residents)
@@ -222,8 +222,7 @@ class Runner:
         return decode_frame(self.model, rows, self.span_blocks, variant)
 
     def _run_codec(self, rows: torch.Tensor, frames: int) -> torch.Tensor:
-        with self.codec_stream.beside_frames():
-            sound = self.model.codec(rows, frames)
+        sound = self.model.codec(rows, frames)
         return ops.pcm16(sound) if self.sound == "int16" else sound
 
     @torch.inference_mode()
@@ -272,7 +271,7 @@ class Runner:
             mean.add(took_s)
 
     def _launch_preroll(self, plan: Plan) -> None:
-        with self.codec_stream.behind_the_step(r.row for r in plan.preroll), self.codec_stream.beside_frames():
+        with self.codec_stream.behind_the_step(r.row for r in plan.preroll):
             for request in plan.preroll:
                 item = PrefillItem(request.row, request.prompt, 0, request.prefill_length)
                 request.preroll_up_to(self._preroll(item, request.preroll, plan.preroll_frames))

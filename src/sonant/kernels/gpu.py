@@ -28,7 +28,6 @@ class Gpu:
 
 
 _PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
-_SPARE: ContextVar[int] = ContextVar("spare_processors", default=0)
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
@@ -43,25 +42,6 @@ def planning_for(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         _PLANNED.reset(before)
-
-
-def spare_processors() -> int:
-    """That a kernel whose blocks stay on theirs until all tiles are done is to leave free at this moment."""
-    return _SPARE.get()
-
-
-@contextmanager
-def leaving_free(processors: int) -> Iterator[None]:
-    """For all launches inside; a graph keeps what it was captured with.
-
-    Blocks that stay take nearly all of a processor's shared memory, so a kernel on another stream gets there only when
-    the whole launch is over. Whoever runs both at once asks for some to be left free; all others have everything.
-    """
-    before = _SPARE.set(processors)
-    try:
-        yield
-    finally:
-        _SPARE.reset(before)
 
 
 @lru_cache(maxsize=16)

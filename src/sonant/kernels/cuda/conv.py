@@ -21,7 +21,7 @@ from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.cuda.tensor_map import BYTES, tensor_map
 from sonant.kernels.cuda.trial import beside_captures
-from sonant.kernels.gpu import Gpu, gpu_of, spare_processors
+from sonant.kernels.gpu import Gpu, gpu_of
 from sonant.kernels.reference import Bounds, Snake, Unit
 
 _LOG = logging.getLogger(__name__)
@@ -226,12 +226,8 @@ def _map_of_weights(weight: Tensor, layout: Layout) -> bytes:
 
 
 def resident_blocks(tiles: int, panels: int = 1) -> int:
-    """How many blocks a launch has: one on each processor that it may take, and as many for each panel.
-
-    Blocks share the tiles out by their number, and a tile is the same whoever computes it: fewer give the same bits.
-    """
-    free = max(panels, PROCESSORS - spare_processors())
-    return min(tiles, free // panels * panels)
+    """How many blocks a launch has: one on each processor, and as many for each panel."""
+    return min(tiles, PROCESSORS // panels * panels)
 
 
 def _address(value: Tensor | None) -> int:

@@ -15,11 +15,10 @@ from torch import Tensor
 from sonant.kernels.reference import QuantizedWeight
 from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.scaled_tile import FEW_ROWS
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
 from sonant.kernels.tuning import Tile
-
-_FEW_ROWS = 64  # with which a product is mostly waiting for its weights
 
 
 @triton.jit
@@ -116,7 +115,7 @@ def scaled_gemm(
         x, row_scale, weight.values, weight.scale, out if residual is None else residual, out,
         workspace(x, tiles, tile.splits, (2 if gated else 1) * tile.m * tile.n),
         counters(weight.values, tiles, tile.splits), rows, row_tiles, columns, depth, k_tiles,
-        GATED=gated, ADD=residual is not None, EARLY=rows <= _FEW_ROWS,
+        GATED=gated, ADD=residual is not None, EARLY=rows <= FEW_ROWS,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip

@@ -9,10 +9,13 @@ import torch
 
 from sonant.kernels.tuning import Tile, find
 
+FEW_ROWS = 64  # with which a product is mostly waiting for its weights: the first are fetched before it may begin
 _PROCESSORS = 132  # of an H100 or H200
 _SHARED_BYTES = 227 << 10
 _MOST_SPLITS = 8
 _LEAST_DEPTH = 32  # that tensor cores take of eight bits at a time
+_SPLIT_DEPTH = 3072  # under it sums over programs cost more than they hide
+_WIDTHS = (64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)  # of tiles that are tried
 
 
 def shape_key(depth: int, columns: int, gated: bool) -> str:
@@ -29,28 +32,41 @@ def fits(tile: Tile, depth: int) -> bool:
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
-    """The largest tile of which there are enough for all processors, and where there are too few the depth is split."""
-    k = min(128, depth & -depth)
-    best = Tile(64, 64, k, warps=4, stages=4)
-    for m, n, warps in ((128, 128, 8), (64, 128, 4)):
-        if rows >= m and _programs(m, n // (2 if gated else 1), rows, columns) >= 0.7 * _PROCESSORS:
-            best = Tile(m, n // (2 if gated else 1), k, warps=warps, stages=4)
+    """The largest tile of which there are enough for all processors, as what was measured has it; where there are too
+    few even of the narrowest, a great depth is split."""
+    for m, wide in ((128, 128), (64, 128), (64, 64), (64, 32)):
+        if _suits(m, rows) and _programs(m, wide // _planes(gated), rows, columns) >= 0.7 * _PROCESSORS:
             break
-    return replace(best, splits=_splits(best, rows, depth, columns)[-1])
+    k = min(256 if wide <= 64 else 128, depth & -depth)
+    stages = next(stages for stages in (6, 4, 3) if _fits_memory(m, wide, k, stages, rows))
+    tile = Tile(m, wide // _planes(gated), k, warps=8 if m * wide > 64 * 128 else 4, stages=stages)
+    return replace(tile, splits=_splits(tile, rows, depth, columns)[-1]) if depth >= _SPLIT_DEPTH else tile
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool) -> Iterator[Tile]:
     """Those worth a measurement; the rule's own comes first."""
     yield rule(rows, depth, columns, gated)
-    planes = 2 if gated else 1
-    for m, wide in ((64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)):
-        n, warps = wide // planes, 4 if m * wide <= 64 * 128 else 8
+    for m, wide in _WIDTHS:
+        n, warps = wide // _planes(gated), 4 if m * wide <= 64 * 128 else 8
         for k in (64, 128, 256):
             for stages in (3, 4, 6):
                 tile = Tile(m, n, k, warps, stages)
-                if depth % k or stages * k * (m + wide) > _SHARED_BYTES or m >= 2 * rows:
-                    continue
-                yield from (replace(tile, splits=splits) for splits in _splits(tile, rows, depth, columns))
+                if depth % k == 0 and _suits(m, rows) and _fits_memory(m, wide, k, stages, rows):
+                    yield from (replace(tile, splits=splits) for splits in _splits(tile, rows, depth, columns))
+
+
+def _planes(gated: bool) -> int:
+    return 2 if gated else 1
+
+
+def _suits(m: int, rows: int) -> bool:
+    """Whether less than half of a tile's rows are idle; the least that there is suits any number."""
+    return m == 64 or m < 2 * rows
+
+
+def _fits_memory(m: int, wide: int, k: int, stages: int, rows: int) -> bool:
+    """With few rows there is one stage more: what is fetched before the product may begin."""
+    return (stages + (rows <= FEW_ROWS)) * k * (m + wide) <= _SHARED_BYTES
 
 
 def _programs(m: int, n: int, rows: int, columns: int) -> int:
