@@ -12,6 +12,7 @@ import torch
 
 from sonant import Engine, EngineConfig, Voice
 from sonant.errors import BadAudio
+from sonant.kernels.gpu import is_beside_steps
 from sonant.types import Samples
 from sonant.voice_cache import VoiceCache
 from toy_family.model import ToyModel
@@ -51,6 +52,18 @@ def test_the_same_clip_is_not_encoded_again(engine: Engine) -> None:
     assert counted(engine) == 1
     assert (first.name, again.name, again.text) == ("anna", "ben", "Hello.")
     assert first.fingerprint == again.fingerprint
+
+
+def test_what_is_computed_for_a_voice_leaves_the_steps_counters_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its encoder's kernels, and the codec's for what the official package leaves of the clip, run beside steps."""
+    model, beside = engine.model, list[bool]()
+    encode, opening = model.encode_voice, model.opening
+    monkeypatch.setattr(model, "encode_voice", lambda *given: beside.append(is_beside_steps()) or encode(*given))
+    monkeypatch.setattr(model, "opening", lambda *given: beside.append(is_beside_steps()) or opening(*given))
+    engine.speak(text="hello", voice=engine.clone(clip(), "Hello."), max_frames=3)
+    assert beside == [True, True] and not is_beside_steps()
 
 
 def test_other_sound_or_other_words_are_another_voice(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.against import DEVICE, close, kernel, random
 from sonant.kernels import reference
+from sonant.kernels.gpu import beside_steps
 from sonant.kernels.tuning import Tile
 
 pytest.importorskip("triton")
@@ -31,6 +32,17 @@ def test_a_weight_keeps_its_counters() -> None:
     others = [split_k.counters(torch.zeros(4, 4, device=DEVICE), 6, 2) for _ in range(3)]
     assert split_k.counters(weight, 6, 4).data_ptr() == address
     assert address not in [other.data_ptr() for other in others]
+
+
+def test_who_launches_beside_steps_has_counters_of_their_own() -> None:
+    """Two products at once would count each other's programs."""
+    weight = torch.zeros(4, 4, device=DEVICE)
+    of_steps = split_k.counters(weight, 6, 2)
+    with beside_steps():
+        aside = [split_k.counters(weight, 6, 2) for _ in range(2)]
+    assert len({one.data_ptr() for one in (of_steps, *aside)}) == 3
+    assert all(one.shape == (6,) and not one.any() for one in aside)
+    assert split_k.counters(weight, 6, 2).data_ptr() == of_steps.data_ptr()
 
 
 def test_two_weights_and_two_numbers_of_groups_share_nothing() -> None:

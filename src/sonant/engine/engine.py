@@ -23,6 +23,7 @@ from sonant.engine.loop import StepLoop
 from sonant.engine.runner import Runner
 from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.engine.weight_floor import measured_floor
+from sonant.kernels.gpu import beside_steps
 from sonant.models.base import SpeechModel
 from sonant.models.prompt import Prompt
 from sonant.types import Samples, SoundFormat
@@ -65,7 +66,7 @@ class Engine(Intake):
         return partial(self._open, prompt)
 
     def _open(self, prompt: Prompt, frames: int) -> Samples:
-        with self.awake():
+        with self.awake(), beside_steps():
             return self.model.opening(prompt, frames)
 
     def awake(self) -> AbstractContextManager[None]:
@@ -88,7 +89,7 @@ class Engine(Intake):
         return voice if voice.name == name else replace(voice, name=name)
 
     def _encoded(self, samples: Samples, text: str | None, name: str) -> Voice:
-        with self.awake():
+        with self.awake(), beside_steps():
             encode = self.model.encode_voice
             return (encode if self._paging is None else self._paging.beside(encode))(samples, text, name)
 

@@ -1,5 +1,4 @@
-"""What kernels must know of the GPU that they run on: its name, for tuned tiles, what it can do, and how much of it is
-theirs.
+"""What kernels must know of the GPU that they run on: its name, for tuned tiles, what it can do, and who else uses it.
 
 Tensors on a CUDA device are of that device. For tensors that are on none, it is the GPU that somebody plans for: the
 steps of a model then take the same way through the same kernels as they will there (see `recorded_launches.py`).
@@ -28,6 +27,7 @@ class Gpu:
 
 
 _PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
+_BESIDE: ContextVar[bool] = ContextVar("beside_steps", default=False)
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
@@ -42,6 +42,21 @@ def planning_for(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         _PLANNED.reset(before)
+
+
+@contextmanager
+def beside_steps() -> Iterator[None]:
+    """For launches of other threads than an engine's step thread: what kernels keep with a weight is the steps' alone,
+    who may use the same weight at the same time."""
+    before = _BESIDE.set(True)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(before)
+
+
+def is_beside_steps() -> bool:
+    return _BESIDE.get()
 
 
 @lru_cache(maxsize=16)

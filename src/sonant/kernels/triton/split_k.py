@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sonant.kernels.gpu import is_beside_steps
+
 _AT_ONCE = 4096  # counters that a weight is given: enough for all numbers of groups that batches of all sizes have
 _APART = 4  # so that each set begins where all memory of torch's begins for a compiler, at a multiple of 16 bytes
 
@@ -57,10 +59,13 @@ def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
 
     A set serves one weight and number of groups, since one engine uses a weight once at a time and two engines have
     two. It is given up with the weight, never earlier: graphs hold its address. The weight is the tensor itself, not
-    its address, which another may have later: hand over what the layer keeps, or there is a set for each call.
+    its address, which another may have later: hand over what the layer keeps, or there is a set for each call. Who
+    launches beside an engine's steps has a set for each call, too.
     """
     if splits == 1:
         return _unused(weight.device)
+    if is_beside_steps():
+        return _cleared(groups, weight.device)
     kept = _sets_by_weight()
     sets: Counters | None = kept.get(weight)
     if sets is None:
