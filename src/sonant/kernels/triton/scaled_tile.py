@@ -40,7 +40,8 @@ def rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Those worth a measurement; the rule's own comes first. Tensor cores take 64 rows at a time, however few there
+    are."""
     yield rule(rows, depth, columns, gated)
     planes = 2 if gated else 1
     for m, wide in ((64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)):
@@ -48,7 +49,7 @@ def candidates(rows: int, depth: int, columns: int, gated: bool) -> Iterator[Til
         for k in (64, 128, 256):
             for stages in (3, 4, 6):
                 tile = Tile(m, n, k, warps, stages)
-                if depth % k or stages * k * (m + wide) > _SHARED_BYTES or m >= 2 * rows:
+                if depth % k or stages * k * (m + wide) > _SHARED_BYTES or m >= max(128, 2 * rows):
                     continue
                 yield from (replace(tile, splits=splits) for splits in _splits(tile, rows, depth, columns))
 
