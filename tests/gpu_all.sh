@@ -43,10 +43,7 @@ for part in $parts; do
         step engine 200 python3 -m pytest tests/parity tests/engine tests/test_voice.py -m gpu -n 8 -q
         ;;
     tune) cli tune 200 bench kernels --tune --tune-seconds 120 --out "$out/tiles.json" ;;
-    start)
-        step start 240 python3 tests/gpu_start.py "$model" --out "$out/start.json"
-        step weights 60 python3 tests/gpu_weights.py "$model"
-        ;;
+    start) step start 240 python3 tests/gpu_start.py "$model" --out "$out/start.json" ;;
     offline)
         cli startup 120 bench offline --model "$model" --device cuda --streams 64 --measure startup
         cli streams 200 bench offline --model "$model" --device cuda --streams 1,16,64,128,256 \

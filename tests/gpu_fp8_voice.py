@@ -6,8 +6,8 @@ Not a test that pytest collects. Each variant becomes one tar of FLAC at 16 kHz,
 which tests/judge_voice.py reads; 9 MB each. Engines have processes of their own, all at once, so that their kernels
 are compiled beside each other. Sentence n has speaker n modulo 4 and seed n in all variants but one:
 - bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more
-  than 64 rows while most of them are spoken, and eight bits on both sides.
-- fp8-few: 32 at once, where only the weights have eight bits, prompts of over 64 positions apart.
+  than 16 rows while most of them are spoken, and eight bits on both sides.
+- fp8-few: 8 at once, of which a predictor opens with 16 positions: only the weights have eight bits, prompts apart.
 - bf16-reseeded: other seeds, which shows how far apart two readings are that differ in nothing else.
 With `--device cpu --dtype float32` the same is done without a GPU, where an input is never rounded.
 """
@@ -52,7 +52,7 @@ VARIANTS = {
     "bf16": Variant(),
     "bf16-reseeded": Variant(first_seed=1000),
     "fp8": Variant("fp8"),
-    "fp8-few": Variant("fp8", at_once=32),
+    "fp8-few": Variant("fp8", at_once=8),
     "fp8-cache": Variant("fp8", "fp8"),
 }
 

@@ -5,8 +5,8 @@
 Not a test that pytest collects: it needs a GPU of Hopper's kind. Weights are never in the cache. Parts:
 - products: microseconds with what comes after, SwiGLU or a sum: the library's in several layouts, and Triton's in
   several tiles with that inside.
-- tiles: products with eight bits on both sides, and all around them: widened, the library's, and Triton's in its rule's
-  tile and the best of some, as a table of tuned kernels has it.
+- tiles: products with eight bits on both sides, and all around them: the library's, and Triton's in its rule's tile and
+  the best of some, as a table of tuned kernels has it.
 Kernels are compiled on all cores before the GPU is touched.
 """
 
@@ -123,7 +123,7 @@ def compile_all(rows: list[int], parts: set[str]) -> None:
         for where in gpu_fp8.SHAPES if "tiles" in parts else ():
             for count in rows:
                 case = gpu_fp8.product(where, count, "fp8")
-                for chosen in (None, LIBRARY, *tiles_of(case)):
+                for chosen in (LIBRARY, *tiles_of(case)):
                     case.run(case.make(meta), chosen)
     began_s = time.perf_counter()
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
@@ -138,7 +138,7 @@ def tiles_of(case: ProductCase) -> list[Tile]:
 
 
 def time_tiles(device: torch.device, rows: list[int]) -> None:
-    lines: list[tuple[str, ...]] = [("us, in a chain", "widened", "library", "rule", "best", "")]
+    lines: list[tuple[str, ...]] = [("us, in a chain", "library", "rule", "best", "")]
     for where in gpu_fp8.SHAPES:
         for count in rows:
             case = gpu_fp8.product(where, count, "fp8")
@@ -147,9 +147,9 @@ def time_tiles(device: torch.device, rows: list[int]) -> None:
                 with suppress(Exception):
                     tried[tile] = gpu_fp8.call_us(case, device, tile)
             best = min(tried, key=lambda tile: tried[tile])
-            widened, library = (gpu_fp8.call_us(case, device, tile) for tile in (None, LIBRARY))
+            library = gpu_fp8.call_us(case, device, LIBRARY)
             key = tuning.key("scaled", scaled_tile.shape_key(case.depth, case.columns, case.gated), case.rows)
-            figures = (widened if count <= 64 else 0.0, library, tried[next(iter(tried))], tried[best])
+            figures = (library, tried[next(iter(tried))], tried[best])
             lines.append((key, *(f"{us:.2f}" for us in figures), str(tuning.encode(best))))
     print(grid(lines), flush=True)
 

@@ -58,6 +58,7 @@ def test_two_threads_may_capture_at_once() -> None:
 
 def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:
     device = torch.device("cuda")
+    torch.cuda.init()  # before it there are no statistics
     reserve_pinned(device)
     asked = torch.cuda.host_memory_stats()["num_host_alloc"]
     capture_graph("anything", lambda x: x * 2, torch.ones(8, device=device), GraphPool(device))

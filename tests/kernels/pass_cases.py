@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 from kernels.against import random
 from sonant.kernels import reference
 from sonant.kernels.cuda import frame_pass, paged_pass
+from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.cuda.single_pass import HEAD, Form
 from sonant.kernels.reference import FrameLayer, FrameStack, QuantizedWeight, Weight, quantize
 
@@ -43,6 +45,11 @@ def wide(stack: FrameStack) -> FrameStack:
     """In float32. A weight of eight bits is exact there as it is."""
     layers = tuple(FrameLayer(*(t.float() if isinstance(t, Tensor) else t for t in layer)) for layer in stack.layers)
     return stack._replace(layers=layers, gain=stack.gain.float())
+
+
+def without_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the kernel for a frame's first two positions could not be built."""
+    monkeypatch.setattr(CudaKernel, "is_ready", lambda self, device: self.program.defines["ROWS"] == 1)
 
 
 def error(got: Tensor, expected: Tensor) -> float:

@@ -21,7 +21,7 @@ from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import FrameLayer, FrameStack
 
 pytest.importorskip("triton")
-from kernels.pass_cases import BF16, POSITIONS, check_frames, check_steps, stack_of
+from kernels.pass_cases import BF16, POSITIONS, check_frames, check_steps, stack_of, without_opening
 from sonant.kernels.cuda import frame_pass, paged_pass, single_pass
 from sonant.kernels.cuda.single_pass import HEAD, Form
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
@@ -51,24 +51,23 @@ def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3}, {"held": 96}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "held": 0}, {"held": 96}])
 def test_a_frames_passes_one_after_another(
-    changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, int], machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = replace(FRAME, **changes)
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    without_opening(monkeypatch)
+    before = machine.seed
     check_frames(form, stack_of(form))
+    assert machine.seed == before + 3
 
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("held", [0, 96])
-def test_a_frames_opening_pair_in_one_launch(
-    held: int, machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    form = replace(FRAME, kv_heads=4, codes=512, held=held)
+def test_a_frames_opening_pair_in_one_launch(machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(FRAME, kv_heads=4, codes=512)
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
-    monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
     before = machine.seed
     check_frames(form, stack_of(form))
     assert machine.seed == before + 2  # of three positions
@@ -134,6 +133,18 @@ def test_what_a_paged_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paged_pass.paged_pass(stack, x, x, x, cache, tables, positions, 3) == "Triton's"
 
 
+def test_a_frames_opening_pair_is_two_launches_where_its_kernel_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+    monkeypatch.setattr(CudaKernel, "launch", lambda self, *given: launched.append(self.program.defines["ROWS"]))
+    stack = stack_of(FRAME)
+    x, cache, head = frame_call(stack, x=torch.zeros(1, 2, FRAME.width, dtype=BF16))
+    turns = torch.zeros(1, 2, 1, HEAD, dtype=BF16)
+    frame_pass.frame_pass(stack, x, turns, turns, cache, 0, head)
+    without_opening(monkeypatch)
+    frame_pass.frame_pass(stack, x, turns, turns, cache, 0, head)
+    assert launched == [2, 1, 1]
+
+
 def test_a_second_stack_leaves_the_processors_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once could wait for each other for ever. When the first is gone, the second has them."""
     monkeypatch.setattr(CudaKernel, "launch", lambda *given: None)
@@ -161,14 +172,17 @@ def test_passes_that_are_rehearsed_tell_which_programs_they_need(
 
     stack = on_meta(FRAME)
     x, cache, head = (t.to("meta") for t in frame_call(stack))
+    pair, turns = x.expand(1, 2, -1).contiguous(), torch.empty(1, 2, 1, HEAD, device="meta")
     pages = torch.empty(LAYERS, 2, 3, 16, 2, HEAD, dtype=BF16, device="meta")
     tables, turn = torch.zeros(1, 3, dtype=torch.int32, device="meta"), torch.empty(1, 1, 1, HEAD, device="meta")
     with planning_for(H200), launches_recorded(LaunchRecorder(H200, found.append)):
         assert ops.has_whole_pass("frame_pass", x) and ops.has_whole_pass("paged_pass", x)
         assert not ops.has_whole_pass("frame_pass", x.expand(2, 1, -1))
-        assert ops.frame_pass(stack, x, turn, turn, cache, 0, head).shape == (1, FRAME.codes)
+        assert ops.frame_pass(stack, pair, turns, turns, cache, 0, head).shape == (1, FRAME.codes)
+        assert ops.frame_pass(stack, x, turn, turn, cache, 2, head).shape == (1, FRAME.codes)
         made = ops.paged_pass(on_meta(PAGED), x, turn, turn, pages, tables, tables[:, :1], 3)
     dispatch.choose.cache_clear()
     assert made.shape == x.shape
     programs = [form.program for form in found if isinstance(form, CudaForm)]
-    assert programs == [single_pass.pass_kernel(form).program for form in (FRAME, PAGED)] and len(found) == 2
+    forms = frame_pass.opening(FRAME), FRAME, PAGED
+    assert programs == [single_pass.pass_kernel(form).program for form in forms] and len(found) == 3

@@ -1,5 +1,4 @@
-"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and run only where they are asked for
-until a GPU has been measured."""
+"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and theirs by default."""
 
 from __future__ import annotations
 
@@ -31,11 +30,11 @@ from kernels.pass_cases import (
     check_steps,
     stack_of,
     weight_of_eight_bits,
+    without_opening,
 )
 from sonant.kernels.cuda import frame_pass, paged_pass, single_pass
 from sonant.kernels.cuda.single_pass import HEAD, Form, in_eight_bits
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
-from sonant.kernels.triton import frame_pass as frame_chain
 
 H200, LAYERS = Gpu("NVIDIA H200", (9, 0)), 2
 FRAME, TALKER, SMALL_TALKER = frame_pass._FORMS[1], *paged_pass._FORMS[2:]
@@ -45,9 +44,7 @@ compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compil
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(frame_pass.VARIABLE, "cuda")
-    monkeypatch.setenv(paged_pass.VARIABLE, "cuda")
+def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
 
@@ -75,13 +72,16 @@ def every_number(columns: int, depth: int, seed: int) -> QuantizedWeight:
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072}, {"held": 96}])
+@pytest.mark.parametrize("changes", [{}, {"ahead": 2, "replicas": 3, "inner": 3072, "held": 0}, {"held": 96}])
 def test_a_frames_passes_one_after_another(
-    changes: dict[str, int], on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, int], machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = replace(FRAME, **(SMALL | {"codes": 512} | changes))
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
+    without_opening(monkeypatch)
+    before = machine.seed
     check_frames(form, stack_of(form, weight_of_eight_bits))
+    assert machine.seed == before + 3
 
 
 @compiled
@@ -100,7 +100,6 @@ def test_every_number_of_eight_bits_counts_for_what_it_is(
 def test_a_frames_opening_pair_in_one_launch(machine: OnCpu, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     form = replace(FRAME, **(SMALL | {"codes": 512}))
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
-    monkeypatch.setattr(frame_pass, "_OPENING_AT_ONCE", True)
     before = machine.seed
     check_frames(form, stack_of(form, weight_of_eight_bits))
     assert machine.seed == before + 2  # of three positions
@@ -181,29 +180,14 @@ def test_more_layers_than_a_kernels_arguments_have_room_for_are_refused() -> Non
         assert (told is None) if fits else f"through {layers} layers" in (told or "")
 
 
-def test_until_a_gpu_was_measured_only_who_asks_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_pass, "EIGHT_BITS_MEASURED", False)
-    stack, call = on_meta(FRAME), frame_call(FRAME)
-    talker = on_meta(TALKER)
+def test_they_are_taken_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (frame_pass.VARIABLE, paged_pass.VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     pages = torch.empty(LAYERS, 2, 3, 16, TALKER.kv_heads, HEAD, dtype=BF16, device="meta")
     place = torch.zeros(1, 3, dtype=torch.int32, device="meta"), torch.zeros(1, 1, dtype=torch.int32, device="meta")
     x = torch.zeros(1, 1, TALKER.width, dtype=BF16, device="meta")
-    assert frame_pass.takes(stack, *call) and paged_pass.takes(talker, x, pages, *place)
-    monkeypatch.delenv(frame_pass.VARIABLE)
-    monkeypatch.setenv(paged_pass.VARIABLE, "auto")
-    for told in (frame_pass.refusal(stack, *call), paged_pass.refusal(talker, x, pages, *place)):
-        assert told == "weights are of eight bits, which no GPU has been measured with"
-    monkeypatch.setattr(frame_chain, "frame_pass", lambda *given: "Triton's")
-    assert frame_pass.frame_pass(stack, call[0], x, x, call[1], 0, call[2]) == "Triton's"
-    monkeypatch.setattr(single_pass, "EIGHT_BITS_MEASURED", True)
-    assert frame_pass.takes(stack, *call) and paged_pass.takes(talker, x, pages, *place)
-
-
-def test_what_others_do_is_told_with_the_variable_that_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_pass, "EIGHT_BITS_MEASURED", False)
-    assert "of eight bits unless SONANT_TALKER=cuda" in single_pass.other_weights("SONANT_TALKER")
-    monkeypatch.setattr(single_pass, "EIGHT_BITS_MEASURED", True)
-    assert "SONANT_TALKER" not in single_pass.other_weights("SONANT_TALKER")
+    assert frame_pass.takes(on_meta(FRAME), *frame_call(FRAME))
+    assert paged_pass.takes(on_meta(TALKER), x, pages, *place)
 
 
 def test_eight_bits_keep_as_many_bytes_on_their_way() -> None:
@@ -211,7 +195,7 @@ def test_eight_bits_keep_as_many_bytes_on_their_way() -> None:
     assert in_eight_bits(wide) == FRAME and FRAME.weight_bytes == 1 and FRAME.page == 8192
     for count in ("pages", "ahead", "kept"):
         assert getattr(FRAME, count) * FRAME.page == getattr(wide, count) * wide.page
-    for form in (*frame_pass._FORMS, *paged_pass._FORMS):
+    for form in (*frame_pass._FORMS, *map(frame_pass.opening, frame_pass._FORMS), *paged_pass._FORMS):
         assert form.shared_bytes <= 227 << 10 and single_pass.pass_kernel(form).arguments.size <= 4096
 
 

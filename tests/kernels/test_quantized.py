@@ -51,7 +51,7 @@ def test_the_largest_of_a_channel_is_the_largest_number_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "depth", "rows"), [(48, 64, 1), (33, 320, 1), (5, 3072, 1), (48, 64, 17), (33, 320, 64)]
+    ("columns", "depth", "rows"), [(48, 64, 1), (33, 320, 1), (5, 3072, 1), (48, 64, 16), (33, 320, 17), (33, 320, 64)]
 )
 def test_products_with_few_rows(columns: int, depth: int, rows: int) -> None:
     x, gain = random(rows, 1, depth, dtype=DTYPE), random(depth, dtype=DTYPE, seed=1)
@@ -142,7 +142,7 @@ def both_rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("rows", [70, 128])
+@pytest.mark.parametrize("rows", [17, 70, 128])
 def test_many_rows_in_eight_bits_on_both_sides(rows: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         as_a_gpu_rounds(monkeypatch)
@@ -188,6 +188,22 @@ def test_the_librarys_product_is_hoppers_alone(monkeypatch: pytest.MonkeyPatch) 
     with planning_for(Gpu("a GPU", (9, 0))):
         assert not scaled_product.in_library(x, weight(40, 32))  # 40 is no multiple of 16
         assert not scaled_product.in_library(x.float(), w)
+
+
+@pytest.mark.parametrize(("capability", "columns", "widened"), [((9, 0), 48, 16), ((9, 0), 40, 64), ((8, 9), 48, 64)])
+def test_inputs_have_eight_bits_from_17_rows_on_where_the_gpu_has_such_products(
+    capability: tuple[int, int], columns: int, widened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sonant.kernels.triton import gemv, small_m_gemm
+
+    both: list[int] = []
+    monkeypatch.setattr(gemv, "scaled_product", lambda x, *given: both.append(len(x)))
+    monkeypatch.setattr(small_m_gemm, "product", lambda *given, **options: True)
+    w = quantize(random(columns, 32).cpu())
+    with planning_for(Gpu("a GPU", capability)):
+        for rows in (2, 16, 17, 64, 65):
+            gemv.linear(torch.zeros(rows, 1, 32, dtype=torch.bfloat16), w)
+    assert both == [rows for rows in (2, 16, 17, 64, 65) if rows > widened]
 
 
 def test_values_of_32_bits_are_not_rounded() -> None:

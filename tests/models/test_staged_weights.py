@@ -13,7 +13,7 @@ from sonant.errors import CheckpointError, ConfigError
 from sonant.models.weights import FUSED, Naming, load, load_into, open_weights, staged
 from sonant.models.weights.host_memory import HostMemory
 from sonant.models.weights.staged import Rows, StagedReader
-from weight_files import Fused, Write, shards, stored, whole
+from weight_files import Fused, Write, pickled, shards, stored, whole
 
 CPU = torch.device("cpu")
 SOURCES = pytest.mark.parametrize("write", [whole, shards])
@@ -47,6 +47,20 @@ def test_values_are_cast_and_weight_norm_is_folded_on_the_way(write: Write, tmp_
     load_into(mapped, source)
     fill(ahead, source)
     assert torch.equal(mapped.weight, ahead.weight) and torch.equal(mapped.bias, ahead.bias)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("write", "ahead"), [(whole, True), (shards, True), (pickled, False)])
+def test_what_lies_in_files_as_it_is_is_read_ahead_for_a_gpu(
+    write: Write, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(load, "fill_staged", lambda fillings, source, device: asked.append(device))
+    source = write(tmp_path, stored())
+    load_into(Fused().requires_grad_(False), source, prefix="a.")
+    assert not asked  # a CPU copies from the mapping
+    monkeypatch.setattr(load.Filling, "device", property(lambda self: torch.device("cuda", 1)))
+    load_into(Fused().requires_grad_(False), source, prefix="a.")
+    assert asked == ([torch.device("cuda", 1)] if ahead else [])
 
 
 class LateDevice:

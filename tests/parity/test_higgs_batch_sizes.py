@@ -91,7 +91,7 @@ def test_any_batch_on_the_cpu(tiny_higgs: Path, monkeypatch: pytest.MonkeyPatch)
 def test_every_captured_batch_of_the_3b_shapes(
     quantize: Quantization | None, most: float, full_higgs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the published weights in fp32. With FP8 weights, from 65 rows on the input has eight bits too."""
+    """Against the published weights in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
     exact = EngineConfig(max_rows=1, kv_tokens=512)
     with sonant.load(full_higgs, device="cuda", dtype="float32", config=exact) as opened:
         truth = opened.model

@@ -11,7 +11,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from sonant.kernels.cuda import single_pass
-from sonant.kernels.cuda.asked import asked_for
 from sonant.kernels.cuda.compiler import Program
 from sonant.kernels.cuda.single_pass import HEAD, SHARE, STRIPS, Form, Given, form_for, in_eight_bits, pass_kernel
 from sonant.kernels.gpu import Gpu
@@ -19,7 +18,7 @@ from sonant.kernels.reference import FrameStack, Weight
 
 VARIABLE = "SONANT_PREDICTOR"
 WHAT = "a predictor's pass over one row"
-ELSE = f"other rows or widths, and {single_pass.other_weights(VARIABLE)}, go to Triton"
+ELSE = "other rows or widths, and weights neither in bfloat16 nor of eight bits, go to Triton"
 _POSITIONS = 16
 _KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
 _OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
@@ -52,7 +51,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | 
     expected = (len(stack.layers), 2, len(x), _POSITIONS, form.kv_heads, HEAD), (form.codes, form.width)
     if (cache.shape, head.shape) != expected:
         return f"keys and values of {list(cache.shape)}, or a head of {list(head.shape)}, have other shapes"
-    return single_pass.refusal(form, stack, x, [cache, head], asked_for(VARIABLE) == "cuda")
+    return single_pass.refusal(form, stack, x, [cache, head])
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:

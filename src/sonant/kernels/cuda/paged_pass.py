@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sonant.kernels.cuda import single_pass
-from sonant.kernels.cuda.asked import asked_for
 from sonant.kernels.cuda.compiler import Program
 from sonant.kernels.cuda.single_pass import (
     HEAD,
@@ -28,7 +27,7 @@ from sonant.kernels.reference import FrameStack
 
 VARIABLE = "SONANT_TALKER"
 WHAT = "a stack's pass over one row"
-ELSE = f"other rows or widths, caches not in bfloat16, and {single_pass.other_weights(VARIABLE)}, go to Triton"
+ELSE = "other rows or widths, caches not in bfloat16, and weights neither in bfloat16 nor of eight bits, go to Triton"
 _NEAR = 64  # positions of a warp whose places are looked up once for all layers
 _OWN_BYTES = 2 * 2 * HEAD + 4 * WARPS * SHARE * (HEAD + 4) + 4 * WARPS * _NEAR
 
@@ -39,7 +38,7 @@ def _form(width: int, inner: int, layers: int, kv_heads: int) -> Form:
 
 
 _SIXTEEN = _form(2048, 6144, 28, 8), _form(1024, 3072, 28, 8)
-_FORMS = *_SIXTEEN, *(replace(in_eight_bits(form), replicas=4) for form in _SIXTEEN)
+_FORMS = *_SIXTEEN, *(replace(in_eight_bits(form), replicas=4) for form in _SIXTEEN)  # as an H200 likes them
 
 
 def programs() -> Iterator[Program]:
@@ -61,7 +60,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positio
         return f"a cache of {list(cache.shape)} has another shape"
     if tables.dtype != torch.int32 or positions.dtype not in (torch.int32, torch.int64) or tables.stride(1) != 1:
         return f"tables are {tables.dtype} and positions {positions.dtype}, not int32, or not in one piece"
-    return single_pass.refusal(form_of(stack), stack, x, [cache], asked_for(VARIABLE) == "cuda")
+    return single_pass.refusal(form_of(stack), stack, x, [cache])
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, tables: Tensor, positions: Tensor) -> bool:

@@ -34,9 +34,6 @@ _WORKERS = 32 * WARPS
 _SCALE = HEAD**-0.5 * math.log2(math.e)
 _ARGUMENT_BYTES = 4096  # of a kernel, at most
 _OTHER_ARGUMENTS = struct.Struct("<10Qq3i2f4x")  # of PassArgs, beside its layers
-# Whether a GPU has shown the forms for weights of eight bits to be right, and faster than the chain (tests/gpu_pass.py
-# tells). Until then they run only where they are asked for by name.
-EIGHT_BITS_MEASURED = True
 
 
 @dataclass(frozen=True)
@@ -147,13 +144,6 @@ def obstacle(gpu: Gpu, forms: Sequence[Form]) -> str | None:
     return obstacle_to([pass_kernel(form).program for form in forms if form.weight_bytes == 2], gpu)
 
 
-def other_weights(variable: str) -> str:
-    """Those that these kernels leave to others."""
-    if EIGHT_BITS_MEASURED:
-        return "weights neither in bfloat16 nor of eight bits"
-    return f"weights not in bfloat16 (of eight bits unless {variable}=cuda asks for them)"
-
-
 def in_eight_bits(form: Form, *, page: int = 8192) -> Form:
     """The same for weights of eight bits: as many bytes on their way, kept, and in the ring."""
     times = form.page // page
@@ -170,18 +160,18 @@ def form_for(stack: FrameStack, forms: Sequence[Form]) -> Form:
     return replace(like, layers=len(stack.layers))
 
 
-def refusal(form: Form, stack: FrameStack, x: Tensor, others: Sequence[Weight], asked: bool) -> str | None:
-    """Why these tensors are not for such a kernel; None: they are. `asked`: somebody named it."""
+def refusal(form: Form, stack: FrameStack, x: Tensor, others: Sequence[Weight]) -> str | None:
+    """Why these tensors are not for such a kernel; None: they are."""
     if len(x) != 1 or x.shape[-1] != form.width or not 2 <= form.layers <= form.most_layers:
         return f"{len(x)} rows of {x.shape[-1]} through {form.layers} layers, not one of {form.width}"
     same = all(tuple(t.shape for t in layer) == form.shapes for layer in stack.layers)
     if not same or stack.heads != form.heads or stack.kv_heads != form.kv_heads:
         return "weights have other shapes"
     plain = [x, stack.gain, *(gain for layer in stack.layers for gain in _gains(layer)), *others]
-    return _refusal_of_weights(form, stack, asked) or _refusal_of_tensors(plain) or _refusal_of_owner(form, stack, x)
+    return _refusal_of_weights(form, stack) or _refusal_of_tensors(plain) or _refusal_of_owner(form, stack, x)
 
 
-def _refusal_of_weights(form: Form, stack: FrameStack, asked: bool) -> str | None:
+def _refusal_of_weights(form: Form, stack: FrameStack) -> str | None:
     weights = list(_weights(stack))
     eight = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     if not eight:
@@ -190,8 +180,6 @@ def _refusal_of_weights(form: Form, stack: FrameStack, asked: bool) -> str | Non
         return "some weights are of eight bits, and others are not"
     if form.weight_bytes != 1:
         return "weights are of eight bits"
-    if not asked and not EIGHT_BITS_MEASURED:
-        return "weights are of eight bits, which no GPU has been measured with"
     parts = [part for weight in eight for part in ((weight.values, E4M3), (weight.scale, torch.float32))]
     if any(t.dtype != dtype or not t.is_contiguous() or t.data_ptr() % 16 for t, dtype in parts):
         return "not all weights are e4m3 with float32 scales, in one piece and at an address that is a multiple of 16"

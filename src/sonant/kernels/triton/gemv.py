@@ -7,8 +7,8 @@ each program anew, since the row is in its registers anyway. More rows go to ten
 there on, or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile`
 is what a tuner tries with more than one row; None: the best known.
 
-Weights may have eight bits: they are widened in registers, and each column's sum is multiplied by its scale. The
-library's product of such weights is scaled_product.py's.
+Weights may have eight bits: with few rows they are widened in registers, and each column's sum is multiplied by its
+scale. With more than 16 the input has eight bits too (scaled_product.py), where the GPU has such products.
 """
 
 from __future__ import annotations

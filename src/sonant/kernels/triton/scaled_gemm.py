@@ -1,4 +1,4 @@
-"""Matrix products with many rows and eight bits on both sides: a row's scale times a column's is a factor of the sum.
+"""Matrix products with eight bits on both sides: a row's scale times a column's is a factor of the sum.
 
 What the library's product leaves to others is part of it: SwiGLU of the two halves, or the residual sum. All tiles of
 rows follow each other before the next columns begin, so that weights come from memory once. Programs that share a

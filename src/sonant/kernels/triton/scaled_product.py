@@ -1,4 +1,4 @@
-"""Matrix products of quantised weights with many rows: both sides in eight bits, ours or the library's.
+"""Matrix products of quantised weights with more than a few rows: both sides in eight bits, ours or the library's.
 
 The rows of the input are quantised too, in the same pass as the norm before them if there is one. Ours has what comes
 after inside; which of the two is faster is measured. Where neither fits (a GPU older than Hopper, an unusual size,

@@ -60,7 +60,7 @@ def _planes(gated: bool) -> int:
 
 
 def _suits(m: int, rows: int) -> bool:
-    """Whether less than half of a tile's rows are idle; the least that there is suits any number."""
+    """Whether less than half of a tile's rows are idle. Tensor cores take 64 at a time, however few there are."""
     return m == 64 or m < 2 * rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sonant.kernels.tuning import Tile, find
 
 ROWS = 64  # above it the library's products win
-WIDENED_ROWS = 16  # above it, with weights of eight bits, the input has eight bits too
+WIDENED_ROWS = 16  # above it, with weights of eight bits, the input has eight bits too, if the GPU has such products
 _LEAST_BLOCK = 16  # rows of a tile, however few there are
 _DEPTH = 256  # of a tile, by the rule
 _PROCESSORS = 132  # of an H100 or H200
@@ -63,7 +63,7 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> T
 
 def _widened_rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
     """One byte becomes two in registers, a whole tile at once: deeper ones, or both halves of a gated one with many
-    rows in four warps, were compiled with spills."""
+    rows in four warps, were compiled with spills. More than 16 rows are of inputs that cannot have eight bits."""
     n, k, warps = (128, 64, 8) if gated and rows > 16 else (64, 128 if gated or rows > 16 else 256, 4)
     k = block_depth(depth, k)
     programs = 4 * _PROCESSORS if rows <= 16 else _PROCESSORS

@@ -1,7 +1,8 @@
 """Fills modules from stored tensors: every tensor accounted for, nothing held twice.
 
 A source is read in windows of at most `WINDOW_BYTES`: each is a mapping of its own, dropped before the next, so that
-peak memory is the weights plus one window, not the weights twice. What goes to a GPU can be read by `staged.py`.
+peak memory is the weights plus one window, not the weights twice. What goes to a GPU is read ahead by `staged.py`
+wherever tensors lie in files as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from sonant.models.weights.source import Read, TensorSource
 from sonant.models.weights.staged import BUFFER_BYTES, Placed, Rows, StagedReader
 
 WINDOW_BYTES = 128 << 20
-# Whether a GPU has shown that reading ahead by threads is right and faster than a mapping: tests/gpu_weights.py tells.
-READ_AHEAD = True
 _QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
@@ -115,7 +114,7 @@ def load_into(
     fillings = _plan(module, source, prefix, unused, naming or Naming())
     wanted = [f for f in fillings if f.device.type != "meta"]
     gpu = next((f.device for f in wanted if f.device.type == "cuda"), None)
-    if READ_AHEAD and gpu is not None and isinstance(source, Placed):
+    if gpu is not None and isinstance(source, Placed):
         fill_staged(wanted, source, gpu)
         return
     for window in windows(wanted):
