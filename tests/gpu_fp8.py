@@ -43,7 +43,7 @@ from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
 from sonant.kernels.reference import Heads, Sides, split_kinds
-from sonant.kernels.triton import dual_ffn, gemv, local_out, scaled_tile
+from sonant.kernels.triton import dual_ffn, gemv, local_out, tiled_tile
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.text_table import grid
@@ -120,7 +120,7 @@ def calls_of(parts: set[str]) -> Iterator[tuple[ProductCase, Tile | None]]:
             if rows > 1:
                 case = product(where, rows, "fp8")
                 yield case, LIBRARY
-                yield case, scaled_tile.rule(rows, case.depth, case.columns, case.gated)
+                yield case, tiled_tile.rule(rows, case.depth, case.columns, case.gated)
 
 
 def compile_all(parts: set[str]) -> None:
@@ -212,7 +212,7 @@ def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]
                 with mock.patch.object(gemv, "_VECTORS", 128):
                     another = call_us(small, device, None)
             elif not small.many:
-                another = call_us(small, device, scaled_tile.rule(rows, small.depth, small.columns, small.gated))
+                another = call_us(small, device, tiled_tile.rule(rows, small.depth, small.columns, small.gated))
             floor = 1e6 * small.bytes / bandwidth
             lines.append((where, str(rows), *(f"{us:.2f}" for us in (floor, bf16, fp8, library, another))))
     print(grid(lines), flush=True)

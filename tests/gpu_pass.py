@@ -38,7 +38,7 @@ FRAME, TALKER = frame_pass._USUAL, paged_pass._FORMS[0]
 FRAME_8, TALKER_8 = in_eight_bits(FRAME), paged_pass._FORMS[2]
 FORMS: dict[tuple[str, int], dict[str, Form]] = {
     ("predictor", 16): {"usual": FRAME, "none held": replace(FRAME, held=0), "3 ahead": replace(FRAME, ahead=3)},
-    ("talker", 16): {"usual": TALKER, "4 replicas": replace(TALKER, replicas=4)},
+    ("talker", 16): {"usual": TALKER, "8 replicas": replace(TALKER, replicas=8)},
     ("predictor", 8): {
         "usual": FRAME_8,
         "none held": replace(FRAME_8, held=0),
@@ -49,7 +49,7 @@ FORMS: dict[tuple[str, int], dict[str, Form]] = {
         "usual": TALKER_8,
         "8 replicas": replace(TALKER_8, replicas=8),
         "3 ahead": replace(TALKER_8, ahead=3),
-        "2 of 16 KiB ahead": replace(in_eight_bits(TALKER, page=16384), replicas=4),
+        "2 of 16 KiB ahead": in_eight_bits(TALKER, page=16384),
     },
 }
 

@@ -29,10 +29,10 @@ from sonant.bench.kernels.tune_cases import ProductCase
 from sonant.kernels import tuning
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
-from sonant.kernels.reference import QuantizedWeight, Unscaled
-from sonant.kernels.triton import scaled_tile
-from sonant.kernels.triton.scaled_gemm import scaled_gemm
+from sonant.kernels.reference import Unscaled
+from sonant.kernels.triton import tiled_tile
 from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.triton.tiled_gemm import tiled_gemm
 from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.text_table import grid
 
@@ -88,10 +88,9 @@ class Product:
 
     def triton(self, weight: Tensor, turned: Tensor, tile: Tile) -> Tensor:
         gated = self.after == "gated"
-        ones = self.x.new_ones(max(len(self.x), self.columns), dtype=torch.float32)
         out = self.x.new_empty(len(self.x), self.columns // (2 if gated else 1))
         residual = self.residual if self.after == "add" else None
-        scaled_gemm(self.x, ones, QuantizedWeight(weight, ones), out, residual, gated, tile)
+        tiled_gemm(self.x, weight, out, tile, residual=residual, gated=gated, eps=EPS if gated else None)
         return out
 
     def tiles(self) -> Iterator[Tile]:
@@ -133,7 +132,7 @@ def compile_all(rows: list[int], parts: set[str]) -> None:
 
 def tiles_of(case: ProductCase) -> list[Tile]:
     """The rule's first."""
-    first, *others = scaled_tile.candidates(case.rows, case.depth, case.columns, case.gated)
+    first, *others = tiled_tile.candidates(case.rows, case.depth, case.columns, case.gated)
     return [first, *(tile for tile in others if tile.k == 128 and tile.stages in (3, 4) and tile != first)]
 
 
@@ -148,7 +147,7 @@ def time_tiles(device: torch.device, rows: list[int]) -> None:
                     tried[tile] = gpu_fp8.call_us(case, device, tile)
             best = min(tried, key=lambda tile: tried[tile])
             library = gpu_fp8.call_us(case, device, LIBRARY)
-            key = tuning.key("scaled", scaled_tile.shape_key(case.depth, case.columns, case.gated), case.rows)
+            key = tuning.key("scaled", tiled_tile.shape_key(case.depth, case.columns, case.gated), case.rows)
             figures = (library, tried[next(iter(tried))], tried[best])
             lines.append((key, *(f"{us:.2f}" for us in figures), str(tuning.encode(best))))
     print(grid(lines), flush=True)

@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 from sonant.bench.kernels.tune_cases import ConvCase, ProductCase, conv_cases, product_cases
 from sonant.bench.kernels.tune_dual_cases import DualCase, dual_cases
 from sonant.bench.kernels.tune_local_cases import LocalOutCase, local_cases
+from sonant.bench.kernels.tune_tiled_cases import TiledCase, tiled_cases
 from sonant.kernels.triton import dual_tile
 
 SHAPES = workloads(["1.7b"])
@@ -34,6 +35,7 @@ FLOW = voxcpm2.workloads(["2b"])
 QUANTIZED = list(product_cases(SHAPES.stacks, "fp8"))
 FLOW_PRODUCTS, FLOW_CONVOLUTIONS = list(product_cases(FLOW.stacks)), list(conv_cases(FLOW.codec))
 LOCAL = list(local_cases((*SHAPES.stacks, *FLOW.stacks)))
+TILED = list(tiled_cases((*SHAPES.stacks, *FLOW.stacks)))
 CPU, CEILING = torch.device("cpu"), Ceiling(4e12, 700e12)
 SLOW, FAST, WRONG, ABSENT = Tile(16), Tile(32), Tile(64), Tile(128)
 
@@ -116,12 +118,14 @@ def test_the_shapes_are_the_models() -> None:
 
 
 def test_every_candidate_fits_its_shape() -> None:
-    for case in (*PRODUCTS, *QUANTIZED, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL):
+    for case in (*PRODUCTS, *QUANTIZED, *CONVOLUTIONS, *DUAL, *FLOW_PRODUCTS, *FLOW_CONVOLUTIONS, *LOCAL, *TILED):
         tiles = case.candidates()
         assert len(tiles) > 3 and len(set(tiles)) == len(tiles)
         for tile in tiles:
             if isinstance(case, ProductCase):
                 assert case.depth % (tile.k * tile.splits) == 0 and (tile.m > 0) == case.many
+            elif isinstance(case, TiledCase):
+                assert case.depth % (tile.k * tile.splits) == 0 and tile.m == case.rows
             elif isinstance(case, ConvCase):
                 assert tile.splits <= case.taps * -(-case.inputs // tile.k)
             elif isinstance(case, LocalOutCase):
@@ -185,13 +189,14 @@ EIGHT_BITS = [
     ProductCase("norm_linear", "many rows", 70, 64, 48, quantize="fp8"),
     DualCase("dual_linear_add", "two sides", 5, 48, 64, quantize="fp8"),
 ]
+AROUND = [TiledCase("linear", "plain", 70, 64, 48), TiledCase("norm_gated", "gated", 70, 64, 48)]
 ONE_FRAME = [case for case in CONVOLUTIONS if case.frames == 1]
 
 
 @pytest.mark.parametrize(
-    "case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL, *EIGHT_BITS], ids=lambda case: case.where
+    "case", [PRODUCTS[0], *ONE_FRAME[1:4], ONE_FRAME[-1], *SMALL, *EIGHT_BITS, *AROUND], ids=lambda case: case.where
 )
-def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase | DualCase) -> None:
+def test_a_case_computes_what_its_reference_does(case: ProductCase | ConvCase | DualCase | TiledCase) -> None:
     """On a CPU the library's path is all that runs."""
     call = case.with_other_weights(case.make(CPU))
     with torch.inference_mode():

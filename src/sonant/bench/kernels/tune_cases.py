@@ -16,7 +16,7 @@ from sonant.bench.kernels.case import Call
 from sonant.config import Quantization
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import QuantizedWeight, Snake, Weight
-from sonant.kernels.triton import conv, conv_tile, gemv, scaled_tile, small_m_tile
+from sonant.kernels.triton import conv, conv_tile, gemv, small_m_tile, tiled_tile
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import CodecWorkload, StackWorkload
 
@@ -76,7 +76,7 @@ class ProductCase:
     @property
     def key(self) -> str:
         if self.many:
-            return tuning.key("scaled", scaled_tile.shape_key(self.depth, self.columns, self.gated), self.rows)
+            return tuning.key("scaled", tiled_tile.shape_key(self.depth, self.columns, self.gated), self.rows)
         norm = self.op.startswith("norm")
         shape = small_m_tile.shape_key(self.depth, self.columns, self.gated, norm, self.weight_item)
         return tuning.key("small_m", shape, self.rows)
@@ -97,12 +97,12 @@ class ProductCase:
     def candidates(self) -> list[Tile]:
         found = small_m_tile.candidates(self.rows, self.depth, self.columns, self.gated, self.weight_item)
         if self.many:
-            found = scaled_tile.candidates(self.rows, self.depth, self.columns, self.gated)
+            found = tiled_tile.candidates(self.rows, self.depth, self.columns, self.gated)
         return list(dict.fromkeys(found))
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         if self.many:
-            return self.gated, self.op == "linear_add", self.rows <= scaled_tile.FEW_ROWS, tile
+            return self.gated, self.op == "linear_add", self.rows <= tiled_tile.FEW_ROWS, tile
         loop = self.depth // (tile.k * tile.splits) > 1
         return self.op, self.rows, self.quantize, replace(tile, m=0), loop
 

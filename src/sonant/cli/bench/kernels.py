@@ -214,6 +214,7 @@ def _tune(
     from sonant.bench.kernels.tune_cases import conv_cases, product_cases
     from sonant.bench.kernels.tune_dual_cases import dual_cases
     from sonant.bench.kernels.tune_local_cases import local_cases
+    from sonant.bench.kernels.tune_tiled_cases import tiled_cases
     from sonant.bench.kernels.versus_torch import Ceiling
     from sonant.kernels import tuning
 
@@ -223,7 +224,7 @@ def _tune(
     for workloads in (provider.workloads([provider.TUNED_SIZE]) for provider in providers):
         stacks = workloads.stacks
         every += [*local_cases(stacks, quantize), *product_cases(stacks, quantize), *dual_cases(stacks, quantize)]
-        every += conv_cases(workloads.codec) if quantize is None else ()
+        every += [*tiled_cases(stacks), *conv_cases(workloads.codec)] if quantize is None else ()
     cases = [case for case in every if wanted(case)]
     if not cases:
         tunable = ", ".join(sorted({c.op for c in every}))

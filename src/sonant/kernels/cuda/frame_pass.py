@@ -22,7 +22,7 @@ ELSE = "other rows or widths, and weights neither in bfloat16 nor of eight bits,
 _POSITIONS = 16
 _KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
 _OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
-_USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, replicas=4, held=48)  # as an H200 likes it
+_USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, held=48)  # as an H200 likes it
 _FORMS = _USUAL, in_eight_bits(_USUAL)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def _form(width: int, inner: int, layers: int, kv_heads: int) -> Form:
 
 
 _SIXTEEN = _form(2048, 6144, 28, 8), _form(1024, 3072, 28, 8)
-_FORMS = *_SIXTEEN, *(replace(in_eight_bits(form), replicas=4) for form in _SIXTEEN)  # as an H200 likes them
+_FORMS = *_SIXTEEN, *(in_eight_bits(form) for form in _SIXTEEN)
 
 
 def programs() -> Iterator[Program]:

@@ -51,7 +51,7 @@ class Form:
     pages: int = 11
     page: int = 16384
     kept: int = 0  # pages of a block that the second-level cache is to keep from one pass to the next
-    replicas: int = 8  # of words that all blocks read
+    replicas: int = 4  # of words that all blocks read
     ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
     clocked: int = 0  # 1: it writes down when it waits for what
     rows: int = 1  # positions of a launch

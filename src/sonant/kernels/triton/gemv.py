@@ -4,8 +4,8 @@
 One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
 before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
 each program anew, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py), and from
-there on, or where a measurement says so, the library's products win. Where nothing fits, the reference runs. A `tile`
-is what a tuner tries with more than one row; None: the best known.
+there on, or where a measurement says so, the library's products win, or those of tiled_gemm.py. Where nothing fits, the
+reference runs. A `tile` is what a tuner tries with more than one row; None: the best known.
 
 Weights may have eight bits: with few rows they are widened in registers, and each column's sum is multiplied by its
 scale. With more than 16 the input has eight bits too (scaled_product.py), where the GPU has such products.
@@ -25,6 +25,8 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 from sonant.kernels.triton.scaled_product import Around, in_library, scaled_product
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.triton.tiled_gemm import tiled_gemm
+from sonant.kernels.triton.tiled_tile import known_tile
 from sonant.kernels.tuning import Tile
 
 _DEEPEST = 8192
@@ -94,7 +96,7 @@ def _gemv(
     tl.store(out + column, result, mask=known)
 
 
-def _product(
+def product_of_few(
     x: Tensor, weight: Weight, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
@@ -117,6 +119,29 @@ def _product(
     ):
         return out
     return None
+
+
+def tiled(
+    x: Tensor, weight: Weight, *, residual: Tensor | None = None, gated: bool = False, eps: float | None = None,
+    tile: Tile | None = None,
+) -> Tensor | None:  # fmt: skip
+    """The product of tiled_gemm.py, of which these are arguments; None: nobody has found that it is faster there."""
+    if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:
+        return None
+    tile = tile or known_tile(x, weight, gated)
+    if tile is None:
+        return None
+    columns = len(weight) // (2 if gated else 1)
+    out = x.new_empty(*x.shape[:-1], columns)
+    residual = None if residual is None else residual.contiguous().view(-1, columns)
+    flat = x.contiguous().view(-1, x.shape[-1])
+    tiled_gemm(flat, weight, out.view(-1, columns), tile, residual=residual, gated=gated, eps=eps)
+    return out
+
+
+def _plain(x: Tensor, weight: Tensor) -> Tensor:
+    out = tiled(x, weight)
+    return reference.linear(x, weight) if out is None else out
 
 
 def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:
@@ -152,7 +177,8 @@ def _launch_gemv(
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, bias=bias, tile=tile)
+    out = tiled(x, weight) if bias is None and tile is None else None
+    out = product_of_few(x, weight, bias=bias, tile=tile) if out is None else out
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
@@ -161,7 +187,8 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile 
 
 
 def linear_add(x: Tensor, weight: Weight, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, residual=residual, tile=tile)
+    out = tiled(x, weight, residual=residual) if tile is None else None
+    out = product_of_few(x, weight, residual=residual, tile=tile) if out is None else out
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
@@ -171,16 +198,16 @@ def linear_add(x: Tensor, weight: Weight, residual: Tensor, *, tile: Tile | None
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Tile | None = None) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, tile=tile)
+    out = product_of_few(x, weight, gain=gain, eps=eps, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
         return scaled_product(x, weight, Around(norm=(gain, eps)), _of_many(x, tile))
-    return reference.linear(norm.rms_norm(x, gain, eps), weight)
+    return _plain(norm.rms_norm(x, gain, eps), weight)
 
 
 def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
-    """The library's product, where `norm_linear` would norm in a kernel of its own before it."""
+    """The product without its norm, where `norm_linear` would norm in a kernel of its own before it."""
     columns, depth = weight.shape
     rows = x.numel() // depth
     if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:
@@ -191,17 +218,17 @@ def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
         tile = small_m_tile.tile_for(x.reshape(rows, depth), weight, columns, gated=False, norm=True)
         if not tile.library:
             return None
-    return reference.linear(x, weight)
+    return _plain(x, weight)
 
 
 def norm_gated(
     x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool = False, *, tile: Tile | None = None
 ) -> Tensor:
-    out = _product(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
+    out = product_of_few(x, weight, gain=gain, eps=eps, gated=True, tile=tile)
     if out is not None:
         return out
     if isinstance(weight, QuantizedWeight):
         return scaled_product(x, weight, Around(norm=(gain, eps), gated=True), _of_many(x, tile))
-    if folded:
-        return swiglu(reference.linear(x, weight), Unscaled(x, eps))
-    return swiglu(reference.linear(norm.rms_norm(x, gain, eps), weight))
+    given, unscaled = (x, Unscaled(x, eps)) if folded else (norm.rms_norm(x, gain, eps), None)
+    out = tiled(given, weight, gated=True, eps=eps if folded else None)
+    return swiglu(reference.linear(given, weight), unscaled) if out is None else out

@@ -17,9 +17,9 @@ from sonant.kernels.gpu import gpu_of
 from sonant.kernels.reference import QuantizedWeight
 from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.quantize import quantize_rows
-from sonant.kernels.triton.scaled_gemm import scaled_gemm
-from sonant.kernels.triton.scaled_tile import fits, tile_for
 from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.triton.tiled_gemm import tiled_gemm
+from sonant.kernels.triton.tiled_tile import fits, tile_for
 from sonant.kernels.tuning import Tile
 
 _HOPPER = (9, 0)
@@ -58,7 +58,8 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
     if _ours(x, around, tile):
         residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
         out = x.new_empty(len(flat), columns)
-        scaled_gemm(*quantize_rows(flat, around.norm), weight, out, residual, around.gated, tile)
+        values, scales = quantize_rows(flat, around.norm)
+        tiled_gemm(values, weight, out, tile, row_scale=scales, residual=residual, gated=around.gated)
     elif in_library(x, weight):
         values, scales = quantize_rows(flat, around.norm)
         product = torch._scaled_mm(

@@ -1,0 +1,109 @@
+"""Products of 33 to 64 rows in sixteen bits, for the tuner: tiled_gemm.py's against those without it, which it calls
+the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonant.bench.kernels.case import Call
+from sonant.bench.kernels.tune_cases import copied, normal, random_weight
+from sonant.kernels import reference, tuning
+from sonant.kernels.reference import Unscaled
+from sonant.kernels.triton import gemv, tiled_tile
+from sonant.kernels.triton.swiglu import swiglu
+from sonant.kernels.tuning import Tile
+from sonant.models.workload import StackWorkload
+
+_EPS = 1e-6
+_ITEM_BYTES = 2
+TILED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class TiledCase:
+    op: str  # linear, linear_add, or norm_gated with the gain in its weights
+    where: str
+    rows: int
+    depth: int
+    columns: int
+
+    @property
+    def gated(self) -> bool:
+        return self.op == "norm_gated"
+
+    @property
+    def key(self) -> str:
+        shape = tiled_tile.shape_key(self.depth, self.columns, self.gated, _ITEM_BYTES)
+        return tuning.key("tiled", shape, self.rows)
+
+    @property
+    def streamed_bytes(self) -> int:
+        return _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
+
+    @property
+    def bytes(self) -> int:
+        values = self.depth + self.columns * (2 if self.op == "linear_add" else 1)
+        return self.streamed_bytes + _ITEM_BYTES * self.rows * values
+
+    @property
+    def flops(self) -> int:
+        return self.rows * self.depth * self.columns * (4 if self.gated else 2)
+
+    def candidates(self) -> list[Tile]:
+        return list(dict.fromkeys(tiled_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)))
+
+    def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
+        return "tiled", self.op, tile
+
+    def least(self) -> TiledCase:
+        return self
+
+    def make(self, device: torch.device) -> Call:
+        x = normal(device, self.rows, 1, self.depth)
+        weight = random_weight(device, (2 if self.gated else 1) * self.columns, self.depth, None)
+        residual = normal(device, self.rows, 1, self.columns) if self.op == "linear_add" else None
+        gain = torch.ones(self.depth, dtype=x.dtype, device=device) if self.gated else None
+        return Call((x, weight, residual, gain), {})
+
+    def with_other_weights(self, call: Call) -> Call:
+        x, weight, *others = call.args
+        return Call((x, copied(weight), *others), {})
+
+    def run(self, call: Call, tile: Tile) -> Tensor:
+        x, weight, residual, gain = call.args
+        if tile.library:
+            return self._by_library(x, weight, residual, gain)
+        out = gemv.tiled(x, weight, residual=residual, gated=self.gated, eps=_EPS if self.gated else None, tile=tile)
+        assert out is not None
+        return out
+
+    def _by_library(self, x: Tensor, weight: Tensor, residual: Tensor | None, gain: Tensor | None) -> Tensor:
+        """As the engine asks for it."""
+        out = gemv.product_of_few(x, weight, gain=gain, eps=_EPS, gated=self.gated, residual=residual)
+        if out is not None:
+            return out
+        if residual is not None:
+            return residual.view(-1, self.columns).addmm_(x.flatten(0, -2), weight.T).view(residual.shape)
+        product = reference.linear(x, weight)
+        return swiglu(product, Unscaled(x, _EPS)) if self.gated else product
+
+    def expected(self, call: Call) -> Tensor:
+        x, weight, residual, gain = call.args
+        if gain is not None:
+            return reference.norm_gated(x, gain, _EPS, weight)
+        return reference.linear(x, weight) if residual is None else reference.linear_add(x, weight, residual.clone())
+
+
+def tiled_cases(stacks: Sequence[StackWorkload]) -> Iterator[TiledCase]:
+    for s in stacks:
+        yield TiledCase("linear", f"{s.name} qkv", TILED_ROWS, s.hidden, s.qkv)
+        yield TiledCase("linear_add", f"{s.name} o", TILED_ROWS, s.heads * s.head_dim, s.hidden)
+        yield TiledCase("norm_gated", f"{s.name} gate, up", TILED_ROWS, s.hidden, s.inner)
+        yield TiledCase("linear_add", f"{s.name} down", TILED_ROWS, s.inner, s.hidden)
+        if s.draws:
+            yield TiledCase("linear", f"{s.name} head", TILED_ROWS, s.hidden, s.vocab)
