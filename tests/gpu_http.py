@@ -80,7 +80,8 @@ def main() -> None:
             bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")
         if args.capacity:
             first, most = args.capacity.split(":")
-            options = ("--start", first, "--most", most, "--ttfp", "80", "--processes", "6")
+            # a ramp as long as a stream: with a shorter one all come again at once when the first ones end
+            options = ("--start", first, "--most", most, "--ttfp", "80", "--ramp", "10", "--processes", "6")
             bench(args.out, "capacity", *options, kind="capacity")
         with urllib.request.urlopen(f"{URL}/v1/engine/stats") as stats:
             print(json.dumps(json.load(stats)["recent"]))
