@@ -4,9 +4,9 @@
 
 Not a test that pytest collects: it needs a GPU of Hopper's kind and a checkpoint of full size, which it writes where
 there is none. Parts:
-- frame: talker and predictor, each in one graph as the engine captures it, norms apart and folded; the frame as the
-  engine itself has it.
-- logits: the worst error of any code's logits against float32, norms apart and folded.
+- frame: talker and predictor, each in one graph as the engine captures it: norms apart and folded; products of 33 to 64
+  rows in our tiles where a table has some, nowhere, and everywhere; the frame as the engine itself has it.
+- logits: the worst error of any code's logits against float32, in each of these ways.
 - fp8: frames with weights of eight bits: with both sides in eight bits by Triton, and by the library; and widened as
   far as kernels for few rows go.
 Products alone: tests/gpu_products.py.
@@ -24,6 +24,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 import sonant
 from parity.test_batch_sizes import exact_model, worst
@@ -31,8 +32,8 @@ from sonant import Engine, EngineConfig
 from sonant.bench.engine import breakdown
 from sonant.bench.engine.step_rig import StepRig
 from sonant.config import Quantization
-from sonant.kernels.triton import scaled_product, small_m_tile
-from sonant.kernels.tuning import LIBRARY
+from sonant.kernels.triton import gemv, scaled_product, small_m_tile, tiled_tile
+from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.layers.transformer import RMSNorm
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
@@ -59,8 +60,17 @@ def apart(norms: list[RMSNorm]) -> Iterator[None]:
         norm.folded = True
 
 
+def by_rule(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
+    """A tile of ours for every product of 33 to 64 rows, measured or not."""
+    depth, columns = x.shape[-1], len(weight) // (2 if gated else 1)
+    rows = x.numel() // depth
+    return tiled_tile.rule(rows, depth, columns, gated, item_bytes=2) if 32 < rows <= tiled_tile.FEW_ROWS else None
+
+
 def folding(norms: list[RMSNorm]) -> dict[str, Patches]:
-    return {"norms apart": (apart(norms),), "as it is": ()}
+    without = mock.patch.object(gemv, "known_tile", lambda *given: None)
+    rule = mock.patch.object(gemv, "known_tile", by_rule)
+    return {"norms apart": (apart(norms),), "as it is": (), "no tiles of ours": (without,), "tiles by rule": (rule,)}
 
 
 def quantizing() -> dict[str, Patches]:
