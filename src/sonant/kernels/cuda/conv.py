@@ -227,7 +227,7 @@ def _map_of_weights(weight: Tensor, layout: Layout) -> bytes:
 
 def resident_blocks(tiles: int, panels: int = 1) -> int:
     """How many blocks a launch has: one on each processor, and as many for each panel."""
-    return min(tiles, PROCESSORS // panels * panels)
+    return min(tiles, max(1, PROCESSORS // panels) * panels)
 
 
 def _address(value: Tensor | None) -> int:
