@@ -26,7 +26,7 @@ help:
 	@echo 'make say TEXT="Hello." [MODEL=dir] [OUT=out.wav]   install, then speak into a file'
 	@echo 'make serve [MODEL=dir] [PORT=8000]                 install, then answer the speech API on this machine'
 	@echo 'make test [WORKERS=2]                              install for development, then run the tests'
-	@echo 'make test-slow                                     what takes longest: a browser, a compiler, killed processes'
+	@echo 'make test-slow                                     what takes longest: a browser, a compiler, processes that are killed or measured'
 	@echo 'make lint                                          ruff and mypy'
 	@echo 'make package                                       build wheel and sdist, and check what is in them'
 	@echo 'make format                                        let ruff mend what it can'

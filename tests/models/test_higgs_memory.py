@@ -35,6 +35,7 @@ def folder(tiny_higgs: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_higgs, tmp_path / "model", copy_function=os.link)
 
 
+@pytest.mark.slow
 @needs_peak_memory
 def test_loading_holds_the_weights_and_a_window(folder: Path) -> None:
     rows = 700_000  # of 96 numbers: 269 MB, two windows
@@ -45,6 +46,7 @@ def test_loading_holds_the_weights_and_a_window(folder: Path) -> None:
     assert over < 1.3 * WINDOW_BYTES
 
 
+@pytest.mark.slow
 @needs_peak_memory
 def test_a_codec_is_halved_piece_by_piece(folder: Path) -> None:
     """It is stored and loaded in float32 and rounded last, no more of it at once than its largest convolution."""

@@ -245,6 +245,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @needs_peak_memory
 def test_loading_never_holds_the_weights_twice(folder: Path) -> None:
     rows = 4_000_000

@@ -177,6 +177,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @needs_peak_memory
 def test_loading_takes_no_more_memory_than_without(tmp_path: Path) -> None:
     shape = {"hidden": 1024, "intermediate": 8192, "layers": 4, "heads": 8, "kv_heads": 4, "head_dim": 64, "eps": 1e-6,

@@ -210,6 +210,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @needs_peak_memory
 @pytest.mark.parametrize("write", [shards, pickled])
 def test_no_source_holds_the_weights_twice(write: Write, tmp_path: Path) -> None:

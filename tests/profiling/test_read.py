@@ -184,6 +184,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         assert seen == sorted(seen) and seen[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_memory_stays_below_the_size_of_the_file(tmp_path: Path) -> None:
     """The 2 GB run of large.py, made small: 40 MB of trace take less than 40 MB of memory."""
     script = Path(__file__).parent / "large.py"

@@ -172,6 +172,7 @@ def kept_mib() -> dict[str, tuple[list[float], list[float]]]:
     return {form: (minutes, left) for form, (minutes, left) in kept.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_six_minutes_take_no_more_memory_than_one(format: str, kept_mib: dict[str, tuple[list[float], ...]]) -> None:
     after_mib = kept_mib[format][0]

@@ -64,6 +64,7 @@ def writers() -> Iterator[Writers]:
     made.process.wait(10)
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_half(
     tmp_path: Path, writers: Writers
 ) -> None:
