@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call
-from sonant.bench.kernels.tune_cases import copied, normal, random_weight
+from sonant.bench.kernels.tune_cases import ProductCase, copied, normal, random_weight
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Unscaled
 from sonant.kernels.triton import gemv, tiled_tile
@@ -20,48 +20,25 @@ from sonant.kernels.tuning import Tile
 from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
-_ITEM_BYTES = 2
 TILED_ROWS = 64
 
 
 @dataclass(frozen=True)
-class TiledCase:
-    op: str  # linear, linear_add, or norm_gated with the gain in its weights
-    where: str
-    rows: int
-    depth: int
-    columns: int
-
-    @property
-    def gated(self) -> bool:
-        return self.op == "norm_gated"
+class TiledCase(ProductCase):
+    """linear, linear_add, or norm_gated with the gain in its weights."""
 
     @property
     def key(self) -> str:
-        shape = tiled_tile.shape_key(self.depth, self.columns, self.gated, _ITEM_BYTES)
+        shape = tiled_tile.shape_key(self.depth, self.columns, self.gated, self.weight_item)
         return tuning.key("tiled", shape, self.rows)
 
-    @property
-    def streamed_bytes(self) -> int:
-        return _ITEM_BYTES * (2 if self.gated else 1) * self.columns * self.depth
-
-    @property
-    def bytes(self) -> int:
-        values = self.depth + self.columns * (2 if self.op == "linear_add" else 1)
-        return self.streamed_bytes + _ITEM_BYTES * self.rows * values
-
-    @property
-    def flops(self) -> int:
-        return self.rows * self.depth * self.columns * (4 if self.gated else 2)
-
     def candidates(self) -> list[Tile]:
-        return list(dict.fromkeys(tiled_tile.candidates(self.rows, self.depth, self.columns, self.gated, _ITEM_BYTES)))
+        return list(
+            dict.fromkeys(tiled_tile.candidates(self.rows, self.depth, self.columns, self.gated, self.weight_item))
+        )
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         return "tiled", self.op, tile
-
-    def least(self) -> TiledCase:
-        return self
 
     def make(self, device: torch.device) -> Call:
         x = normal(device, self.rows, 1, self.depth)
