@@ -29,6 +29,7 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
+from no_driver import GPU, NoDriver
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -38,25 +39,12 @@ from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.rehearsal import runner_without_memory
 from sonant.engine.room import GpuMemory
 from sonant.kernels.cuda.kernel import CudaKernel
-from sonant.kernels.gpu import Gpu, planning_for
-from sonant.kernels.triton_setup import target_of
+from sonant.kernels.gpu import planning_for
 from sonant.models.qwen3_tts.synthetic.shapes import codec_shapes, model_shapes
 from sonant.models.qwen3_tts.synthetic.writer import write_configs
 
-GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 130 << 30)
 ITEM_BYTES = {"BF16": 2, "F32": 4}
-
-
-class NoDriver:
-    def get_current_target(self) -> Any:
-        return target_of(GPU)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 class Launched:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from no_driver import GPU, NoDriver
 from triton import knobs
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import build as triton_build
@@ -21,22 +22,8 @@ from triton.runtime.jit import JITFunction
 
 from sonant.engine.compile_process import Compiling
 from sonant.engine.rehearsal import Rehearsal
-from sonant.kernels.gpu import Gpu, planning_for
+from sonant.kernels.gpu import planning_for
 from sonant.kernels.triton import norm, swiglu
-from sonant.kernels.triton_setup import target_of
-
-GPU = Gpu("NVIDIA H200", (9, 0))
-
-
-class NoDriver:
-    def get_current_target(self) -> Any:
-        return target_of(GPU)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def steps(device: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """Which tile a product of tiled_gemm.py runs in, and what a tuner measures.
 
-With eight bits on both sides it is the measured one, or a rule's. With sixteen the library has a product, too, and most
-often a better one: tiles are only what a measurement has found to be faster.
+With eight bits on both sides it is the measured one, or a rule's. With sixteen the library has a good product, too:
+tiles are only what a measurement has found to be faster.
 """
 
 from __future__ import annotations
