@@ -64,7 +64,7 @@ def by_rule(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
     """A tile of ours for every product of 33 to 64 rows, measured or not."""
     depth, columns = x.shape[-1], len(weight) // (2 if gated else 1)
     rows = x.numel() // depth
-    return tiled_tile.rule(rows, depth, columns, gated, item_bytes=2) if 32 < rows <= tiled_tile.FEW_ROWS else None
+    return tiled_tile.rule(rows, depth, columns, gated, item_bytes=2) if 32 < rows <= 64 else None
 
 
 def folding(norms: list[RMSNorm]) -> dict[str, Patches]:

@@ -31,6 +31,7 @@ from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 from sonant.kernels.reference import Unscaled
 from sonant.kernels.triton import tiled_tile
+from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.triton.tiled_gemm import tiled_gemm
 from sonant.kernels.tuning import LIBRARY, Tile
@@ -90,7 +91,8 @@ class Product:
         gated = self.after == "gated"
         out = self.x.new_empty(len(self.x), self.columns // (2 if gated else 1))
         residual = self.residual if self.after == "add" else None
-        tiled_gemm(self.x, weight, out, tile, residual=residual, gated=gated, eps=EPS if gated else None)
+        given = rms_norm(self.x, torch.ones_like(self.x[0]), EPS) if gated else self.x
+        tiled_gemm(given, weight, out, tile, residual=residual, gated=gated)
         return out
 
     def tiles(self) -> Iterator[Tile]:

@@ -41,6 +41,7 @@ class Tile:
     group: int = 8  # tiles of rows that come before the next columns
     fold: int = 1  # slices of the depth that warps of one program share out
     wide: bool = False  # one and a half times n columns
+    ahead: bool = False  # its weights are asked for before there is input
     library: bool = False
 
     @property

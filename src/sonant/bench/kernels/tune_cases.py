@@ -102,7 +102,7 @@ class ProductCase:
 
     def compiled_as(self, tile: Tile) -> tuple[Any, ...]:
         if self.many:
-            return self.gated, self.op == "linear_add", self.rows <= tiled_tile.FEW_ROWS, tile
+            return self.gated, self.op == "linear_add", tile
         loop = self.depth // (tile.k * tile.splits) > 1
         return self.op, self.rows, self.quantize, replace(tile, m=0), loop
 

@@ -15,6 +15,7 @@ from sonant.bench.kernels.tune_cases import ProductCase, copied, normal, random_
 from sonant.kernels import reference, tuning
 from sonant.kernels.reference import Unscaled
 from sonant.kernels.triton import gemv, tiled_tile
+from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.tuning import Tile
 from sonant.models.workload import StackWorkload
@@ -25,7 +26,7 @@ TILED_ROWS = 64
 
 @dataclass(frozen=True)
 class TiledCase(ProductCase):
-    """linear, linear_add, or norm_gated with the gain in its weights."""
+    """linear, linear_add, or norm_gated, whose norm is a kernel of its own, with the gain in its weights."""
 
     @property
     def key(self) -> str:
@@ -55,7 +56,8 @@ class TiledCase(ProductCase):
         x, weight, residual, gain = call.args
         if tile.library:
             return self._by_library(x, weight, residual, gain)
-        out = gemv.tiled(x, weight, residual=residual, gated=self.gated, eps=_EPS if self.gated else None, tile=tile)
+        given = x if gain is None else rms_norm(x, gain, _EPS)
+        out = gemv.tiled(given, weight, residual=residual, gated=self.gated, tile=tile)
         assert out is not None
         return out
 

@@ -122,9 +122,8 @@ def product_of_few(
 
 
 def tiled(
-    x: Tensor, weight: Weight, *, residual: Tensor | None = None, gated: bool = False, eps: float | None = None,
-    tile: Tile | None = None,
-) -> Tensor | None:  # fmt: skip
+    x: Tensor, weight: Weight, *, residual: Tensor | None = None, gated: bool = False, tile: Tile | None = None
+) -> Tensor | None:
     """The product of tiled_gemm.py, of which these are arguments; None: nobody has found that it is faster there."""
     if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:
         return None
@@ -135,7 +134,7 @@ def tiled(
     out = x.new_empty(*x.shape[:-1], columns)
     residual = None if residual is None else residual.contiguous().view(-1, columns)
     flat = x.contiguous().view(-1, x.shape[-1])
-    tiled_gemm(flat, weight, out.view(-1, columns), tile, residual=residual, gated=gated, eps=eps)
+    tiled_gemm(flat, weight, out.view(-1, columns), tile, residual=residual, gated=gated)
     return out
 
 
@@ -229,6 +228,8 @@ def norm_gated(
         return out
     if isinstance(weight, QuantizedWeight):
         return scaled_product(x, weight, Around(norm=(gain, eps), gated=True), _of_many(x, tile))
-    given, unscaled = (x, Unscaled(x, eps)) if folded else (norm.rms_norm(x, gain, eps), None)
-    out = tiled(given, weight, gated=True, eps=eps if folded else None)
-    return swiglu(reference.linear(given, weight), unscaled) if out is None else out
+    if folded and known_tile(x, weight, gated=True) is None:
+        return swiglu(reference.linear(x, weight), Unscaled(x, eps))
+    normed = norm.rms_norm(x, gain, eps)
+    out = tiled(normed, weight, gated=True)
+    return swiglu(reference.linear(normed, weight)) if out is None else out

@@ -1,11 +1,12 @@
 """Matrix products in tiles of rows and columns, with what is around them inside: both sides in 16 bits, or in eight,
 where a row's scale times a column's is a factor of the sum.
 
-What the library's product leaves to others is part of it: SwiGLU of the two halves, the residual sum, and of a norm
-whose gain is in the weights the factor of each row. All tiles of rows follow each other before the next columns begin,
-so that weights come from memory once. Programs that share a tile's depth add up as split_k.py says. With few rows the
-first of a program's weights are on their way before it waits for the kernel that makes its input, as in
-small_m_gemm.py; but rows are the left side here, which tensor cores want 64 of, so that tiles can have few columns.
+What the library's product leaves to others is part of it: SwiGLU of the two halves, and the residual sum. All tiles of
+rows follow each other before the next columns begin, so that weights come from memory once. Programs that share a
+tile's depth add up as split_k.py says. With few rows a product is mostly waiting for its weights, so a program may ask
+for all of its own before it waits for the kernel that makes its input: not into registers or shared memory, of which
+the loop needs what there is, but into the second-level cache. Rows are the left side here, which tensor cores want 64
+of, so that tiles can have few columns.
 """
 
 from __future__ import annotations
@@ -19,35 +20,28 @@ from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 from sonant.kernels.triton.small_m_gemm import column_scales
 from sonant.kernels.triton.split_k import arrived_last, counters, sum_partials, workspace
-from sonant.kernels.triton.tiled_tile import FEW_ROWS
 from sonant.kernels.tuning import Tile
 
 
 @triton.jit
 def _reduce(
-    total, other, square, partials, arrivals, tile, split,
-    GATED: tl.constexpr, NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    total, other, partials, arrivals, tile, split,
+    GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Leave this program's sums; whoever comes last has those of all, and is told so."""
     plane: tl.constexpr = BLOCK_M * BLOCK_N
-    planes: tl.constexpr = (2 if GATED else 1) * plane
-    cells: tl.constexpr = planes + BLOCK_M
-    row = tl.arange(0, BLOCK_M)
-    cell = row[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None]
+    cells: tl.constexpr = (2 if GATED else 1) * plane
+    cell = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None]
     slot = partials + tile.to(tl.int64) * SPLITS * cells
     tl.store(slot + split * cells + cell, total)
     if GATED:
         tl.store(slot + split * cells + plane + cell, other)
-    if NORM:
-        tl.store(slot + split * cells + planes + row, square)
     last = arrived_last(arrivals + tile, SPLITS)
     if last:
         total = sum_partials(slot, cell, SPLITS, cells)
         if GATED:
             other = sum_partials(slot + plane, cell, SPLITS, cells)
-        if NORM:
-            square = sum_partials(slot + planes, row, SPLITS, cells)
-    return total, other, square, last
+    return total, other, last
 
 
 @triton.jit
@@ -69,20 +63,20 @@ def _finish(
 
 
 @triton.jit
-def _squares(value, NORM: tl.constexpr):
-    """Of each row, summed."""
-    square = tl.zeros([value.shape[0]], tl.float32)
-    if NORM:
-        wide = value.to(tl.float32)
-        square = tl.sum(wide * wide, axis=1)
-    return square
+def _fetch_ahead(weight, line, depth, first, count, PIECES: tl.constexpr):
+    """Ask the second-level cache for `count` values of each of these lines, from the `first` on, in so many pieces."""
+    item: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    size = count * item // PIECES
+    at = (weight + line.to(tl.int64)[:, None] * depth + first).to(tl.int64) + tl.arange(0, PIECES)[None] * size
+    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l,r", [at, size], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["rows", "row_tiles", "k_tiles"])
 def _tiled_gemm(
-    x, row_scale, weight, scale, residual, out, partials, arrivals, rows, row_tiles, columns, depth, k_tiles, eps,
-    SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
-    EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    x, row_scale, weight, scale, residual, out, partials, arrivals, rows, row_tiles, columns, depth, k_tiles,
+    SCALED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PIECES: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -90,54 +84,53 @@ def _tiled_gemm(
     row = (tile % row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (tile // row_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     # rows and columns past the end are the last ones again: what comes of them is not stored
-    there = tl.minimum(row, rows - 1)
-    k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
+    there, line = tl.minimum(row, rows - 1), tl.minimum(column, columns - 1)
+    first = split * k_tiles * BLOCK_K
+    if PDL and PIECES > 0:  # noqa: SIM102: the compiler knows the one, the kernel the other
+        if tile % row_tiles == 0:  # programs of other rows read the same weights
+            _fetch_ahead(weight, line, depth, first, k_tiles * BLOCK_K, PIECES)
+            if GATED:
+                _fetch_ahead(weight, columns + line, depth, first, k_tiles * BLOCK_K, PIECES)
+    k = first + tl.arange(0, BLOCK_K)
     given = x + there.to(tl.int64)[:, None] * depth + k[None]
-    own = weight + tl.minimum(column, columns - 1).to(tl.int64)[None] * depth + k[:, None]
+    own = weight + line.to(tl.int64)[None] * depth + k[:, None]
     up = own + columns.to(tl.int64) * depth
     own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
-    if EARLY:
-        first_own = tl.load(own)
-        if GATED:
-            first_up = tl.load(up)
     wait_prior(PDL)
     factor = tl.full([BLOCK_M], 1.0, tl.float32)
     if SCALED:
         factor = tl.load(row_scale + there)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     other = total
-    square = tl.zeros([BLOCK_M], tl.float32)
-    if EARLY:
-        value = tl.load(given)
-        square = _squares(value, NORM)
-        total = tl.dot(value, first_own, total, input_precision=PRECISION)
-        if GATED:
-            other = tl.dot(value, first_up, other, input_precision=PRECISION)
-    for k_tile in range(1 if EARLY else 0, k_tiles):
+    for k_tile in range(k_tiles):
         value = tl.load(given + k_tile * BLOCK_K)
-        square += _squares(value, NORM)
         total = tl.dot(value, tl.load(own + k_tile * BLOCK_K), total, input_precision=PRECISION)
         if GATED:
             other = tl.dot(value, tl.load(up + k_tile * BLOCK_K), other, input_precision=PRECISION)
     last = True
     if SPLITS > 1:
-        total, other, square, last = _reduce(
-            total, other, square, partials, arrivals, tile, split, GATED, NORM, BLOCK_M, BLOCK_N, SPLITS
-        )
+        total, other, last = _reduce(
+            total, other, partials, arrivals, tile, split, GATED, BLOCK_M, BLOCK_N, SPLITS
+        )  # fmt: skip
     if last:
-        if NORM:
-            factor *= tl.rsqrt(square / depth + eps)
         _finish(total, other, factor, own_scale, up_scale, residual, out, row, column, rows, columns, GATED, ADD)
+
+
+def _pieces(tile: Tile, line_bytes: int) -> int:
+    """Of a line that is fetched ahead: one for each thread, as long as they are whole pieces of 16 bytes; 0: none."""
+    if not tile.ahead:
+        return 0
+    pieces = max(1, 32 * tile.warps // tile.n)
+    return pieces if line_bytes % (16 * pieces) == 0 else 1
 
 
 def tiled_gemm(
     x: Tensor, weight: Weight, out: Tensor, tile: Tile, *, row_scale: Tensor | None = None,
-    residual: Tensor | None = None, gated: bool = False, eps: float | None = None,
+    residual: Tensor | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
-    `row_scale`: of x, where both sides have eight bits. `eps`: a norm's, whose gain is in the weight, of rows that were
-    not normed yet.
+    `row_scale`: of x, where both sides have eight bits.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     row_tiles, strips = cdiv(rows, tile.m), cdiv(columns, tile.n)
@@ -148,10 +141,11 @@ def tiled_gemm(
     _tiled_gemm[(tiles, tile.splits)](
         x, x if row_scale is None else row_scale, values, x if scale is None else scale,
         out if residual is None else residual, out,
-        workspace(x, tiles, tile.splits, ((2 if gated else 1) * tile.n + 1) * tile.m),
-        counters(values, tiles, tile.splits), rows, row_tiles, columns, depth, k_tiles, 0.0 if eps is None else eps,
-        SCALED=row_scale is not None, NORM=eps is not None, GATED=gated, ADD=residual is not None,
-        EARLY=rows <= FEW_ROWS, PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
+        workspace(x, tiles, tile.splits, (2 if gated else 1) * tile.n * tile.m),
+        counters(values, tiles, tile.splits), rows, row_tiles, columns, depth, k_tiles,
+        SCALED=row_scale is not None, GATED=gated, ADD=residual is not None,
+        PIECES=_pieces(tile, k_tiles * tile.k * x.dtype.itemsize),
+        PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages, **launch_options(x),
     )  # fmt: skip

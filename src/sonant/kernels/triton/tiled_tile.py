@@ -14,14 +14,17 @@ from torch import Tensor
 
 from sonant.kernels.tuning import Tile, find
 
-FEW_ROWS = 64  # with which a product is mostly waiting for its weights: the first are fetched before it may begin
 _LEAST_ROWS = 32  # up to which those of small_m_gemm.py win, whose left side are the weights
+_MOST_ROWS = 64  # over which the library is as good as any, in sixteen bits, wherever it was measured
 _PROCESSORS = 132  # of an H100 or H200
 _SHARED_BYTES = 227 << 10
 _MOST_SPLITS = 8
+_LEAST_COLUMNS = 16
 _LEAST_DEPTH = 32  # that tensor cores take of eight bits at a time
+_LINE_BYTES = 128, 256  # of a tile's depth that are tried
+_FETCHED_BYTES = 9 << 20  # of a product's weights at most, that are asked for before there is input
 _SPLIT_DEPTH = 3072  # under it sums over programs cost more than they hide
-_WIDTHS = (64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)  # of tiles that are tried
+_WIDTHS = (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)  # that are tried
 
 
 def shape_key(depth: int, columns: int, gated: bool, item_bytes: int = 1) -> str:
@@ -35,10 +38,10 @@ def tile_for(rows: int, depth: int, columns: int, gated: bool, device: torch.dev
 
 
 def known_tile(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
-    """With sixteen bits on both sides and few rows; None: the library's product, or another kernel's."""
+    """With sixteen bits on both sides; None: the library's product, or another kernel's."""
     depth, columns = x.shape[-1], len(weight) // _planes(gated)
     rows = x.numel() // depth
-    if not _LEAST_ROWS < rows <= FEW_ROWS or x.dtype.itemsize != 2:
+    if not _LEAST_ROWS < rows <= _MOST_ROWS or x.dtype.itemsize != 2:
         return None
     tile = find("tiled", shape_key(depth, columns, gated, 2), rows, x.device)
     return None if tile is None or tile.library else tile
@@ -50,13 +53,15 @@ def fits(tile: Tile, depth: int) -> bool:
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int = 1) -> Tile:
     """The largest tile of which there are enough for all processors, as what was measured has it; where there are too
-    few even of the narrowest, a great depth is split."""
+    few even of the narrowest, a great depth is split. Weights that are many fill the memory's queues if they are asked
+    for at once, and what the kernel before still needs waits behind them."""
     for m, wide in ((128, 128), (64, 128), (64, 64), (64, 32)):
         if _suits(m, rows) and _programs(m, wide // _planes(gated), rows, columns) >= 0.7 * _PROCESSORS:
             break
     k = min((256 if wide <= 64 else 128) // item_bytes, depth & -depth)
-    stages = next(stages for stages in (6, 4, 3) if _fits_memory(m, wide, k * item_bytes, stages, rows))
-    tile = Tile(m, wide // _planes(gated), k, warps=8 if m * wide > 64 * 128 else 4, stages=stages)
+    stages = next(stages for stages in (6, 4, 3) if _fits_memory(m, wide, k * item_bytes, stages))
+    ahead = _planes(gated) * columns * depth * item_bytes <= _FETCHED_BYTES
+    tile = Tile(m, wide // _planes(gated), k, warps=8 if m * wide > 64 * 128 else 4, stages=stages, ahead=ahead)
     return replace(tile, splits=_splits(tile, rows, depth, columns)[-1]) if depth >= _SPLIT_DEPTH else tile
 
 
@@ -65,21 +70,12 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
     yield rule(rows, depth, columns, gated, item_bytes)
     for m, wide in _WIDTHS:
         n, warps = wide // _planes(gated), 4 if m * wide <= 64 * 128 else 8
-        for k in (64 // item_bytes, 128 // item_bytes, 256 // item_bytes):
-            for stages in (3, 4, 6):
-                tile = Tile(m, n, k, warps, stages)
-                if depth % k == 0 and _suits(m, rows) and _fits_memory(m, wide, k * item_bytes, stages, rows):
-                    yield from (replace(tile, splits=splits) for splits in _splits(tile, rows, depth, columns))
-    yield from _deep(rows, depth, columns, gated, item_bytes)
-
-
-def _deep(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
-    """Those with one tile for each program, all of whose weights are on their way before there is input."""
-    for wide, k in ((wide, k) for wide in (32, 64) for k in (512, 1024) if rows <= FEW_ROWS and depth % k == 0):
-        n, splits = wide // _planes(gated), depth // k
-        few = splits <= _MOST_SPLITS and splits * _programs(64, n, rows, columns) <= 2 * _PROCESSORS
-        if few and k * item_bytes * (64 + wide) <= _SHARED_BYTES:
-            yield Tile(64, n, k, warps=8, stages=1, splits=splits)
+        for k, stages in ((bytes // item_bytes, stages) for bytes in _LINE_BYTES for stages in (3, 4, 6)):
+            tile = Tile(m, n, k, warps, stages)
+            whole = n >= _LEAST_COLUMNS and depth % k == 0 and _suits(m, rows)
+            if whole and _fits_memory(m, wide, k * item_bytes, stages):
+                for splits in _splits(tile, rows, depth, columns):
+                    yield from (replace(tile, splits=splits, ahead=ahead) for ahead in (True, False))
 
 
 def _planes(gated: bool) -> int:
@@ -91,9 +87,8 @@ def _suits(m: int, rows: int) -> bool:
     return m == 64 or m < 2 * rows
 
 
-def _fits_memory(m: int, wide: int, line_bytes: int, stages: int, rows: int) -> bool:
-    """With few rows there is one stage more: what is fetched before the product may begin."""
-    return (stages + (rows <= FEW_ROWS)) * line_bytes * (m + wide) <= _SHARED_BYTES
+def _fits_memory(m: int, wide: int, line_bytes: int, stages: int) -> bool:
+    return stages * line_bytes * (m + wide) <= _SHARED_BYTES
 
 
 def _programs(m: int, n: int, rows: int, columns: int) -> int:
