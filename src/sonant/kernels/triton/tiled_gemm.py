@@ -86,7 +86,7 @@ def _tiled_gemm(
     # rows and columns past the end are the last ones again: what comes of them is not stored
     there, line = tl.minimum(row, rows - 1), tl.minimum(column, columns - 1)
     first = split * k_tiles * BLOCK_K
-    if PDL and PIECES > 0:  # noqa: SIM102: the compiler knows the one, the kernel the other
+    if PDL and PIECES > 0:  # noqa: SIM102
         if tile % row_tiles == 0:  # programs of other rows read the same weights
             _fetch_ahead(weight, line, depth, first, k_tiles * BLOCK_K, PIECES)
             if GATED:
