@@ -39,6 +39,7 @@ from sonant.bench.engine.device_clock import copy_bandwidth
 from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.tune_cases import ProductCase, copied, normal, random_weight
 from sonant.config import Quantization
+from sonant.interpreter_lock import hand_over_soon
 from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
@@ -258,6 +259,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     parts, rows = set(args.parts.split(",")), [int(n) for n in args.rows.split(",")]
+    hand_over_soon()
     report: dict[str, Any] = {}
     if parts & {"check", "kernels"}:
         compile_all(parts)

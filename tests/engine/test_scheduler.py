@@ -204,6 +204,53 @@ def test_frames_never_outgrow_their_ring() -> None:
     assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut
 
 
+def staggered_files(scheduler: Scheduler) -> list[Request]:
+    """Eight, each two frames behind the one before."""
+    files = [speaking(scheduler, 0.0, 0, live=False, arrival_s=n, frames=60) for n in range(8)]
+    for n, request in enumerate(files):
+        request.launched, request.vocoded = 2 * n, 0
+    return files
+
+
+def codec_calls(scheduler: Scheduler, steps: int, now_s: float = 0.0) -> list[int]:
+    """Frames of each call of the codec."""
+    plans = (scheduler.plan(now_s) for _ in range(steps))
+    return [sum(frames * len(places) for frames, places in plan.codec.items()) for plan in plans if plan.codec]
+
+
+def test_files_wait_for_each_other_until_they_fill_a_call_of_the_codec() -> None:
+    scheduler = make(codec_batch_s=6.4)  # four rows of the largest chunk
+    files = staggered_files(scheduler)
+    assert codec_calls(scheduler, 46) == [64] * 5
+    assert all(request.launched >= 46 for request in files), "nobody stands still for it"
+
+
+def test_few_files_do_not_wait() -> None:
+    scheduler = make(codec_batch_s=14.4)  # nine rows
+    staggered_files(scheduler)
+    assert set(codec_calls(scheduler, 18)) == {16}  # each when it has sixteen frames
+
+
+def test_files_go_along_with_a_listener_who_needs_sound() -> None:
+    scheduler = make(codec_batch_s=6.4, max_rows=9)
+    staggered_files(scheduler)
+    listener = speaking(scheduler, 0.0, 1)
+    assert codec_calls(scheduler, 1, SPEC.frame_s) == [16 + 1]  # of the only file that has sixteen by then
+    assert listener.vocoded == 2
+
+
+def test_a_file_that_has_ended_waits_only_while_others_will_fill_the_call() -> None:
+    scheduler = make(codec_batch_s=6.4)
+    files = staggered_files(scheduler)
+    ended = files[-1]
+    ended.state, ended.total = State.DRAINING, ended.launched
+    scheduler.plan(0)
+    assert ended.vocoded == 0
+    for request in files[:4]:
+        request.state, request.total = State.DRAINING, request.launched
+    assert codec_calls(scheduler, 1) and ended.vocoded >= ended.total
+
+
 def slow_to_vocode() -> Scheduler:
     """On a host that takes 0.03 s to decode, and 0.02 s for each frame's sound."""
     scheduler = make()

@@ -181,7 +181,7 @@ class Scheduler:
         plan.decode = _grouped(able, ledger.variant[able])
 
     def _plan_codec(self, plan: Plan, sitting: Places, now_s: float) -> None:
-        frames = self._chunks_due(sitting, now_s)
+        frames = self._for_full_calls(sitting, self._chunks_due(sitting, now_s))
         due, frames = sitting[frames > 0], frames[frames > 0]
         room = self._room(sitting, now_s)
         if frames.sum() > min(self.sizes.codec_batch, room):
@@ -190,6 +190,23 @@ class Scheduler:
         plan.first_sound = bool((new & np.isneginf(self.ledger.first_audio_s[due])).any())
         self.ledger.vocoded[due] += frames
         plan.codec = _grouped(due, frames)
+
+    def _for_full_calls(self, sitting: Places, frames: Column) -> Column:
+        """The same, or nothing yet: files wait for each other until they fill a call of the codec.
+
+        On a GPU a call for half as many rows takes well over half as long. So while enough files are decoded that they
+        will fill one, nobody's sound is made as long as all can wait: not a listener, nor one whose ring is about to
+        be full, who could not be decoded in the next steps.
+        """
+        ledger, sizes = self.ledger, self.sizes
+        decoding = ledger.state[sitting] == State.DECODING
+        files = ~ledger.live[sitting]
+        enough = int((files & decoding).sum()) * sizes.chunks[-1] >= sizes.codec_batch
+        if not enough or frames.sum() >= sizes.codec_batch or self.telemetry.vocode_s.value:
+            return frames
+        ahead = ledger.frames_launched(sitting, self.spec.delay_steps) - ledger.vocoded[sitting]
+        patient = files & (ahead < sizes.ring - 2)
+        return np.where(patient[frames > 0].all(), 0, frames)
 
     def _room(self, sitting: Places, now_s: float) -> float:
         """Frames that can be vocoded before the poorest listener runs dry, or hears their first sound late.

@@ -21,6 +21,7 @@ from sonant.cli.options import (
 )
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
+from sonant.interpreter_lock import hand_over_soon
 from sonant.loading import pick_device
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     }
     config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), **given)
     startup = _startup(args, folder, config) if "startup" in wanted else None
+    hand_over_soon()
     engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
         report = offline.run(engine, streams if "streams" in wanted else [], args.frames, on_level=_tell)

@@ -7,15 +7,14 @@ import shutil
 import signal
 import sys
 
+from sonant.interpreter_lock import hand_over_soon
 from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
-
-_SWITCH_S = 0.00005  # The step thread must not wait long for one that reads or writes messages, at any of its calls.
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.setswitchinterval(_SWITCH_S)
+    hand_over_soon()
     share_arenas()
     keep_scratch()
     return run_child(_serve, when_orphaned=lambda setup: shutil.rmtree(setup.scratch, ignore_errors=True))
