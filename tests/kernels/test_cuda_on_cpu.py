@@ -65,6 +65,18 @@ def test_steps_of_drawn_shapes(seed: int, eight: bool) -> None:
     check_step(replace(shape, kv_heads=kv_heads, heads=heads, eight=eight), seed)
 
 
+@pytest.mark.parametrize(("splits", "form"), [(1, SMALL), (3, NARROW)])
+def test_results_in_eight_bits(splits: int, form: DecodeForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that one block has and of one that several share, each rounded to three bits."""
+    monkeypatch.setattr("sonant.kernels.triton.scaled_product.mixed_dtype", lambda *given: torch.float8_e4m3fn)
+    call = step_call(Shape(4, 2, 64, 16, (900, 30, 0), 1, False, True, 1), 1, "cpu")
+    expected = exact_step(*call).float()
+    got = attention.paged_step(*call[:2], call[2].clone(), *call[3:], splits=splits, form=form)
+    assert got.dtype == torch.float8_e4m3fn
+    allowed = (expected.abs() * (2**-4 + RELATIVE_ERROR)).clamp(min=2**-10) * 1.01
+    assert bool(((got.float() - expected).abs() <= allowed + RELATIVE_ERROR * expected.std()).all())
+
+
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("splits", "form"), [(1, SMALL), (2, WIDE), (5, ALONE), (5, NARROW), (3, PAIR), (3, ALONE)])

@@ -162,6 +162,49 @@ def test_many_rows_in_eight_bits_on_both_sides(rows: int, splits: int, monkeypat
             close(kernel(op)(*given, tile=tile), wanted.bfloat16(), torch.bfloat16)
 
 
+@pytest.mark.parametrize(("rows", "tile"), [(17, None), (70, Tile(64, 32, 64, stages=2, splits=2)), (70, LIBRARY)])
+def test_an_input_that_comes_in_eight_bits(rows: int, tile: Tile | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what its values say, without a scale; by ours, and where the library's product cannot be had."""
+    monkeypatch.setattr("sonant.kernels.triton.scaled_product.quantize_rows", None)  # nobody rounds it again
+    x = on_the_grid(rows, 1, 128).to(torch.float8_e4m3fn)
+    w, before = weight(40, 128), random(rows, 1, 40, seed=3).bfloat16()
+    expected = before.float() + reference.linear(x.float(), w)
+    got = kernel("linear_add")(x, w, before.clone(), tile=tile)
+    assert got.dtype == torch.bfloat16
+    close(got, expected.bfloat16(), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("rows", "capability", "bounded"), [(16, (9, 0), True), (17, (8, 9), True), (17, (9, 0), False)])
+def test_heads_leave_sixteen_bits(rows: int, capability: tuple[int, int], bounded: bool) -> None:
+    from sonant.kernels.triton.scaled_product import mixed_dtype
+
+    qkv, empty = torch.empty(rows, 1, 64, dtype=torch.bfloat16), torch.empty(0)
+    heads = Heads(None, None, empty, empty, 2, 1, EPS, bounded=bounded)
+    with planning_for(Gpu("a GPU", capability)):
+        assert mixed_dtype(qkv, heads) == torch.bfloat16
+    with planning_for(Gpu("a GPU", (9, 0))):  # with one row more, by this one
+        more = torch.empty(17, 1, 64, dtype=torch.bfloat16)
+        assert mixed_dtype(more, heads._replace(bounded=True)) == torch.float8_e4m3fn
+
+
+def test_attention_leaves_eight_bits_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one position, which is its value: on the grid, since the interpreter rounds no others as a GPU does."""
+    for module in ("short", "paged"):
+        monkeypatch.setattr(f"sonant.kernels.triton.{module}.mixed_dtype", lambda *given: torch.float8_e4m3fn)
+    rope = torch.ones(1, 1, 1, 32, dtype=DTYPE, device=DEVICE)
+    heads = Heads(None, None, rope, torch.zeros_like(rope), 4, 2, EPS, bounded=True)
+    qkv = on_the_grid(3, 1, 8 * 32).to(DTYPE)
+    value = qkv.view(3, 8, 32)[:, 6:].repeat_interleave(2, dim=1)[:, None].float()
+    made = kernel("short_attention")(qkv, heads, torch.zeros(2, 3, 4, 2, 32, dtype=DTYPE, device=DEVICE), 0)
+    assert made.dtype == torch.float8_e4m3fn and torch.equal(made.float(), value)
+    cache, tables = torch.zeros(2, 4, 16, 2, 32, dtype=DTYPE, device=DEVICE), torch.arange(3, device=DEVICE)[:, None] + 1
+    positions = torch.zeros(3, 1, dtype=torch.int32, device=DEVICE)
+    from sonant.kernels.triton import paged
+
+    made = paged.paged_step(qkv, heads, cache, tables.int(), positions, 1)
+    assert made.dtype == torch.float8_e4m3fn and torch.equal(made.float(), value)
+
+
 def test_the_librarys_product_is_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from sonant.kernels.triton import scaled_product
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sonant.kernels import ops
 from sonant.kernels.reference import FrameLayer, FrameStack, Heads, Unscaled
+from sonant.kernels.reference.quantized import E4M3, LARGEST
 from sonant.layers.attention import Context, PagedContext, ShortContext
 from sonant.layers.quantized import Projection, QuantizedLinear
 from sonant.layers.rope import rope_tables
@@ -58,6 +59,7 @@ class Attention(nn.Module):
     def __init__(self, shape: StackShape, index: int) -> None:
         super().__init__()
         self.index, self.shape = index, shape
+        self.bounded = False  # no value is over what eight bits hold: see bound_values
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self.qkv_proj: Projection = nn.Linear(shape.hidden, width, bias=False)
         self.o_proj: Projection = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
@@ -81,7 +83,7 @@ class Attention(nn.Module):
     def heads(self, cos: Tensor, sin: Tensor) -> Heads:
         s = self.shape
         q_weight, k_weight = (self.q_norm.weight, self.k_norm.weight) if s.qk_norm else (None, None)
-        return Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps)
+        return Heads(q_weight, k_weight, cos, sin, s.heads, s.kv_heads, s.eps, bounded=self.bounded)
 
 
 class MLP(nn.Module):
@@ -120,6 +122,36 @@ def fold_gains(stack: DecoderStack, *, heads: bool) -> None:
                 projection.weight.mul_(norm.weight)
                 norm.weight.fill_(1.0)
                 norm.folded = True
+
+
+@torch.no_grad()
+def bound_values(stack: DecoderStack) -> None:
+    """For decoding with weights of eight bits: values are scaled so that eight bits hold what heads gather of them.
+
+    A value is the product of a weight's line and a normed row, whose length is the root of its size, so it is at most
+    the line's length times that; and what heads gather is a mean of values. Each value's bound is brought to the
+    largest number of e4m3, by a power of two in the scale of its line, and the output projection has the other half
+    of it in its columns. So the kernel after attention that looks for each row's largest value is not needed.
+    """
+    for layer in stack.layers:
+        assert isinstance(layer, DecoderLayer)
+        mixer, gain = layer.self_attn, layer.input_layernorm.weight
+        project, out = mixer.qkv_proj, mixer.o_proj
+        if not isinstance(project, QuantizedLinear) or not isinstance(out, QuantizedLinear):
+            continue
+        mixer.bounded = True
+        if project.values.is_meta:
+            continue
+        shape = mixer.shape
+        first = (shape.heads + shape.kv_heads) * shape.head_dim
+        lines = project.values[first:].float() * project.scale[first:, None] * gain.float()
+        most = lines.norm(dim=1) * shape.hidden**0.5 / LARGEST
+        power = torch.where(most > 0, most, torch.ones_like(most)).log2().ceil()
+        project.scale[first:].mul_(torch.exp2(-power))
+        by_head = power.view(shape.kv_heads, 1, -1).expand(-1, shape.heads // shape.kv_heads, -1).flatten()
+        highest = by_head.max()
+        out.values.copy_((out.values.float() * torch.exp2(by_head - highest)).to(E4M3))
+        out.scale.mul_(torch.exp2(highest))
 
 
 class DecoderLayer(nn.Module):

@@ -41,7 +41,7 @@ _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 
-_DECODE = struct.Struct("<11Qq7iI8i2f")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI9i2f4x")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
@@ -154,6 +154,7 @@ def paged_step(
 ) -> Tensor:  # fmt: skip
     """The options are for who measures: blocks that share a row at most, what they are, reads before the wait, and
     helpers for each 32 rows, which must be 0 where `splits` are given."""
+    from sonant.kernels.triton.scaled_product import mixed_dtype
     from sonant.kernels.triton.split_k import counters, workspace
 
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
@@ -168,7 +169,7 @@ def paged_step(
 
         return paged.paged_step(qkv, heads, cache, tables, positions, span_blocks)
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
-    out = qkv.new_empty(batch, 1, heads.heads, dim)
+    out = qkv.new_empty(batch, 1, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm = heads.q_weight is not None
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
     partials = workspace(qkv, groups, splits, share * (dim + 4))
@@ -180,7 +181,7 @@ def paged_step(
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
         tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, batch, helpers,
-        heads.eps, dim**-0.5 * _LOG2_E,
+        out.element_size(), heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 

@@ -49,6 +49,7 @@ class Heads(NamedTuple):
     kv_heads: int
     eps: float
     unscaled: Unscaled | None = None  # what the projection is still to be multiplied by
+    bounded: bool = False  # no value is over what eight bits hold: what heads gather may have no more, for `linear_add`
 
 
 class LocalWeights(NamedTuple):
@@ -105,8 +106,9 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards."""
-    return residual + linear(x, weight)
+    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards. x may have
+    eight bits, where `Heads.bounded` lets a kernel leave no more of it."""
+    return residual + linear(x.to(residual.dtype), weight)
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:

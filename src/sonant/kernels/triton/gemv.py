@@ -186,6 +186,8 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, tile: Tile 
 
 
 def linear_add(x: Tensor, weight: Weight, residual: Tensor, *, tile: Tile | None = None) -> Tensor:
+    if isinstance(weight, QuantizedWeight) and x.dtype == weight.values.dtype:
+        return scaled_product(x, weight, Around(residual=residual), _of_many(x, tile))
     out = tiled(x, weight, residual=residual) if tile is None else None
     out = product_of_few(x, weight, residual=residual, tile=tile) if out is None else out
     if out is not None:

@@ -21,6 +21,7 @@ from sonant.kernels.reference import Heads
 from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm_rope import as_cached, gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.scaled_product import mixed_dtype
 from sonant.kernels.triton.split_k import arrived_last, counters, workspace
 
 _PROCESSORS = 132  # of an H100 or H200
@@ -124,7 +125,7 @@ def _step_attention(
     member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
     partner = partner_of(column, DIM)
     share: tl.constexpr = HEADS // KV_HEADS
-    dtype: tl.constexpr = out.dtype.element_ty
+    dtype: tl.constexpr = qkv.dtype.element_ty
     q_gain, q_partner_gain = gains(q_weight, DIM, NORM)
     k_gain, k_partner_gain = gains(k_weight, DIM, NORM)
     real = (member < share)[:, None]
@@ -175,7 +176,7 @@ def _step_attention(
         )
     if complete:
         at = (row * HEADS + head[:, None]) * DIM + column[None]
-        tl.store(out + at, (total / weight[:, None]).to(dtype), mask=real)
+        tl.store(out + at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def _constants(q: Tensor, heads: int, cache: Tensor) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
     batch = len(qkv)
     kv_heads, dim = cache.shape[3:]
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
-    out = qkv.new_empty(batch, 1, heads.heads, dim)
+    out = qkv.new_empty(batch, 1, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm = heads.q_weight is not None
     constants, splits = _constants(qkv, heads.heads, cache), _splits(batch * kv_heads)
     # counters belong to the engine's whole cache, of which this is one layer: layers come one after the other

@@ -1,8 +1,9 @@
 """Matrix products of quantised weights with more than a few rows: both sides in eight bits, ours or the library's.
 
-The rows of the input are quantised too, in the same pass as the norm before them if there is one. Ours has what comes
-after inside; which of the two is faster is measured. Where neither fits (a GPU older than Hopper, an unusual size,
-values that have not 16 bits), weights are widened first, and only they were rounded.
+The rows of the input are quantised too, in the same pass as the norm before them if there is one; or they come in eight
+bits already, from who knew that all would fit (`mixed_dtype`). Ours has what comes after inside; which of the two is
+faster is measured. Where neither fits (a GPU older than Hopper, an unusual size, values that have not 16 bits), weights
+are widened first, and only they were rounded.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from sonant.kernels import reference
 from sonant.kernels.gpu import gpu_of
-from sonant.kernels.reference import QuantizedWeight
+from sonant.kernels.reference import Heads, QuantizedWeight
+from sonant.kernels.reference.quantized import E4M3
 from sonant.kernels.triton.norm import rms_norm
 from sonant.kernels.triton.quantize import quantize_rows
+from sonant.kernels.triton.small_m_tile import WIDENED_ROWS
 from sonant.kernels.triton.swiglu import swiglu
 from sonant.kernels.triton.tiled_gemm import tiled_gemm
 from sonant.kernels.triton.tiled_tile import fits, tile_for
@@ -38,14 +41,26 @@ class Around:
 
 def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether it has such a product: with a scale for each row and column, on Hopper."""
-    gpu, whole = gpu_of(x.device), not any(size % _UNIT for size in weight.shape)
-    return gpu is not None and gpu.capability >= _HOPPER and x.dtype == torch.bfloat16 and whole
+    whole = not any(size % _UNIT for size in weight.shape)
+    return on_hopper(x.device) and x.dtype in (torch.bfloat16, E4M3) and whole
+
+
+def on_hopper(device: torch.device) -> bool:
+    gpu = gpu_of(device)
+    return gpu is not None and gpu.capability >= _HOPPER
+
+
+def mixed_dtype(qkv: Tensor, heads: Heads) -> torch.dtype:
+    """Of what heads gather from rows [B, T, …]: eight bits where they hold all values, and `linear_add` takes them."""
+    rows = qkv.shape[0] * qkv.shape[1]
+    few = rows <= WIDENED_ROWS or qkv.dtype.itemsize != 2
+    return E4M3 if heads.bounded and not few and on_hopper(qkv.device) else qkv.dtype
 
 
 def _ours(x: Tensor, around: Around, tile: Tile) -> bool:
     """Tiles are for Hopper's shared memory."""
     gpu = gpu_of(x.device)
-    suits = x.dtype.itemsize == 2 and around.bias is None and fits(tile, x.shape[-1])
+    suits = x.dtype.itemsize <= 2 and around.bias is None and fits(tile, x.shape[-1])
     return suits and not tile.library and (gpu is None or gpu.capability >= _HOPPER)
 
 
@@ -54,22 +69,29 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
     depth = x.shape[-1]
     columns = weight.shape[0] // (2 if around.gated else 1)
     flat = x.reshape(-1, depth)
+    dtype = x.dtype if around.residual is None else around.residual.dtype
     tile = tile or tile_for(len(flat), depth, columns, around.gated, x.device)
     if _ours(x, around, tile):
         residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
-        out = x.new_empty(len(flat), columns)
-        values, scales = quantize_rows(flat, around.norm)
+        out = x.new_empty(len(flat), columns, dtype=dtype)
+        values, scales = (flat, None) if x.dtype == E4M3 else quantize_rows(flat, around.norm)
         tiled_gemm(values, weight, out, tile, row_scale=scales, residual=residual, gated=around.gated)
     elif in_library(x, weight):
-        values, scales = quantize_rows(flat, around.norm)
+        values, scales = _in_eight_bits(flat, around)
         product = torch._scaled_mm(
-            values, weight.values.T, scales, weight.scale[None], around.bias, out_dtype=x.dtype, use_fast_accum=True
+            values, weight.values.T, scales, weight.scale[None], around.bias, out_dtype=dtype, use_fast_accum=True
         )
         out = _after(product, around)
     else:
-        normed = flat if around.norm is None else rms_norm(flat, *around.norm)
+        normed = flat.to(dtype) if around.norm is None else rms_norm(flat, *around.norm)
         out = _after(reference.linear(normed, weight, around.bias), around)
     return out.view(*x.shape[:-1], columns)
+
+
+def _in_eight_bits(x: Tensor, around: Around) -> tuple[Tensor, Tensor]:
+    if x.dtype == E4M3:
+        return x, torch.ones(len(x), 1, device=x.device)
+    return quantize_rows(x, around.norm)
 
 
 def _after(product: Tensor, around: Around) -> Tensor:

@@ -17,6 +17,7 @@ from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.triton.norm import row_factor
 from sonant.kernels.triton.norm_rope import gains, norm_rope, partner_of
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
+from sonant.kernels.triton.scaled_product import mixed_dtype
 
 _PROCESSORS = 132  # of an H100 or H200
 
@@ -40,7 +41,7 @@ def _short_attention(
     share: tl.constexpr = HEADS // KV_HEADS
     kv_head = first_head // share
     each: tl.constexpr = QUERIES + 2  # lines of a step: queries, key, value
-    dtype: tl.constexpr = out.dtype.element_ty
+    dtype: tl.constexpr = qkv.dtype.element_ty
     column, position, line = tl.arange(0, DIM), tl.arange(0, TILE), tl.arange(0, LINES)
     q_gain, q_partner_gain = gains(q_weight, DIM, NORM)
     k_gain, k_partner_gain = gains(k_weight, DIM, NORM)
@@ -88,14 +89,14 @@ def _short_attention(
     new = real & (part >= QUERIES)[:, None] & (first_head % share == 0)
     tl.store(cache + slot[:, None] + column[None], ready, mask=new)
     to = ((row * STEPS + step) * HEADS + first_head + part) * DIM
-    tl.store(out + to[:, None] + column[None], mixed.to(dtype), mask=real & is_query)
+    tl.store(out + to[:, None] + column[None], mixed.to(out.dtype.element_ty), mask=real & is_query)
 
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
     batch, steps = qkv.shape[:2]
     _, _, positions, kv_heads, dim = cache.shape
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
-    out = qkv.new_empty(batch, steps, heads.heads, dim)
+    out = qkv.new_empty(batch, steps, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm, left = heads.q_weight is not None, heads.unscaled
     rows, rows_eps = (qkv, 0.0) if left is None else (left.rows.contiguous(), left.eps)
     share = heads.heads // kv_heads

@@ -75,8 +75,8 @@ def _fetch_ahead(weight, line, depth, first, count, PIECES: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "row_tiles", "k_tiles"])
 def _tiled_gemm(
     x, row_scale, weight, scale, residual, out, partials, arrivals, rows, row_tiles, columns, depth, k_tiles,
-    SCALED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr, PIECES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, ROWS_SCALED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
@@ -98,7 +98,7 @@ def _tiled_gemm(
     own_scale, up_scale = column_scales(scale, column, columns, GATED, SCALED)
     wait_prior(PDL)
     factor = tl.full([BLOCK_M], 1.0, tl.float32)
-    if SCALED:
+    if ROWS_SCALED:
         factor = tl.load(row_scale + there)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     other = total
@@ -130,7 +130,7 @@ def tiled_gemm(
 ) -> None:  # fmt: skip
     """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
 
-    `row_scale`: of x, where both sides have eight bits.
+    `row_scale`: of x, where both sides have eight bits, unless x is what its values say.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     row_tiles, strips = cdiv(rows, tile.m), cdiv(columns, tile.n)
@@ -143,7 +143,7 @@ def tiled_gemm(
         out if residual is None else residual, out,
         workspace(x, tiles, tile.splits, (2 if gated else 1) * tile.n * tile.m),
         counters(values, tiles, tile.splits), rows, row_tiles, columns, depth, k_tiles,
-        SCALED=row_scale is not None, GATED=gated, ADD=residual is not None,
+        SCALED=scale is not None, ROWS_SCALED=row_scale is not None, GATED=gated, ADD=residual is not None,
         PIECES=_pieces(tile, k_tiles * tile.k * x.dtype.itemsize),
         PRECISION="ieee" if x.dtype.itemsize == 4 else "tf32",
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, SPLITS=tile.splits,

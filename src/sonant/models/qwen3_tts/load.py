@@ -12,7 +12,7 @@ import torch
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
 from sonant.kernels.gpu import gpu_of
-from sonant.layers.transformer import fold_gains
+from sonant.layers.transformer import bound_values, fold_gains
 from sonant.models.qwen3_tts.checkpoint import load_modules
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.qwen3_tts.prompter import load_prompter
@@ -42,6 +42,8 @@ def load(
         # attention over the paged cache has many blocks for a row, each of which would make its factor anew
         fold_gains(modules.talker.model, heads=False)
         fold_gains(modules.talker.code_predictor.model, heads=True)
+        bound_values(modules.talker.model)
+        bound_values(modules.talker.code_predictor.model)
     if speaks:
         read_vocabulary()
     return Qwen3TTS(prompter, modules, options.frame_sizes(prompter.spec.frame_s))

@@ -27,7 +27,7 @@ struct DecodeArgs {
     cached_t* cache;
     const int* tables;
     const void* positions;
-    uint16_t* out;
+    void* out;
     float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + as much again, unused]
     uint32_t* arrivals;  // [rows, kv_heads], zero between launches
     int64_t plane;       // elements from keys to values
@@ -37,9 +37,11 @@ struct DecodeArgs {
     int splits;          // of a row at most
     int least, alone;    // positions in a share of a long row, and in a row that one block has alone
     int norm, early, rows, helpers;
+    int out_bytes;       // of a result: 2, or 1 for e4m3
     float eps, scale;    // of scores, times log2(e)
+    int pad;
 };
-static_assert(sizeof(DecodeArgs) == 168, "as attention.py packs it");
+static_assert(sizeof(DecodeArgs) == 176, "as attention.py packs it");
 
 // What the kernel in front made, as one warp needs it: all of it is on its way before any is used.
 constexpr int AT_FIRST = 2;  // queries of a warp
@@ -134,7 +136,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         part.last = rows.last(part.row);
     }
     const int row = part.row, split = part.split, past = part.last;
-    uint16_t* out = a.out + (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
+    const int64_t result = (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
+    const Results out = {static_cast<uint8_t*>(a.out) + result * a.out_bytes, a.out_bytes};
     // others know it when they know the length: they bring all of the table, which is on its way together with that
     const int* held = nullptr;
     if (HOLDS && !fixed) {
@@ -149,7 +152,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (past < 0) {  // no such position: nothing to see, nowhere to write
         wait_prior();
         if (split == 0)
-            for (int cell = threadIdx.x; cell < share * DIM; cell += 32 * WARPS_HERE) out[cell] = 0;
+            for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) out.put(four, {}, 1.0f);
         return;
     }
     const int units = past / UNIT + 1;

@@ -62,16 +62,27 @@ __device__ __forceinline__ void add(float4& total, float factor, const float4& m
     total.x += factor * more.x, total.y += factor * more.y, total.z += factor * more.z, total.w += factor * more.w;
 }
 
-// Four columns of a result.
-__device__ __forceinline__ void put(uint16_t* out, const float4& total, float factor) {
-    uint32_t* to = reinterpret_cast<uint32_t*>(out);
-    to[0] = pack(total.x * factor, total.y * factor);
-    to[1] = pack(total.z * factor, total.w * factor);
-}
+// Where a block's results go: bfloat16, or e4m3 for a product that takes eight bits.
+struct Results {
+    uint8_t* start;
+    int item;  // bytes
+
+    // Four columns.
+    __device__ __forceinline__ void put(int four, const float4& total, float factor) const {
+        uint32_t* to = reinterpret_cast<uint32_t*>(start + four * 4 * item);
+        if (item == 1) {
+            const uint32_t low = to_e4m3(total.x * factor) | to_e4m3(total.y * factor) << 8;
+            to[0] = low | to_e4m3(total.z * factor) << 16 | static_cast<uint32_t>(to_e4m3(total.w * factor)) << 24;
+        } else {
+            to[0] = pack(total.x * factor, total.y * factor);
+            to[1] = pack(total.z * factor, total.w * factor);
+        }
+    }
+};
 
 // All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
 template <int WARPS_HERE>
-__device__ __forceinline__ void add_warps(float* own, uint16_t* out, bool alone, int share) {
+__device__ __forceinline__ void add_warps(float* own, const Results& out, bool alone, int share) {
     const float4* totals = reinterpret_cast<const float4*>(shared_memory + TOTALS_AT);
     const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
     for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) {
@@ -87,7 +98,7 @@ __device__ __forceinline__ void add_warps(float* own, uint16_t* out, bool alone,
             weight += factor * weights[(w * QUERIES + member) * 2 + 1];
         }
         if (alone) {
-            put(out + four * 4, total, 1.0f / weight);
+            out.put(four, total, 1.0f / weight);
             continue;
         }
         *reinterpret_cast<float4*>(own + four * 4) = total;
@@ -141,7 +152,7 @@ __device__ __forceinline__ void make_factors(const float* slots, int cells, int 
 // where that leaves threads over, several have the same columns of different blocks. Sums are on their way while factors
 // are made.
 template <int WARPS_HERE>
-__device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, uint16_t* out) {
+__device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, const Results& out) {
     constexpr int READS = 8, THREADS_HERE = 32 * WARPS_HERE;
     const float* factors = reinterpret_cast<const float*>(shared_memory + FACTORS_AT);
     float4* parts = reinterpret_cast<float4*>(shared_memory + TOTALS_AT);
@@ -175,6 +186,6 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
             __syncthreads();  // the first of them adds what the others have left
             for (int n = 1; n < turns && turn == 0; n++) add(total, 1.0f, parts[n * width + threadIdx.x]);
         }
-        if (mine && turn == 0) put(out + four * 4, total, 1.0f);
+        if (mine && turn == 0) out.put(four, total, 1.0f);
     }
 }
