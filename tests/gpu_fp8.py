@@ -9,8 +9,9 @@ writes where there is none. Parts:
 - kernels: microseconds of each product in a graph with all that is around it, weights never in the cache: bf16, fp8 as
   it is chosen (from 17 rows on both sides have eight bits), fp8 by the library's product; in the last column for one
   row twice as many elements to a thread, for 16 rows our product of eight bits on both sides.
-- steps: a step by part for both kinds, with the floor of its bytes, from `sonant.bench.engine.breakdown`.
-- saturated: files only, twice as many requests as rows.
+- steps: a step by part for both kinds, and for the second also with keys and values of eight bits, with the floor of
+  its bytes, from `sonant.bench.engine.breakdown`.
+- saturated: files only, twice as many requests as rows, of ten seconds each, for the same three.
 Kernels of the first two parts are compiled on all cores before the GPU is touched.
 """
 
@@ -38,7 +39,7 @@ from sonant.bench.engine.breakdown import Breakdown, break_down
 from sonant.bench.engine.device_clock import copy_bandwidth
 from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.tune_cases import ProductCase, copied, normal, random_weight
-from sonant.config import Quantization
+from sonant.config import KVCacheType, Quantization
 from sonant.interpreter_lock import hand_over_soon
 from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
@@ -63,6 +64,10 @@ SHAPES = {  # where: op, depth, columns
 CHECKED_ROWS = (1, 2, 16, 17, 32, 64, 65, 128, 256)
 TIMED_ROWS = (1, 16, 32, 64, 128, 256, 512)
 KINDS: tuple[Quantization | None, ...] = (None, "fp8")
+ENGINES: dict[str, tuple[Quantization | None, KVCacheType | None]] = {
+    "bf16": (None, None), "fp8": ("fp8", None), "fp8-cache": ("fp8", "fp8")
+}  # fmt: skip
+SATURATED_FRAMES = 125
 FEW_ERROR, MANY_ERROR = 1e-2, 5e-2
 ROTATED_BYTES = 96 << 20
 EPS = 1e-6
@@ -220,20 +225,21 @@ def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]
     return lines
 
 
-def engine_figures(args: argparse.Namespace, kind: Quantization | None, parts: set[str], rows: list[int]) -> Any:
-    began_s, frames = time.perf_counter(), args.frames
-    config = EngineConfig(max_rows=max(rows), warm_rows=max(rows), quantize=kind)
+def engine_figures(args: argparse.Namespace, name: str, parts: set[str], rows: list[int]) -> Any:
+    began_s, (kind, cache) = time.perf_counter(), ENGINES[name]
+    most = max(*rows, args.saturated_rows) if "saturated" in parts else max(rows)
+    config = EngineConfig(max_rows=most, warm_rows=most, quantize=kind, kv_cache_dtype=cache)
     engine = sonant.load(args.folder, device=args.device, config=config)
-    told = f"{kind or 'bf16'}: loaded in {time.perf_counter() - began_s:.1f} s, weights "
+    told = f"{name}: loaded in {time.perf_counter() - began_s:.1f} s, weights "
     print(f"{told}{engine.model.weights().total_bytes / 1e9:.2f} GB", flush=True)
     saturated = None
     with engine:
         if "saturated" in parts:
             offline.saturate(engine, 8)
-            saturated = offline.saturate(engine, frames)
-            print(f"{kind or 'bf16'}: saturated {saturated.audio_s_per_s:,.0f} audio s/s", flush=True)
+            saturated = offline.saturate(engine, SATURATED_FRAMES)
+            print(f"{name}, {most} rows: saturated {saturated.audio_s_per_s:,.0f} audio s/s", flush=True)
     bandwidth = copy_bandwidth(engine.device)
-    found = [break_down(engine, n, frames, bandwidth) for n in rows] if "steps" in parts else []
+    found = [break_down(engine, n, args.frames, bandwidth) for n in rows] if "steps" in parts else []
     return found, saturated
 
 
@@ -254,7 +260,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/sonant-1.7b"))
     parser.add_argument("--parts", default="check,kernels,steps,saturated")
     parser.add_argument("--rows", default="1,64,256")
-    parser.add_argument("--frames", type=int, default=60)
+    parser.add_argument("--frames", type=int, default=60, help="that rows have behind them in a step")
+    parser.add_argument("--saturated-rows", type=int, default=512)
     parser.add_argument("--device", default="cuda", help="cpu: to try steps and saturated with a tiny model")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -274,9 +281,9 @@ def main() -> None:
             args.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(args.folder, kind="custom_voice", size="1.7b", device="cuda", tokenizer_from=None)
         found = {}
-        for kind in KINDS:
-            found[kind or "bf16"], saturated = engine_figures(args, kind, parts, rows)
-            report[f"saturated {kind or 'bf16'}"] = saturated and saturated.audio_s_per_s
+        for name in ENGINES:
+            found[name], saturated = engine_figures(args, name, parts, rows)
+            report[f"saturated {name}"] = saturated and saturated.audio_s_per_s
             gc.collect()
             torch.cuda.empty_cache()
         if "steps" in parts:

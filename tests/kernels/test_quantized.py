@@ -174,7 +174,9 @@ def test_an_input_that_comes_in_eight_bits(rows: int, tile: Tile | None, monkeyp
     close(got, expected.bfloat16(), torch.bfloat16)
 
 
-@pytest.mark.parametrize(("rows", "capability", "bounded"), [(16, (9, 0), True), (17, (8, 9), True), (17, (9, 0), False)])
+@pytest.mark.parametrize(
+    ("rows", "capability", "bounded"), [(16, (9, 0), True), (17, (8, 9), True), (17, (9, 0), False)]
+)
 def test_heads_leave_sixteen_bits(rows: int, capability: tuple[int, int], bounded: bool) -> None:
     from sonant.kernels.triton.scaled_product import mixed_dtype
 
@@ -197,11 +199,11 @@ def test_attention_leaves_eight_bits_where_it_may(monkeypatch: pytest.MonkeyPatc
     value = qkv.view(3, 8, 32)[:, 6:].repeat_interleave(2, dim=1)[:, None].float()
     made = kernel("short_attention")(qkv, heads, torch.zeros(2, 3, 4, 2, 32, dtype=DTYPE, device=DEVICE), 0)
     assert made.dtype == torch.float8_e4m3fn and torch.equal(made.float(), value)
-    cache, tables = torch.zeros(2, 4, 16, 2, 32, dtype=DTYPE, device=DEVICE), torch.arange(3, device=DEVICE)[:, None] + 1
-    positions = torch.zeros(3, 1, dtype=torch.int32, device=DEVICE)
     from sonant.kernels.triton import paged
 
-    made = paged.paged_step(qkv, heads, cache, tables.int(), positions, 1)
+    cache = torch.zeros(2, 4, 16, 2, 32, dtype=DTYPE, device=DEVICE)
+    tables = torch.arange(1, 4, dtype=torch.int32, device=DEVICE)[:, None]
+    made = paged.paged_step(qkv, heads, cache, tables, torch.zeros_like(tables), 1)
     assert made.dtype == torch.float8_e4m3fn and torch.equal(made.float(), value)
 
 

@@ -64,8 +64,9 @@ def test_which_models_a_gpu_gets_with_folded_gains(
     assert not any(layer.input_layernorm.folded for layer in talker.model.layers)
 
 
-def test_the_norm_is_left_to_attention_only_where_the_library_multiplies() -> None:
+def test_the_norm_is_left_to_attention_only_where_its_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
+    monkeypatch.setattr("sonant.kernels.triton.gemv.known_tile", lambda *given: None)  # nothing runs on these tensors
     weight, quantized = torch.empty(4096, 1024, dtype=torch.bfloat16, device=META), reference.quantize(torch.ones(4, 4))
     rows = {n: torch.empty(n, 1, 1024, dtype=torch.bfloat16, device=META) for n in (1, 32, 64, 65)}
     assert ops.unscaled_linear(rows[65], weight) is None  # no GPU is planned for

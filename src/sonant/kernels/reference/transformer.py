@@ -108,7 +108,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
     """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards. x may have
     eight bits, where `Heads.bounded` lets a kernel leave no more of it."""
-    return residual + linear(x.to(residual.dtype), weight)
+    return residual + linear(x if x.dtype == residual.dtype else x.to(residual.dtype), weight)
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
