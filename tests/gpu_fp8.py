@@ -39,8 +39,8 @@ from sonant.bench.engine.breakdown import Breakdown, break_down
 from sonant.bench.engine.device_clock import copy_bandwidth
 from sonant.bench.kernels.case import Call
 from sonant.bench.kernels.tune_cases import ProductCase, copied, normal, random_weight
+from sonant.collector import freeze_what_is_alive
 from sonant.config import KVCacheType, Quantization
-from sonant.interpreter_lock import hand_over_soon
 from sonant.kernels import reference
 from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launches_recorded
@@ -233,6 +233,7 @@ def engine_figures(args: argparse.Namespace, name: str, parts: set[str], rows: l
     told = f"{name}: loaded in {time.perf_counter() - began_s:.1f} s, weights "
     print(f"{told}{engine.model.weights().total_bytes / 1e9:.2f} GB", flush=True)
     saturated = None
+    freeze_what_is_alive()
     with engine:
         if "saturated" in parts:
             offline.saturate(engine, 8)
@@ -266,7 +267,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     parts, rows = set(args.parts.split(",")), [int(n) for n in args.rows.split(",")]
-    hand_over_soon()
     report: dict[str, Any] = {}
     if parts & {"check", "kernels"}:
         compile_all(parts)

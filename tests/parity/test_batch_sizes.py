@@ -160,7 +160,7 @@ def test_every_captured_batch_of_the_1_7b_shapes(
 ) -> None:
     """Against the published weights in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
     # All kernels are compiled before it answers, side by side; few sizes of chunks, as sound is not looked at.
-    config = EngineConfig(max_rows=LARGEST, kv_tokens=64 * LARGEST, chunk_s=(0.32,), quantize=quantize)
+    config = EngineConfig(max_rows=LARGEST, kv_tokens=256 * LARGEST, chunk_s=(0.32,), quantize=quantize)
     engine = sonant.load(full_checkpoint, device="cuda", config=config)
     errors = worst(engine, full_exact, buckets_up_to(LARGEST), monkeypatch)
     print(quantize or "bf16", {size: round(error, 4) for size, error in errors.items()})

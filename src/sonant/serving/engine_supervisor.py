@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from sonant.collector import freeze_what_is_alive
 from sonant.engine.engine import Engine
 from sonant.errors import EngineClosed, is_permanent
 from sonant.serving.channel.engine_port import EnginePort
@@ -112,7 +113,5 @@ class EngineSupervisor:
         except BaseException:
             engine.close()
             raise
-        # All that is alive now stays alive. A collector that walks over it holds everybody up for a fifth of a second.
-        gc.collect()
-        gc.freeze()
+        freeze_what_is_alive()
         return engine

@@ -19,9 +19,9 @@ from sonant.cli.options import (
     positive_numbers,
     whole_number,
 )
+from sonant.collector import freeze_what_is_alive
 from sonant.config import EngineConfig
 from sonant.errors import ConfigError
-from sonant.interpreter_lock import hand_over_soon
 from sonant.loading import pick_device
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def run(args: argparse.Namespace) -> int:
     }
     config = EngineConfig(max_rows=max(streams), warm_rows=max(streams), **given)
     startup = _startup(args, folder, config) if "startup" in wanted else None
-    hand_over_soon()
     engine = load(folder, device=args.device, dtype=args.dtype, codec_dtype=args.codec_dtype, config=config)
     with engine:
+        freeze_what_is_alive()
         report = offline.run(engine, streams if "streams" in wanted else [], args.frames, on_level=_tell)
         if "saturated" in wanted:
             report.saturated = offline.saturate(engine, args.frames)

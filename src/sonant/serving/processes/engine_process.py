@@ -7,14 +7,16 @@ import shutil
 import signal
 import sys
 
-from sonant.interpreter_lock import hand_over_soon
+from sonant.collector import freeze_what_is_alive
 from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
+
+_SWITCH_S = 0.00005  # The step thread must not wait long for one that reads or writes messages, at any of its calls.
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hand_over_soon()
+    sys.setswitchinterval(_SWITCH_S)
     share_arenas()
     keep_scratch()
     return run_child(_serve, when_orphaned=lambda setup: shutil.rmtree(setup.scratch, ignore_errors=True))
@@ -52,9 +54,7 @@ def _serve(setup: Setup) -> int:
     with engine:
         engine.start_times.came_before("imports", imports_s or 0.0)
         warm_up(engine)
-        # All that is alive now stays alive. A collector that walks over it holds everybody up for a fifth of a second.
-        gc.collect()
-        gc.freeze()
+        freeze_what_is_alive()
         port = EnginePort(engine, setup.channel, Admission(setup.serving), setup.restarts)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
         engine.join()

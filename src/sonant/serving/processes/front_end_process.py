@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
+from sonant.collector import freeze_what_is_alive
 from sonant.serving.observability.shared_counters import share_counters
 from sonant.serving.processes.setup import Setup, run_child
 from sonant.serving.processes.shared_port import bound
@@ -29,8 +29,7 @@ def _serve(setup: Setup) -> int:
     ]
     app = create_app(first.link, setup.serving, first.description, first.name, others)
     server = server_for(app, setup.serving)
-    gc.collect()  # All that is alive now stays alive, and need not be looked through while listeners wait.
-    gc.freeze()
+    freeze_what_is_alive()
     with bound(setup.host, setup.port) as listener:
         listener.listen(_BACKLOG)
         listener.setblocking(False)
