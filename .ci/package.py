@@ -18,7 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sonant"
 # All that is in these folders and no Python, besides single files.
-DATA = ("voices", "serving/page/static", "kernels/tables", "kernels/cuda/source", "bench/prompt_sets")
+DATA = (
+    *("voices", "serving/page/static", "kernels/tables", "kernels/cuda/source", "bench/prompt_sets"),
+    "bench/kernels/accepted",
+)
 FILES = ("py.typed", "profiling/page.html")
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 FOR_SOURCES = ("README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "tests/conftest.py")

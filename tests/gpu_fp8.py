@@ -284,6 +284,7 @@ def main() -> None:
         for name in ENGINES:
             found[name], saturated = engine_figures(args, name, parts, rows)
             report[f"saturated {name}"] = saturated and saturated.audio_s_per_s
+            gc.unfreeze()
             gc.collect()
             torch.cuda.empty_cache()
         if "steps" in parts:
