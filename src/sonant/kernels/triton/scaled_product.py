@@ -59,9 +59,8 @@ def mixed_dtype(qkv: Tensor, heads: Heads) -> torch.dtype:
 
 def _ours(x: Tensor, around: Around, tile: Tile) -> bool:
     """Tiles are for Hopper's shared memory."""
-    gpu = gpu_of(x.device)
     suits = x.dtype.itemsize <= 2 and around.bias is None and fits(tile, x.shape[-1])
-    return suits and not tile.library and (gpu is None or gpu.capability >= _HOPPER)
+    return suits and not tile.library and (gpu_of(x.device) is None or on_hopper(x.device))
 
 
 def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Tile | None = None) -> Tensor:
@@ -74,10 +73,11 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
     if _ours(x, around, tile):
         residual = None if around.residual is None else around.residual.contiguous().view(-1, columns)
         out = x.new_empty(len(flat), columns, dtype=dtype)
-        values, scales = (flat, None) if x.dtype == E4M3 else quantize_rows(flat, around.norm)
+        values, scales = _in_eight_bits(flat, around)
         tiled_gemm(values, weight, out, tile, row_scale=scales, residual=residual, gated=around.gated)
     elif in_library(x, weight):
         values, scales = _in_eight_bits(flat, around)
+        scales = torch.ones(len(flat), 1, device=x.device) if scales is None else scales
         product = torch._scaled_mm(
             values, weight.values.T, scales, weight.scale[None], around.bias, out_dtype=dtype, use_fast_accum=True
         )
@@ -88,10 +88,9 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
     return out.view(*x.shape[:-1], columns)
 
 
-def _in_eight_bits(x: Tensor, around: Around) -> tuple[Tensor, Tensor]:
-    if x.dtype == E4M3:
-        return x, torch.ones(len(x), 1, device=x.device)
-    return quantize_rows(x, around.norm)
+def _in_eight_bits(x: Tensor, around: Around) -> tuple[Tensor, Tensor | None]:
+    """And the scale of each row; None: they are what they say."""
+    return (x, None) if x.dtype == E4M3 else quantize_rows(x, around.norm)
 
 
 def _after(product: Tensor, around: Around) -> Tensor:
