@@ -20,8 +20,8 @@ DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("rows", [33, 64, 70])
 def test_with_what_is_around_them(rows: int, splits: int) -> None:
-    """Rows and columns that fill no tile."""
-    depth, columns, tile = 128, 40, Tile(64, 32, 32, stages=2, splits=splits)
+    """Rows and columns that fill no tile; on a GPU half of them with weights that are asked for ahead."""
+    depth, columns, tile = 128, 40, Tile(64, 32, 32, stages=2, splits=splits, ahead=splits == 2)
     x, before = random(rows, 1, depth, dtype=DTYPE), random(rows, 1, columns, dtype=DTYPE, seed=1)
     half = random(columns, depth, dtype=DTYPE, seed=2) * depth**-0.5
     both = random(2 * columns, depth, dtype=DTYPE, seed=3) * depth**-0.5
