@@ -1,0 +1,123 @@
+"""Would the built-in voice sound the same if the codec's convolutions had eight bits? Made on a CPU, for judges.
+
+    python tests/codec_rounding.py CODES.tar --out OUT [--ways exact,e4m3-wide,e4m3,int8-wide,int8]
+
+Not a test that pytest collects. The codes of a tar of tests/gpu_fp8_voice.py are vocoded again in float32, with both
+sides of some convolutions rounded, and each way becomes a tar that tests/judge_voice.py reads, `exact` first. No kernel
+computes so yet: this tells whether one is worth writing. Ways:
+- e4m3: weights with a scale for each output channel, inputs with one for all.
+- int8: inputs with a scale for each channel, which is put into the weight before that has one for each output channel.
+- -wide: only the convolutions of seven taps in residual units; without it all but the last one.
+Scales of inputs are those of each sentence, which a kernel would have to know beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import soundfile as sf
+import soxr
+import torch
+from torch import Tensor
+
+from gpu_fp8_voice import INDEX, RATE_HZ
+from sonant import EngineConfig
+from sonant.bundled import bundled_voice
+from sonant.kernels.reference import conv, quantize_rows
+from sonant.models.qwen3_tts.model import Qwen3TTS
+from sonant.models.registry import load_model
+
+WAYS = ("exact", "e4m3-wide", "e4m3", "int8-wide", "int8")
+LARGEST = 127.0  # of int8, without the one that has no opposite
+Sounds = list[np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def in_e4m3(x: Tensor) -> Tensor:
+    """[N, …], with a scale for each of the first."""
+    values, scale = quantize_rows(x.flatten(1))
+    return (values.float() * scale).view(x.shape)
+
+
+def in_int8(x: Tensor) -> Tensor:
+    scale = x.flatten(1).abs().amax(1).clamp(min=1e-9).view(-1, *(1,) * (x.dim() - 1)) / LARGEST
+    return (x / scale).round() * scale
+
+
+@dataclass
+class Rounded:
+    """Stands for `convolve`."""
+
+    way: str
+
+    def __call__(self, x: Tensor, weight: Tensor, **options: int) -> Tensor:
+        columns, inputs, taps = weight.shape
+        if columns == 1 or (self.way.endswith("-wide") and (taps < 7 or columns != inputs)):
+            return _exact(x, weight, **options)
+        if self.way.startswith("e4m3"):
+            return _exact(in_e4m3(x[None])[0], in_e4m3(weight), **options)
+        channels = x.abs().amax((0, 1)).clamp(min=1e-9) / LARGEST
+        return _exact((x / channels).round(), in_int8(weight * channels[:, None]), **options)
+
+
+_exact = conv.convolve
+
+
+def vocode(model: Qwen3TTS, index: list[dict[str, Any]], way: str) -> Sounds:
+    rounded = mock.patch.object(conv, "convolve", _exact if way == "exact" else Rounded(way))
+    first = torch.zeros(1, dtype=torch.long)
+    with rounded, torch.inference_mode():
+        return [model.modules.decoder(torch.tensor(said["codes"])[None], first).flatten().numpy() for said in index]
+
+
+def noise_db(sounds: Sounds, exact: Sounds) -> str:
+    ratios = [10 * np.log10((e**2).sum() / ((s - e) ** 2).sum()) for s, e in zip(sounds, exact, strict=True)]
+    return f"signal to noise {np.mean(ratios):.1f} dB, {np.min(ratios):.1f} at worst"
+
+
+def write(path: Path, index: list[dict[str, Any]], sounds: Sounds, rate_hz: int) -> None:
+    with tarfile.open(path, "w") as tar:
+        for said, sound in zip(index, sounds, strict=True):
+            file = BytesIO()
+            sf.write(file, soxr.resample(sound, rate_hz, RATE_HZ), RATE_HZ, format="FLAC", subtype="PCM_16")
+            add(tar, said["name"], file.getvalue())
+        add(tar, INDEX, json.dumps(index).encode())
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, BytesIO(data))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("codes", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    args = parser.parse_args()
+    with tarfile.open(args.codes) as tar:
+        held = tar.extractfile(INDEX)
+        assert held is not None, f"{args.codes} has no {INDEX}"
+        index = json.load(held)
+    folder = bundled_voice()
+    assert folder is not None, "this copy of Sonant came without its voice"
+    model = load_model(folder, EngineConfig(max_rows=1), torch.device("cpu"), torch.float32, torch.float32)
+    assert isinstance(model, Qwen3TTS)
+    args.out.mkdir(parents=True, exist_ok=True)
+    exact = vocode(model, index, "exact")
+    for way in args.ways.split(","):
+        sounds = exact if way == "exact" else vocode(model, index, way)
+        write(args.out / f"{way}.tar", index, sounds, model.spec.sample_rate)
+        print(f"{way}: {'' if way == 'exact' else noise_db(sounds, exact)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
