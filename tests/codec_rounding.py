@@ -17,18 +17,16 @@ import argparse
 import json
 import tarfile
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import soundfile as sf
-import soxr
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_fp8_voice import INDEX, RATE_HZ
+from gpu_fp8_voice import INDEX, flac, write
 from sonant import EngineConfig
 from sonant.bundled import bundled_voice
 from sonant.kernels.reference import conv, quantize_rows
@@ -37,7 +35,7 @@ from sonant.models.registry import load_model
 
 WAYS = ("exact", "e4m3-wide", "e4m3", "int8-wide", "int8")
 LARGEST = 127.0  # of int8, without the one that has no opposite
-Sounds = list[np.ndarray[Any, np.dtype[np.float32]]]
+Sounds = list[npt.NDArray[np.float32]]
 
 
 def in_e4m3(x: Tensor) -> Tensor:
@@ -82,21 +80,6 @@ def noise_db(sounds: Sounds, exact: Sounds) -> str:
     return f"signal to noise {np.mean(ratios):.1f} dB, {np.min(ratios):.1f} at worst"
 
 
-def write(path: Path, index: list[dict[str, Any]], sounds: Sounds, rate_hz: int) -> None:
-    with tarfile.open(path, "w") as tar:
-        for said, sound in zip(index, sounds, strict=True):
-            file = BytesIO()
-            sf.write(file, soxr.resample(sound, rate_hz, RATE_HZ), RATE_HZ, format="FLAC", subtype="PCM_16")
-            add(tar, said["name"], file.getvalue())
-        add(tar, INDEX, json.dumps(index).encode())
-
-
-def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = len(data)
-    tar.addfile(entry, BytesIO(data))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("codes", type=Path)
@@ -115,7 +98,7 @@ def main() -> None:
     exact = vocode(model, index, "exact")
     for way in args.ways.split(","):
         sounds = exact if way == "exact" else vocode(model, index, way)
-        write(args.out / f"{way}.tar", index, sounds, model.spec.sample_rate)
+        write(args.out / f"{way}.tar", index, (flac(sound, model.spec.sample_rate) for sound in sounds))
         print(f"{way}: {'' if way == 'exact' else noise_db(sounds, exact)}", flush=True)
 
 
