@@ -12,6 +12,7 @@ writes where there is none. Parts:
 - steps: a step by part for both kinds, and for the second also with keys and values of eight bits, with the floor of
   its bytes, from `sonant.bench.engine.breakdown`.
 - saturated: files only, twice as many requests as rows, of ten seconds each, for the same three.
+`--engines fp8,fp8-wide-codec` holds the codec's convolutions in eight bits against those in sixteen.
 Kernels of the first two parts are compiled on all cores before the GPU is touched.
 """
 
@@ -25,6 +26,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +49,7 @@ from sonant.kernels.recorded_launches import KernelForm, LaunchRecorder, launche
 from sonant.kernels.reference import Heads, Sides, split_kinds
 from sonant.kernels.triton import dual_ffn, gemv, local_out, tiled_tile
 from sonant.kernels.tuning import LIBRARY, Tile
+from sonant.models.qwen3_tts import checkpoint
 from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.text_table import grid
 
@@ -64,9 +67,13 @@ SHAPES = {  # where: op, depth, columns
 CHECKED_ROWS = (1, 2, 16, 17, 32, 64, 65, 128, 256)
 TIMED_ROWS = (1, 16, 32, 64, 128, 256, 512)
 KINDS: tuple[Quantization | None, ...] = (None, "fp8")
-ENGINES: dict[str, tuple[Quantization | None, KVCacheType | None]] = {
-    "bf16": (None, None), "fp8": ("fp8", None), "fp8-cache": ("fp8", "fp8")
-}  # fmt: skip
+ENGINES: dict[str, tuple[Quantization | None, KVCacheType | None, bool]] = {  # and the codec's convolutions in int8
+    "bf16": (None, None, False),
+    "fp8": ("fp8", None, True),
+    "fp8-cache": ("fp8", "fp8", True),
+    "fp8-wide-codec": ("fp8", None, False),
+}
+USUAL_ENGINES = "bf16,fp8,fp8-cache"
 SATURATED_FRAMES = 125
 FEW_ERROR, MANY_ERROR = 1e-2, 5e-2
 ROTATED_BYTES = 96 << 20
@@ -226,10 +233,11 @@ def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]
 
 
 def engine_figures(args: argparse.Namespace, name: str, parts: set[str], rows: list[int]) -> Any:
-    began_s, (kind, cache) = time.perf_counter(), ENGINES[name]
+    began_s, (kind, cache, int8) = time.perf_counter(), ENGINES[name]
     most = max(*rows, args.saturated_rows) if "saturated" in parts else max(rows)
     config = EngineConfig(max_rows=most, warm_rows=most, quantize=kind, kv_cache_dtype=cache)
-    engine = sonant.load(args.folder, device=args.device, config=config)
+    with nullcontext() if int8 else mock.patch.object(checkpoint, "quantize_units"):
+        engine = sonant.load(args.folder, device=args.device, config=config)
     told = f"{name}: loaded in {time.perf_counter() - began_s:.1f} s, weights "
     print(f"{told}{engine.model.weights().total_bytes / 1e9:.2f} GB", flush=True)
     saturated = None
@@ -263,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--frames", type=int, default=60, help="that rows have behind them in a step")
     parser.add_argument("--saturated-rows", type=int, default=512)
+    parser.add_argument("--engines", default=USUAL_ENGINES, help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--device", default="cuda", help="cpu: to try steps and saturated with a tiny model")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -281,7 +290,7 @@ def main() -> None:
             args.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(args.folder, kind="custom_voice", size="1.7b", device="cuda", tokenizer_from=None)
         found = {}
-        for name in ENGINES:
+        for name in args.engines.split(","):
             found[name], saturated = engine_figures(args, name, parts, rows)
             report[f"saturated {name}"] = saturated and saturated.audio_s_per_s
             gc.unfreeze()

@@ -71,17 +71,22 @@ static inline float from_bits(uint32_t bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
-// Of a matrix as the machine reads it.
-static inline float element(uint64_t matrix, int line, int k) {
+// Of a matrix as the machine reads it: where byte `along` of a line lies.
+static inline shared_t byte_of(uint64_t matrix, int line, int along) {
     const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
     const int line_bytes = matrix >> 62 ? 256 >> (matrix >> 62) : 16, swizzled = matrix >> 62 != 0;
-    shared_t at = bytes(0) + line / 8 * bytes(32) + line % 8 * line_bytes + k / 8 * (swizzled ? 16 : bytes(16));
+    shared_t at = bytes(0) + line / 8 * bytes(32) + line % 8 * line_bytes + along / 16 * (swizzled ? 16 : bytes(16));
     if (swizzled) at = exchanged(at, line_bytes);
-    at += k % 8 * 2;
-    check(at, 2);
+    check(at, 16);
+    return at + along % 16;
+}
+static inline float element(uint64_t matrix, int line, int k) {
     uint16_t bits;
-    memcpy(&bits, shared_memory + at, 2);
+    memcpy(&bits, shared_memory + byte_of(matrix, line, 2 * k), 2);
     return from_bits(static_cast<uint32_t>(bits) << 16);
+}
+static inline int element8(uint64_t matrix, int line, int k) {
+    return static_cast<int8_t>(shared_memory[byte_of(matrix, line, k)]);
 }
 static inline void products_begin() {}
 static inline void products_commit() { me().products.emplace_back(); }
@@ -93,23 +98,23 @@ void products_wait() {  // a warp's lanes do so together
 }
 template <int N>
 void settled(uint32_t (&a)[N][4]) {}
-template <int N>
-void settled(float (&c)[N]) {
+template <class T, int N>
+void settled(T (&c)[N]) {
     if (me().products.size() > 1) fail("products are still under way");
 }
 
-template <int N>
-void multiply_by(float (&c)[N], std::function<float(int, int)> left, uint64_t b, int more) {
+template <int DEPTH, class T, int N>
+void multiply_by(T (&c)[N], std::function<T(int, int)> left, std::function<T(int, int)> right_of, int more) {
     const int lane = current % 32, top = current % 128 / 32 * 16 + lane / 4;
     me().products.back().push_back([=, &c] {
-        float right[16];
+        T right[DEPTH];
         for (int column = 0; column < 2 * N; column++) {
             if (column % 8 / 2 != lane % 4) continue;
-            for (int k = 0; k < 16; k++) right[k] = element(b, column, k);
+            for (int k = 0; k < DEPTH; k++) right[k] = right_of(column, k);
             for (int half = 0; half < 2; half++) {
-                float sum = 0.0f;
-                for (int k = 0; k < 16; k++) sum += left(top + 8 * half, k) * right[k];
-                float& to = c[column / 8 * 4 + 2 * half + column % 2];
+                T sum = 0;
+                for (int k = 0; k < DEPTH; k++) sum += left(top + 8 * half, k) * right[k];
+                T& to = c[column / 8 * 4 + 2 * half + column % 2];
                 to = more ? to + sum : sum;
             }
         }
@@ -117,7 +122,13 @@ void multiply_by(float (&c)[N], std::function<float(int, int)> left, uint64_t b,
 }
 template <int N>
 void multiply(float (&c)[N], uint64_t a, uint64_t b, int more) {
-    multiply_by(c, [=](int line, int k) { return element(a, line, k); }, b, more);
+    const auto of = [](uint64_t matrix) { return [=](int line, int k) { return element(matrix, line, k); }; };
+    multiply_by<16, float, N>(c, of(a), of(b), more);
+}
+template <int N>
+void multiply(int (&c)[N], uint64_t a, uint64_t b, int more) {
+    const auto of = [](uint64_t matrix) { return [=](int line, int k) { return element8(matrix, line, k); }; };
+    multiply_by<32, int, N>(c, of(a), of(b), more);
 }
 template <int N>
 void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
@@ -129,5 +140,5 @@ void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
         const uint32_t word = all[4 * (line % 8 * 4 + k % 8 / 2) + line % 16 / 8 + k / 8 * 2];
         return from_bits(k % 2 ? word & 0xffff0000u : word << 16);
     };
-    multiply_by(c, left, b, more);
+    multiply_by<16, float, N>(c, left, [=](int line, int k) { return element(b, line, k); }, more);
 }

@@ -27,7 +27,7 @@ from sonant.kernels.reference import Bounds, Snake
 pytest.importorskip("triton")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
-LAYOUTS = (conv._WIDE, conv._NARROW, conv._SHORT, conv._PANEL)
+LAYOUTS = (conv.WIDE, conv._NARROW, conv._SHORT, conv._PANEL)
 ERROR = 1e-2  # bfloat16 rounds two to five times on the way
 
 
@@ -48,9 +48,9 @@ def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("layout", "shape", "options", "processors"),
     [
-        (conv._WIDE, (128, 192, 7, 1, 300), {"dilation": 9}, 132),  # two tiles of a row, the second not full
-        (conv._WIDE, (64, 384, 7, 2, 270), {"dilation": 3, "past": False}, 3),  # silence before; other columns in turn
-        (conv._WIDE, (64, 192, 7, 1, 54), {"dilation": 9, "snake": False}, 132),  # no more steps than it looks back
+        (conv.WIDE, (128, 192, 7, 1, 300), {"dilation": 9}, 132),  # two tiles of a row, the second not full
+        (conv.WIDE, (64, 384, 7, 2, 270), {"dilation": 3, "past": False}, 3),  # silence before; other columns in turn
+        (conv.WIDE, (64, 192, 7, 1, 54), {"dilation": 9, "snake": False}, 132),  # no more steps than it looks back
         (conv._NARROW, (128, 384, 2, 2, 257), {"samples": 2}, 1),  # columns are samples of channels; all of one block
         (conv._SHORT, (128, 192, 7, 5, 64), {}, 132),  # the second tile has runs of no row
         (conv._SHORT, (64, 384, 2, 3, 100), {"samples": 2}, 1),
@@ -92,7 +92,7 @@ def test_what_nobody_wants_is_not_stored() -> None:
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     ("layout", "inputs", "taps", "dilation"),
-    [(conv._WIDE, 64, 7, 9), (conv._NARROW, 64, 2, 1), (conv._SHORT, 64, 7, 1), (conv._PANEL, 192, 2, 1)],
+    [(conv.WIDE, 64, 7, 9), (conv._NARROW, 64, 2, 1), (conv._SHORT, 64, 7, 1), (conv._PANEL, 192, 2, 1)],
 )
 def test_pieces_with_their_past_are_the_whole_to_the_bit(
     layout: conv.Layout, inputs: int, taps: int, dilation: int
@@ -114,7 +114,7 @@ def test_pieces_with_their_past_are_the_whole_to_the_bit(
 @pytest.mark.parametrize(
     ("layout", "shape", "options"),
     [
-        (conv._WIDE, (64, 192, 7, 2, 300), {"dilation": 3}),
+        (conv.WIDE, (64, 192, 7, 2, 300), {"dilation": 3}),
         (conv._NARROW, (64, 384, 2, 2, 300), {"samples": 2}),
         (conv._SHORT, (64, 384, 2, 7, 64), {"samples": 2}),
         (conv._PANEL, (192, 288, 2, 2, 257), {"samples": 3}),
@@ -184,8 +184,8 @@ def moved(part: Any) -> Any:
 @pytest.mark.parametrize(
     ("shape", "dilation", "layout"),
     [
-        ((768, 768, 7, 64, 512), 9, conv._WIDE),  # 64 rows of 16 frames, all that a codec has
-        ((384, 384, 7, 64, 2560), 1, conv._WIDE),
+        ((768, 768, 7, 64, 512), 9, conv.WIDE),  # 64 rows of 16 frames, all that a codec has
+        ((384, 384, 7, 64, 2560), 1, conv.WIDE),
         ((768, 1920, 2, 64, 512), 1, conv._NARROW),
         ((1024, 1536, 7, 64, 64), 1, conv._SHORT),
         ((1536, 6144, 2, 64, 64), 1, conv._SHORT),

@@ -1,7 +1,7 @@
-"""Projections whose weights have eight bits, in the place of those that have sixteen.
+"""Weights that have eight bits: projections in the place of those that have sixteen, convolutions beside them.
 
 Only what reads most bytes is quantised: the projections of decoder layers. Embeddings, norms and the heads that draws
-are made from stay as they are, and so do codecs.
+are made from stay as they are. A codec multiplies most, so its widest convolutions may have both sides in eight bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sonant.kernels import ops
-from sonant.kernels.reference import QuantizedWeight
+from sonant.kernels.reference import Int8Weight, QuantizedWeight
 from sonant.kernels.reference.quantized import E4M3
 
 
@@ -28,6 +28,23 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight)
+
+
+class Int8Conv(nn.Module):
+    """A convolution's weight [columns, inputs, taps] in eight bits, for where there are so many values that it pays."""
+
+    values: Tensor
+    scale: Tensor
+    inverse: Tensor
+
+    def __init__(self, weight: Int8Weight) -> None:
+        super().__init__()
+        for name, part in weight._asdict().items():
+            self.register_buffer(name, part, persistent=False)
+
+    @property
+    def weight(self) -> Int8Weight:
+        return Int8Weight(self.values, self.scale, self.inverse)
 
 
 Projection = nn.Linear | QuantizedLinear

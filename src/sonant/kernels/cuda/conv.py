@@ -31,7 +31,7 @@ _LEAST_USE = 0.75
 _LEAST_PANEL_TILES = 1024  # a block reads all of its weights first
 _RELATIVE_ERROR = 2e-2
 _NO_MAP = bytes(BYTES)
-_ARGS = struct.Struct("<" + 5 * "128s" + "9Q11i12x")  # ConvArgs
+_ARGS = struct.Struct("<" + 5 * "128s" + "10Q11i4x")  # ConvArgs
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Layout:
     taps: int = 0
     short: bool = False  # rows are shorter than a tile, which has runs of several
     point: bool = False  # a unit's second convolution follows, and the sum with what came in
+    eight: bool = False  # bits of inputs and weights, two of which count as one input
 
     @property
     def tile(self) -> int:
@@ -73,13 +74,13 @@ class Layout:
     @property
     def shared_bytes(self) -> int:
         buffer = -(-(self.tile + self.tile // self.run * self.most_past) * 2 * _DEPTH // 1024) * 1024
-        factors = 4 * 3 * (self.most_channels + self.columns * self.point)
+        factors = 4 * (3 + self.eight) * self.most_channels + 4 * 3 * self.columns * self.point
         inner = self.groups * self.columns // 8 * 66 * 16 * self.point
         rings = self.parts * self.columns * 2 * _DEPTH + self.buffers * buffer
         return rings + inner + factors + 16 * (self.parts + self.buffers)
 
 
-_WIDE = Layout(192, _MOST_PAST, buffers=2, parts=5)
+WIDE = Layout(192, _MOST_PAST, buffers=2, parts=5)
 _NARROW = Layout(192, 1, buffers=3, parts=4)
 _SHORT = Layout(192, 6, buffers=2, parts=5, short=True)
 _PANEL = Layout(96, 1, buffers=9, parts=6, groups=3, halves=1, inputs=192, taps=2)
@@ -103,12 +104,12 @@ def layout_for(batch: int, steps: int, weight: Tensor, dilation: int) -> Layout 
         return _PANEL if _PANEL.tiles(batch, steps, columns) >= _LEAST_PANEL_TILES else None
     if taps == 1 or columns % 192:  # of a single tap Triton's are as fast
         return None
-    found = (layout for layout in (_NARROW, _WIDE, _SHORT) if history <= layout.most_past)
+    found = (layout for layout in (_NARROW, WIDE, _SHORT) if history <= layout.most_past)
     return next((layout for layout in found if layout.use(batch, steps, columns) >= _LEAST_USE), None)
 
 
 def programs() -> Iterator[Program]:
-    for layout in (_WIDE, _NARROW, _SHORT, _PANEL):
+    for layout in (WIDE, _NARROW, _SHORT, _PANEL):
         yield conv_kernel(layout).program
 
 
@@ -244,8 +245,9 @@ def causal_conv(
     snake: Snake | None = None,
     keep: bool = True,
     layout: Layout | None = None,
+    step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of what `refusal` has nothing against."""
+    """Of what `refusal` has nothing against. `step`: see int8_conv.py, whose eight bits come in pairs."""
     batch, steps, inputs = x.shape
     columns, _, taps = weight.shape
     layout = layout or layout_for(batch, steps, weight, dilation)
@@ -258,8 +260,8 @@ def causal_conv(
     conv_kernel(layout).launch(
         x.device, (blocks, 1, 1), _map_of_weights(weight, layout), _NO_MAP,
         *maps_of_lines(x, past, (taps - 1) * dilation, layout.run, _DEPTH), 0, bias.data_ptr(),
-        *_factors(snake), 0, 0, 0, _address(raw), _address(active), steps, inputs, columns, len(bias), taps, dilation,
-        row_runs, column_tiles, tiles, past is not None, batch,
+        *_factors(snake), 0, 0, 0, _address(raw), _address(active), _address(step), steps, inputs, columns, len(bias),
+        taps, dilation, row_runs, column_tiles, tiles, past is not None, batch,
     )  # fmt: skip
     first = active if raw is None else raw
     assert first is not None
@@ -282,7 +284,7 @@ def residual_unit(
         x.device, (resident_blocks(tiles), 1, 1), _map_of_weights(unit.wide, layout),
         _map_of_weights(unit.point, layout), *maps_of_lines(active, past, unit.history, layout.run, _DEPTH),
         x.data_ptr(), unit.point_bias.data_ptr(), *_factors(following), unit.wide_bias.data_ptr(),
-        *_factors(unit.between), raw.data_ptr() if keep else 0, result.data_ptr(), steps, channels, channels, channels,
-        unit.wide.shape[2], unit.dilation, tiles // batch, 1, tiles, past is not None, batch,
+        *_factors(unit.between), raw.data_ptr() if keep else 0, result.data_ptr(), 0, steps, channels, channels,
+        channels, unit.wide.shape[2], unit.dilation, tiles // batch, 1, tiles, past is not None, batch,
     )  # fmt: skip
     return raw, result

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sonant.kernels.reference.conv import (
     Bounds,
+    Int8Weight,
     Snake,
     Unit,
     causal_conv,
@@ -30,6 +31,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass, paged_pass
+from sonant.kernels.reference.int8_conv import int8_conv, int8_lines, int8_weight
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
@@ -83,6 +85,7 @@ __all__ = [
     "FrameStack",
     "FrameTables",
     "Heads",
+    "Int8Weight",
     "LocalWeights",
     "LogitMask",
     "Lookup",
@@ -119,6 +122,9 @@ __all__ = [
     "frame_step",
     "guided_step",
     "inside",
+    "int8_conv",
+    "int8_lines",
+    "int8_weight",
     "linear",
     "linear_add",
     "local_attention",

@@ -27,9 +27,17 @@ class Snake(NamedTuple):
     log_scale: bool = True
 
 
+class Int8Weight(NamedTuple):
+    """A convolution's weight for inputs that are rounded, too: see int8_conv.py."""
+
+    values: Tensor  # [columns, inputs, taps] int8, with the inputs last in memory
+    scale: Tensor  # [columns] float32: what one in a sum of products is
+    inverse: Tensor  # [inputs] float32: what an input is multiplied by before it is rounded
+
+
 class Unit(NamedTuple):
     """A residual unit of values that are activated: a dilated causal convolution [C, C, 7], SnakeBeta, and one of a
-    single tap [C, C, 1]."""
+    single tap [C, C, 1]. With many values a kernel may take the first one's weight in eight bits."""
 
     wide: Tensor
     wide_bias: Tensor
@@ -37,6 +45,7 @@ class Unit(NamedTuple):
     between: Snake
     point: Tensor
     point_bias: Tensor
+    int8: Int8Weight | None = None
 
     @property
     def history(self) -> int:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import torch
 
+from sonant.kernels.cuda import int8_conv
+from sonant.kernels.gpu import gpu_of
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
+from sonant.models.qwen3_tts.codec_int8 import quantize_units
 from sonant.models.qwen3_tts.config import Qwen3TTSConfig
 from sonant.models.qwen3_tts.speaker import SpeakerEncoder
 from sonant.models.qwen3_tts.talker import Talker
@@ -46,9 +49,16 @@ def load_modules(
     decoder = allocate(decoder, device, codec_dtype)
     load_into(decoder, codec_weights, prefix="decoder.", unused=("encoder.",))
     decoder.prepare()
+    if quantize is not None and codec_dtype == torch.bfloat16 and _has_int8(device):
+        quantize_units(decoder)
     if speaker is not None and encoder is not None:
         speaker = allocate(speaker, device, torch.float32, host, speaker_blocks(speaker))
         load_into(speaker, weights, prefix="speaker_encoder.", unused=("talker.",))
         encoder = allocate(encoder, device, torch.float32, host, encoder_blocks(encoder))
         load_into(encoder, codec_weights, prefix="encoder.", unused=("decoder.",))
     return Modules(talker, decoder, speaker, encoder)
+
+
+def _has_int8(device: torch.device) -> bool:
+    gpu = gpu_of(device)
+    return gpu is not None and int8_conv.obstacle(gpu) is None

@@ -28,6 +28,7 @@ from sonant.layers.conv_stream import (
     channels_last,
     take,
 )
+from sonant.layers.quantized import Int8Conv
 from sonant.layers.transformer import DecoderStack
 from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.stack import stack_shape
@@ -53,6 +54,9 @@ class _Codebook(nn.Module):
         self.cluster_usage = nn.Parameter(torch.ones(size))
         self.embedding_sum = nn.Parameter(torch.zeros(size, dim))
 
+    def usage(self) -> Tensor:
+        return self.cluster_usage.detach().clamp(min=1e-5)
+
     def forward(self) -> Tensor:
         return self.embedding_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
 
@@ -62,6 +66,9 @@ class _CodebookLayer(nn.Module):
         super().__init__()
         self._codebook = _Codebook(size, dim)
 
+    def usage(self) -> Tensor:
+        return self._codebook.usage()
+
     def forward(self) -> Tensor:
         return self._codebook()
 
@@ -70,6 +77,10 @@ class _CodebookStack(nn.Module):
     def __init__(self, count: int, size: int, dim: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_CodebookLayer(size, dim) for _ in range(count))
+
+    def usage(self) -> Tensor:
+        """[count, size]: how often each entry was used in training."""
+        return torch.stack([cast(_CodebookLayer, layer).usage() for layer in self.layers])
 
     def forward(self) -> Tensor:
         """[count, size, dim]: the entries of every codebook."""
@@ -133,6 +144,7 @@ class ResidualUnit(nn.Module):
         self.conv1 = CausalConv1d(channels, channels, 7, dilation=dilation)
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv1d(channels, channels, 1)
+        self.int8: Int8Conv | None = None  # of the first: codec_int8.py
 
     def forward(
         self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta, *, keep: bool = True
@@ -147,7 +159,8 @@ class ResidualUnit(nn.Module):
         wide, point = self.conv1.conv, self.conv2.conv
         assert wide.bias is not None and point.bias is not None
         between = self.act2.values()
-        unit = Unit(wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias)
+        int8 = None if self.int8 is None else self.int8.weight
+        unit = Unit(wide.weight, wide.bias, self.conv1.dilation, between, point.weight, point.bias, int8)
         past = take(state, self.conv1.slot, active)
         return ops.residual_unit(x, active, unit, past, following.values(), keep=keep)
 

@@ -61,6 +61,20 @@ __device__ __forceinline__ uint4 rounded(const float (&sums)[N], int first, cons
     return gathered(quarters);
 }
 
+// The same of sums that are whole numbers: they count steps, of another size in each column.
+template <int N>
+__device__ __forceinline__ uint4 rounded(const int (&sums)[N], int first, const float* bias_of, const float* step_of) {
+    uint32_t quarters[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int c = 8 * i + threadIdx.x % 4 * 2;
+        const float2 bias = pair_of(bias_of + c), step = pair_of(step_of + c);
+        const float low = static_cast<float>(sums[first + 4 * i]), high = static_cast<float>(sums[first + 4 * i + 1]);
+        quarters[i] = pack(low * step.x + bias.x, high * step.y + bias.y);
+    }
+    return gathered(quarters);
+}
+
 // Sums of 64 lines, with their bias rounded and activated, as the left side of the next product. Factors are those of
 // the first column on.
 template <int N>

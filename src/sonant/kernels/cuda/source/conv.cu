@@ -90,7 +90,7 @@ struct Products {
         arrive_once_a_warp(barriers.lines_used(buffer.slot == 0 ? BUFFERS - 1 : buffer.slot - 1));
     }
 
-    __device__ __forceinline__ void multiply_lines(float (&sums)[HALVES][COLUMNS / 2]) {
+    __device__ __forceinline__ void multiply_lines(sum_t (&sums)[HALVES][COLUMNS / 2]) {
         // from 64 lines to the next, which have their own before them where they are of another row
         const uint64_t apart = (64 + SHORT * (args.taps - 1) * args.dilation) * TO_LINE;
         for (int input = 0; input < args.inputs; input += DEPTH) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void multiply_tiles(const ConvArgs& args, const Facto
                                                shared_t shared, int group) {
     Products products = {args, barriers, shared, group};
     for (int tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-        float sums[HALVES][COLUMNS / 2];
+        sum_t sums[HALVES][COLUMNS / 2];
         products.multiply_lines(sums);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {

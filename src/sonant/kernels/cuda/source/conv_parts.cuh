@@ -6,6 +6,13 @@
 #error "COLUMNS: 96 or 192; MOST_PAST: steps before a tile; BUFFERS of lines and PARTS of weights in shared memory"
 #endif
 
+#if EIGHT  // bits of an input and of a weight: two lie, and are counted, as one of sixteen
+typedef int sum_t;
+static_assert(!POINT, "what follows a convolution has sums of another type");
+#else
+typedef float sum_t;
+#endif
+
 constexpr int GROUP = 128, THREADS = (GROUPS + 1) * GROUP, WARPS = GROUPS * GROUP / 32;
 #ifdef TAPS
 constexpr int TILE = 64;  // each warpgroup has its own: panel.cu
@@ -31,12 +38,16 @@ struct ConvArgs {
     TensorMap fresh, recent, past;  // inputs: as many lines as a tile has, as it looks back, and from before this piece
     const uint16_t *residual, *bias, *alpha, *beta, *inner_bias, *inner_alpha, *inner_beta;
     uint16_t *raw, *active;
+    const float* step;  // of eight bits: what a sum of one is, by channel
     int steps, inputs, columns, channels, taps, dilation, row_runs, column_tiles, tiles, has_past, rows;
 };
 
 // By channel: biases and SnakeBeta's factors of the results, and of what is between two convolutions.
 struct alignas(16) Factors {
     float bias[MOST_CHANNELS], wave[MOST_CHANNELS], scale[MOST_CHANNELS];
+#if EIGHT
+    float step[MOST_CHANNELS];
+#endif
 #if POINT
     float inner_bias[COLUMNS], inner_wave[COLUMNS], inner_scale[COLUMNS];
 #endif
@@ -54,6 +65,9 @@ struct Barriers {
 __device__ __forceinline__ void read_factors(Factors& to, const ConvArgs& args, int thread) {
     for (int c = thread; c < args.channels; c += THREADS) {
         to.bias[c] = of(args.bias, c);
+#if EIGHT
+        to.step[c] = args.step[c];
+#endif
         if (!args.alpha) continue;
         to.wave[c] = expf(of(args.alpha, c));
         to.scale[c] = 1.0f / (expf(of(args.beta, c)) + 1e-9f);
@@ -116,12 +130,16 @@ struct Results {
             if (POINT) to[half] = read16(args.residual + (there[half] ? at + half * 8 * args.columns + 32 * block : 0));
     }
 
-    __device__ __forceinline__ void write(const float (&sums)[COLUMNS / 2], const uint4 (&residual)[2], int block,
+    __device__ __forceinline__ void write(const sum_t (&sums)[COLUMNS / 2], const uint4 (&residual)[2], int block,
                                           const Factors& factors) const {
         const int channel = (column + 32 * block) % args.channels, c = channel + threadIdx.x % 4 * 8;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+#if EIGHT
+            uint4 value = rounded(sums, 16 * block + 2 * half, factors.bias + channel, factors.step + channel);
+#else
             uint4 value = rounded(sums, 16 * block + 2 * half, factors.bias + channel);
+#endif
             const long long to = at + half * 8 * args.columns + 32 * block;
             if (POINT) value = sum(value, residual[half]);
             if (args.raw && there[half]) write16(args.raw + to, value);
@@ -131,7 +149,7 @@ struct Results {
     }
 
     // What is added is read so many blocks ahead.
-    __device__ __forceinline__ void finish(const float (&sums)[COLUMNS / 2], const Factors& factors) const {
+    __device__ __forceinline__ void finish(const sum_t (&sums)[COLUMNS / 2], const Factors& factors) const {
         constexpr int BLOCKS = COLUMNS / 32, AHEAD = 1;
         uint4 residual[BLOCKS][2];
 #pragma unroll

@@ -131,6 +131,11 @@ __device__ __forceinline__ void settled(float (&c)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 template <int N>
+__device__ __forceinline__ void settled(int (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(c[i])::"memory");
+}
+template <int N>
 __device__ __forceinline__ void settled(uint32_t (&a)[N][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");

@@ -1,0 +1,38 @@
+"""A convolution of which both sides have eight bits: whole numbers, which tensor cores multiply twice as fast.
+
+Whole numbers, not e4m3: a codec's sound is the sum of its convolutions, and three bits of a value are too few for it
+(docs/LOG.md). An input's channel has a scale that must be known beforehand, so that pieces are rounded like the whole.
+It is put into the weight, before that is rounded with a scale for each column.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sonant.kernels.reference.conv import Int8Weight, Snake, convolve, snake_beta
+
+LARGEST = 127.0  # the number below it has no opposite
+
+
+def int8_weight(weight: Tensor, largest: Tensor) -> Int8Weight:
+    """Of a weight [columns, inputs, taps] for inputs [inputs] up to `largest`; what is larger is cut there."""
+    inputs = largest.float().clamp(min=1e-9) / LARGEST
+    wide = weight.float() * inputs[:, None]
+    scale = wide.abs().amax((1, 2)).clamp(min=1e-30) / LARGEST
+    values = (wide / scale[:, None, None]).round().to(torch.int8)
+    return Int8Weight(values.permute(0, 2, 1).contiguous().permute(0, 2, 1), scale, 1 / inputs)
+
+
+def int8_lines(x: Tensor, past: Tensor | None, history: int, inverse: Tensor) -> Tensor:
+    """past [B, history, I], or silence, and x [B, T, I] behind it, rounded: [B, history + T, I] int8."""
+    lines = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
+    return (lines.float() * inverse).clamp(-LARGEST, LARGEST).round().to(torch.int8)
+
+
+def int8_conv(x: Tensor, weight: Int8Weight, bias: Tensor, past: Tensor | None, dilation: int, snake: Snake) -> Tensor:
+    """As `causal_conv` with `keep=False`. Sums are exact; what is made of them is rounded as there."""
+    lines = int8_lines(x, past, (weight.values.shape[2] - 1) * dilation, weight.inverse)
+    sums = convolve(lines.double(), weight.values.double(), dilation=dilation)
+    return snake_beta((sums.float() * weight.scale + bias.float()).to(x.dtype), *snake)
