@@ -38,7 +38,6 @@ SHAPES = ((768, 512), (384, 2560))  # channels, steps of 16 frames
 LAYOUTS = {
     "own": int8_conv.LAYOUT,
     "three": replace(int8_conv.LAYOUT, groups=3, halves=1),
-    "six parts": replace(int8_conv.LAYOUT, parts=6, buffers=1),
     "four parts": replace(int8_conv.LAYOUT, parts=4),
 }
 
