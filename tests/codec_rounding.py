@@ -1,14 +1,15 @@
 """Would the built-in voice sound the same if the codec's convolutions had eight bits? Made on a CPU, for judges.
 
-    python tests/codec_rounding.py CODES.tar --out OUT [--ways exact,e4m3-wide,e4m3,int8-wide,int8]
+    python tests/codec_rounding.py CODES.tar --out OUT [--ways exact,e4m3-wide,e4m3,int8-wide,int8,int8-drawn]
 
 Not a test that pytest collects. The codes of a tar of tests/gpu_fp8_voice.py are vocoded again in float32, with both
-sides of some convolutions rounded, and each way becomes a tar that tests/judge_voice.py reads, `exact` first. No kernel
-computes so yet: this tells whether one is worth writing. Ways:
+sides of some convolutions rounded, and each way becomes a tar that tests/judge_voice.py reads, `exact` first. Ways:
 - e4m3: weights with a scale for each output channel, inputs with one for all.
 - int8: inputs with a scale for each channel, which is put into the weight before that has one for each output channel.
 - -wide: only the convolutions of seven taps in residual units; without it all but the last one.
-Scales of inputs are those of each sentence, which a kernel would have to know beforehand.
+- int8-drawn: what `--quantize fp8` does to a codec of the published size, with scales from drawn codes: those of seven
+  taps in the three widest of four blocks, computed as kernels/reference/int8_unit.py says.
+Scales of inputs of the others are those of each sentence, which a kernel would have to know beforehand.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +32,14 @@ from torch import Tensor
 from gpu_fp8_voice import INDEX, flac, write
 from sonant import EngineConfig
 from sonant.bundled import bundled_voice
-from sonant.kernels.reference import conv, quantize_rows
+from sonant.kernels import ops, reference
+from sonant.kernels.reference import Snake, Unit, conv, quantize_rows
+from sonant.models.qwen3_tts import codec_int8
+from sonant.models.qwen3_tts.codec import CodecDecoder, ResidualUnit
 from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.models.registry import load_model
 
-WAYS = ("exact", "e4m3-wide", "e4m3", "int8-wide", "int8")
+WAYS = ("exact", "e4m3-wide", "e4m3", "int8-wide", "int8", "int8-drawn")
 LARGEST = 127.0  # of int8, without the one that has no opposite
 Sounds = list[npt.NDArray[np.float32]]
 
@@ -68,10 +74,32 @@ class Rounded:
 _exact = conv.convolve
 
 
+def in_eight_bits(
+    x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Stands for `residual_unit`."""
+    computed = reference.residual_unit if unit.int8 is None else reference.int8_unit
+    return computed(x, active, unit, past, following, keep=keep)
+
+
+@contextmanager
+def by(way: str, decoder: CodecDecoder) -> Iterator[None]:
+    if way == "int8-drawn":
+        widths = [decoder.config.decoder_dim >> n for n in (1, 2, 3)]
+        with mock.patch.object(codec_int8, "LAYOUTS", widths), mock.patch.object(ops, "residual_unit", in_eight_bits):
+            codec_int8.quantize_units(decoder)
+            yield
+        for unit in decoder.modules():
+            if isinstance(unit, ResidualUnit):
+                unit.int8 = None
+        return
+    with mock.patch.object(conv, "convolve", _exact if way == "exact" else Rounded(way)):
+        yield
+
+
 def vocode(model: Qwen3TTS, index: list[dict[str, Any]], way: str) -> Sounds:
-    rounded = mock.patch.object(conv, "convolve", _exact if way == "exact" else Rounded(way))
     first = torch.zeros(1, dtype=torch.long)
-    with rounded, torch.inference_mode():
+    with by(way, model.modules.decoder), torch.inference_mode():
         return [model.modules.decoder(torch.tensor(said["codes"])[None], first).flatten().numpy() for said in index]
 
 

@@ -3,8 +3,8 @@
     python tests/gpu_int8.py
 
 Not a test that pytest collects: it needs a GPU and less than a minute. Kernels compile first. Then come the error
-against the reference, µs of one convolution in both types with the rounding of its inputs apart, and ms of whole calls
-of the codec with their distance from float32. The exit code says whether all was right.
+against the reference, µs of a unit in both types and what the rounding of inputs takes of it, and ms of whole calls of
+the codec with their distance from float32. The exit code says whether all was right.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -24,8 +25,7 @@ from gpu_codec import compile_form, graphed_ms
 from kernels.unit_cases import UnitCall, unit_call
 from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
 from sonant.kernels import ops, reference
-from sonant.kernels.cuda import conv, int8_conv
-from sonant.kernels.reference import Unit
+from sonant.kernels.cuda import conv, int8_unit
 from sonant.kernels.triton.int8_lines import int8_lines
 from sonant.kernels.triton.unit import residual_unit
 from sonant.models.qwen3_tts.codec import CodecDecoder, ResidualUnit
@@ -34,11 +34,11 @@ from sonant.text_table import grid
 
 CUDA = torch.device("cuda")
 FRAMES = (16, 8, 4, 1)
-SHAPES = ((768, 512), (384, 2560))  # channels, steps of 16 frames
+SHAPES = ((768, 512), (384, 2560), (192, 10240))  # channels, steps of 16 frames
 LAYOUTS = {
-    "own": int8_conv.LAYOUT,
-    "three": replace(int8_conv.LAYOUT, groups=3, halves=1),
-    "four parts": replace(int8_conv.LAYOUT, parts=4),
+    "own": (int8_unit.WIDE, int8_unit.WHOLE),
+    "other rings": (replace(int8_unit.WIDE, parts=4), replace(int8_unit.WHOLE, parts=2)),
+    "other groups": (replace(int8_unit.WIDE, groups=3, halves=1), replace(int8_unit.WHOLE, groups=2, parts=4)),
 }
 
 
@@ -48,11 +48,10 @@ def call_of(channels: int, batch: int, steps: int, dilation: int = 3) -> UnitCal
     return call._replace(unit=call.unit._replace(int8=reference.int8_weight(call.unit.wide, largest)))
 
 
-def by_layout(call: UnitCall, layout: conv.Layout) -> torch.Tensor:
-    unit = call.unit
-    assert unit.int8 is not None
-    with mock.patch.object(int8_conv, "LAYOUT", layout):
-        return int8_conv.int8_conv(call.active, unit.int8, unit.wide_bias, call.past, unit.dilation, unit.between)
+def by_layout(call: UnitCall, layouts: tuple[conv.Layout, conv.Layout]) -> tuple[torch.Tensor, torch.Tensor]:
+    wide, whole = layouts
+    with mock.patch.object(int8_unit, "LAYOUTS", {768: wide, 384: wide, 192: whole}):
+        return int8_unit.residual_unit(*call)
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -60,45 +59,36 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check() -> dict[str, float]:
-    found = {}
-    for name, layout in LAYOUTS.items():
-        wrong = 0.0
-        for channels, batch, steps, dilation in ((384, 3, 300, 1), (768, 2, 1100, 9), (384, 70, 512, 3)):
-            call = call_of(channels, batch, steps, dilation)
-            unit = call.unit
-            assert unit.int8 is not None
-            expected = reference.int8_conv(
-                call.active, unit.int8, unit.wide_bias, call.past, unit.dilation, unit.between
-            )
-            wrong = max(wrong, error(by_layout(call, layout), expected))
-        found[name] = wrong
+    found = dict.fromkeys(LAYOUTS, 0.0)
+    for channels, batch, steps, dilation in ((384, 3, 300, 1), (768, 2, 1100, 9), (192, 9, 700, 9), (192, 70, 640, 1)):
+        call = call_of(channels, batch, steps, dilation)
+        expected = reference.int8_unit(*call)
+        for name, layouts in LAYOUTS.items():
+            found[name] = max(found[name], *map(error, by_layout(call, layouts), expected))
     return found
 
 
-def time_convolution(call: UnitCall, right: dict[str, float]) -> tuple[str, ...]:
+def time_unit(call: UnitCall, right: dict[str, float]) -> tuple[str, ...]:
     unit, (batch, steps, channels) = call.unit, call.active.shape
     assert unit.int8 is not None
-    flops, inverse = 2 * batch * steps * 7 * channels**2, unit.int8.inverse
+    flops, inverse = 2 * batch * steps * 8 * channels**2, unit.int8.inverse
 
-    def told(ms: float) -> str:
+    def told(run: Callable[[], object]) -> str:
+        ms = graphed_ms(run)
         return f"{1e3 * ms:.0f} ({flops / ms / 1e9:.0f})"
 
-    def unit_us(of: Unit) -> str:
-        return f"{1e3 * graphed_ms(lambda: residual_unit(call.x, call.active, of, call.past, call.following)):.0f}"
-
-    given = (call.active, unit.wide, unit.wide_bias, call.past, unit.dilation)
-    wide = graphed_ms(lambda: conv.causal_conv(*given, snake=unit.between, keep=False))
     rounding = graphed_ms(lambda: int8_lines(call.active, call.past, unit.history, inverse))
     cells = [
-        told(graphed_ms(lambda layout=layout: by_layout(call, layout)) - rounding) if right[name] < 1e-2 else "wrong"
-        for name, layout in LAYOUTS.items()
+        told(lambda layouts=layouts: by_layout(call, layouts)) if right[name] < 1e-2 else "wrong"
+        for name, layouts in LAYOUTS.items()
     ]
-    return told(wide), f"{1e3 * rounding:.0f}", *cells, unit_us(unit._replace(int8=None)), unit_us(unit)
+    wide = told(lambda: residual_unit(*call._replace(unit=unit._replace(int8=None))))
+    return wide, f"{1e3 * rounding:.0f}", *cells
 
 
-def time_convolutions(right: dict[str, float]) -> None:
-    lines = [("64 × 16", "bf16", "rounding", *LAYOUTS, "unit bf16", "unit int8")]
-    lines += [(str(c), *time_convolution(call_of(c, 64, steps), right)) for c, steps in SHAPES]
+def time_units(right: dict[str, float]) -> None:
+    lines = [("units, 64 × 16", "bf16", "rounding", *LAYOUTS)]
+    lines += [(str(c), *time_unit(call_of(c, 64, steps), right)) for c, steps in SHAPES]
     print("µs (Top/s)\n" + grid(lines), flush=True)
 
 
@@ -140,7 +130,7 @@ def compile_ahead() -> None:
     decoder = made("meta")
     forms += recorded(decoder, [(64, frames) for frames in FRAMES])[0]
     found = {(form.module, form.name, form.key): form for form in forms}
-    more = [conv.conv_kernel(layout).form for layout in LAYOUTS.values()]
+    more = [conv.conv_kernel(layout).form for layouts in LAYOUTS.values() for layout in layouts]
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
         failures = [line for line in pool.map(compile_form, [*found.values(), *more]) if line]
     print(f"{len(found) + len(more)} kernels" + "".join(f"\nFAILED {line}" for line in failures), flush=True)
@@ -153,7 +143,7 @@ def main() -> int:
         print("off by " + ", ".join(f"{name} {wrong:.1e}" for name, wrong in right.items()), flush=True)
         rates = copy_bandwidth(CUDA) / 1e12, product_rate(CUDA, torch.bfloat16) / 1e12
         print(f"copies {rates[0]:.2f} TB/s, products {rates[1]:.0f} TFLOP/s", flush=True)
-        time_convolutions(right)
+        time_units(right)
     with torch.no_grad():
         good = whole_calls() and right["own"] < 1e-2
     print("ALL RIGHT" if good else "WRONG: see above")

@@ -131,6 +131,10 @@ void multiply(int (&c)[N], uint64_t a, uint64_t b, int more) {
     multiply_by<32, int, N>(c, of(a), of(b), more);
 }
 template <int N>
+void multiply_floats(int (&c)[N], uint64_t a, uint64_t b, int more) {
+    multiply(reinterpret_cast<float(&)[N]>(c), a, b, more);
+}
+template <int N>
 void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
     const int turn = show(a, 4), warp = current / 32 * 32;
     std::vector<uint32_t> all(128);

@@ -184,12 +184,12 @@ def _note(path: Path, compiler: Compiler, reason: str) -> None:
 
 
 def _every_program() -> Iterator[Program]:
-    from sonant.kernels.cuda import attention, conv, frame_pass, int8_conv, paged_pass, stack, unit
+    from sonant.kernels.cuda import attention, conv, frame_pass, int8_unit, paged_pass, stack, unit
 
     yield from attention.programs()
     yield from conv.programs()
     yield from frame_pass.programs()
-    yield from int8_conv.programs()
+    yield from int8_unit.programs()
     yield from paged_pass.programs()
     yield from stack.programs()
     yield from unit.programs()

@@ -247,7 +247,7 @@ def causal_conv(
     layout: Layout | None = None,
     step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of what `refusal` has nothing against. `step`: see int8_conv.py, whose eight bits come in pairs."""
+    """Of what `refusal` has nothing against. `step`: see int8_unit.py, whose eight bits come in pairs."""
     batch, steps, inputs = x.shape
     columns, _, taps = weight.shape
     layout = layout or layout_for(batch, steps, weight, dilation)
@@ -274,9 +274,9 @@ def _factors(snake: Snake | None) -> tuple[int, int]:
 
 def residual_unit(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True,
-    layout: Layout = UNIT,
+    layout: Layout = UNIT, step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A unit of as many channels as the layout has columns: what unit.py has nothing against."""
+    """A unit of as many channels as the layout has columns: what unit.py has nothing against. `step`: as above."""
     batch, steps, channels = x.shape
     raw, result = x.new_empty(x.shape if keep else 0), x.new_empty(x.shape)
     tiles = layout.tiles(batch, steps, channels)
@@ -284,7 +284,8 @@ def residual_unit(
         x.device, (resident_blocks(tiles), 1, 1), _map_of_weights(unit.wide, layout),
         _map_of_weights(unit.point, layout), *maps_of_lines(active, past, unit.history, layout.run, _DEPTH),
         x.data_ptr(), unit.point_bias.data_ptr(), *_factors(following), unit.wide_bias.data_ptr(),
-        *_factors(unit.between), raw.data_ptr() if keep else 0, result.data_ptr(), 0, steps, channels, channels,
-        channels, unit.wide.shape[2], unit.dilation, tiles // batch, 1, tiles, past is not None, batch,
+        *_factors(unit.between), raw.data_ptr() if keep else 0, result.data_ptr(), _address(step), steps,
+        active.shape[2], channels, channels, unit.wide.shape[2], unit.dilation, tiles // batch, 1, tiles,
+        past is not None, batch,
     )  # fmt: skip
     return raw, result

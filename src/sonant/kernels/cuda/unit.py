@@ -116,9 +116,8 @@ def _works(channels: int, device: torch.device) -> bool:
         return unit_kernel(channels).is_ready(device) and _is_right(channels, device)
 
 
-@torch.inference_mode()
-def _is_right(channels: int, device: torch.device) -> bool:
-    """Of values that bfloat16 has, two tiles of them, against float32 on the CPU."""
+def trial(channels: int, steps: int) -> tuple[Tensor, Tensor, Unit, Tensor, Snake]:
+    """A unit and its arguments, of values that bfloat16 has, in float32."""
     generator = torch.Generator().manual_seed(0)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
@@ -128,8 +127,14 @@ def _is_right(channels: int, device: torch.device) -> bool:
     wide = values(channels, _TAPS, channels, scale=(_TAPS * channels) ** -0.5).permute(0, 2, 1)
     point = values(channels, 1, channels, scale=channels**-0.5).permute(0, 2, 1)
     unit = Unit(wide, values(channels), 3, between, point, values(channels))
-    x, active = (values(1, 2 * _TILES[channels], channels) for _ in range(2))
-    given = (x, active, unit, values(1, unit.history, channels), following)
+    x, active = (values(1, steps, channels) for _ in range(2))
+    return x, active, unit, values(1, unit.history, channels), following
+
+
+@torch.inference_mode()
+def _is_right(channels: int, device: torch.device) -> bool:
+    """Two tiles against float32 on the CPU."""
+    given = trial(channels, 2 * _TILES[channels])
     got = residual_unit(*(conv.moved(part, device) for part in given))
     expected = reference.residual_unit(*given)
     error = max(float((g.float().cpu() - e).norm() / e.norm()) for g, e in zip(got, expected, strict=True))

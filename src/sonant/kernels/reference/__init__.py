@@ -31,7 +31,7 @@ from sonant.kernels.reference.flow import (
     normals,
 )
 from sonant.kernels.reference.frame_pass import FrameLayer, FrameStack, frame_pass, paged_pass
-from sonant.kernels.reference.int8_conv import int8_conv, int8_lines, int8_weight
+from sonant.kernels.reference.int8_unit import int8_lines, int8_unit, int8_weight
 from sonant.kernels.reference.patch import PatchCounters, PatchMemory, PatchStatuses, patch_step
 from sonant.kernels.reference.quantized import QuantizedWeight, Weight, parts_of, quantize, quantize_rows
 from sonant.kernels.reference.sampling import (
@@ -122,8 +122,8 @@ __all__ = [
     "frame_step",
     "guided_step",
     "inside",
-    "int8_conv",
     "int8_lines",
+    "int8_unit",
     "int8_weight",
     "linear",
     "linear_add",

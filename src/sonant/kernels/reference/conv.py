@@ -28,7 +28,7 @@ class Snake(NamedTuple):
 
 
 class Int8Weight(NamedTuple):
-    """A convolution's weight for inputs that are rounded, too: see int8_conv.py."""
+    """A convolution's weight for inputs that are rounded, too: see int8_unit.py."""
 
     values: Tensor  # [columns, inputs, taps] int8, with the inputs last in memory
     scale: Tensor  # [columns] float32: what one in a sum of products is

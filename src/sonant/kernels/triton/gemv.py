@@ -114,8 +114,10 @@ def product_of_few(
         return out
     if isinstance(weight, QuantizedWeight) and rows > small_m_tile.WIDENED_ROWS and in_library(flat, weight):
         return None
-    if small_m_gemm.fits(rows, depth) and not (tile and tile.m) and small_m_gemm.product(
-        flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile
+    if (
+        small_m_gemm.fits(rows, depth)
+        and not (tile and tile.m)
+        and small_m_gemm.product(flat, weight, wanted, gain=gain, eps=eps, gated=gated, residual=residual, tile=tile)
     ):
         return out
     return None

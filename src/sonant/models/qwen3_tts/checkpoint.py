@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sonant.kernels.cuda import int8_conv
+from sonant.kernels.cuda import int8_unit
 from sonant.kernels.gpu import gpu_of
 from sonant.models.qwen3_tts.codec import CodecDecoder
 from sonant.models.qwen3_tts.codec_encoder import CodecEncoder
@@ -61,4 +61,4 @@ def load_modules(
 
 def _has_int8(device: torch.device) -> bool:
     gpu = gpu_of(device)
-    return gpu is not None and int8_conv.obstacle(gpu) is None
+    return gpu is not None and int8_unit.obstacle(gpu) is None

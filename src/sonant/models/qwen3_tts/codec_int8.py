@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sonant.kernels.cuda.int8_conv import MULTIPLE
+from sonant.kernels.cuda.int8_unit import LAYOUTS
 from sonant.kernels.reference import int8_weight
 from sonant.layers.quantized import Int8Conv
 from sonant.models.qwen3_tts.codec import CodecDecoder, ResidualUnit
@@ -26,7 +26,7 @@ _ROOM = 1.25  # of the largest value that was seen
 
 def quantize_units(decoder: CodecDecoder) -> None:
     """Call once, after `prepare`. What is drawn is the same each time, so all who load a model compute the same."""
-    units = [u for u in decoder.modules() if isinstance(u, ResidualUnit) and u.conv1.conv.in_channels % MULTIPLE == 0]
+    units = [u for u in decoder.modules() if isinstance(u, ResidualUnit) and u.conv1.conv.in_channels in LAYOUTS]
     if not units:
         return
     for unit, largest in zip(units, _largest_inputs(decoder, units), strict=True):

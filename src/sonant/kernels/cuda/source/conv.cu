@@ -70,6 +70,14 @@ __device__ __forceinline__ void bring_lines(const ConvArgs& args, Barriers barri
     }
 }
 
+// Of sixteen bits, in the registers of the convolution before.
+__device__ __forceinline__ void multiply_inner(float (&sums)[COLUMNS / 2], uint64_t left, uint64_t right, int more) {
+    multiply(sums, left, right, more);
+}
+__device__ __forceinline__ void multiply_inner(int (&sums)[COLUMNS / 2], uint64_t left, uint64_t right, int more) {
+    multiply_floats(sums, left, right, more);
+}
+
 // A warpgroup's products of one tile's lines with the weights that come by.
 struct Products {
     const ConvArgs& args;
@@ -90,30 +98,37 @@ struct Products {
         arrive_once_a_warp(barriers.lines_used(buffer.slot == 0 ? BUFFERS - 1 : buffer.slot - 1));
     }
 
-    __device__ __forceinline__ void multiply_lines(sum_t (&sums)[HALVES][COLUMNS / 2]) {
+    // 64 channels' lines with all taps, or those of their first sixteens.
+    template <int SIXTEENS>
+    __device__ __forceinline__ void multiply_chunk(sum_t (&sums)[HALVES][COLUMNS / 2], int input) {
         // from 64 lines to the next, which have their own before them where they are of another row
         const uint64_t apart = (64 + SHORT * (args.taps - 1) * args.dilation) * TO_LINE;
-        for (int input = 0; input < args.inputs; input += DEPTH) {
-            barrier_wait(barriers.lines_there(buffer.slot), buffer.round);
-            uint64_t left = swizzled_matrix(shared + LINES_AT + buffer.slot * LINES_BYTES) + group * HALVES * apart;
-            for (int tap = 0; tap < args.taps; tap++) {
-                const uint64_t right = next_part();
-                products_begin();
+        barrier_wait(barriers.lines_there(buffer.slot), buffer.round);
+        uint64_t left = swizzled_matrix(shared + LINES_AT + buffer.slot * LINES_BYTES) + group * HALVES * apart;
+        for (int tap = 0; tap < args.taps; tap++) {
+            const uint64_t right = next_part();
+            products_begin();
 #pragma unroll
-                for (int k = 0; k < DEPTH / 16; k++)
+            for (int k = 0; k < SIXTEENS; k++)
 #pragma unroll
-                    for (int half = 0; half < HALVES; half++)
-                        multiply(sums[half], left + half * apart + k * TO_INPUTS, right + k * TO_INPUTS,
-                                 input + tap + k > 0);
-                products_commit();
-                products_wait<1>();
-                if (input + tap > 0) part_before_is_used();
-                if (input > 0 && tap == 0) buffer_before_is_used();
-                left += args.dilation * TO_LINE;
-                part.next();
-            }
-            buffer.next();
+                for (int half = 0; half < HALVES; half++)
+                    multiply(sums[half], left + half * apart + k * TO_INPUTS, right + k * TO_INPUTS,
+                             input + tap + k > 0);
+            products_commit();
+            products_wait<1>();
+            if (input + tap > 0) part_before_is_used();
+            if (input > 0 && tap == 0) buffer_before_is_used();
+            left += args.dilation * TO_LINE;
+            part.next();
         }
+        buffer.next();
+    }
+
+    __device__ __forceinline__ void multiply_lines(sum_t (&sums)[HALVES][COLUMNS / 2]) {
+        int input = 0;
+        for (; input + DEPTH <= args.inputs; input += DEPTH) multiply_chunk<DEPTH / 16>(sums, input);
+        // as many channels as columns, of eight bits, are a line and a half: what follows in it is zeros
+        if (EIGHT && POINT) multiply_chunk<COLUMNS / 2 % DEPTH / 16>(sums, input);
         products_wait<0>();
 #pragma unroll
         for (int half = 0; half < HALVES; half++) settled(sums[half]);
@@ -123,7 +138,7 @@ struct Products {
 
 #if POINT
     // Sums of 64 lines become what the second convolution makes of them.
-    __device__ __forceinline__ void multiply_point(float (&sums)[COLUMNS / 2], const Factors& factors) {
+    __device__ __forceinline__ void multiply_point(sum_t (&sums)[COLUMNS / 2], const Factors& factors) {
         const shared_t inner = shared + INNER_AT + group * INNER_BYTES;
         turn_wait(1 + group, GROUP);  // all warps are done with what was there
         activate(inner, sums, factors);
@@ -136,7 +151,7 @@ struct Products {
             products_begin();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
-                multiply(sums, left + (input / 16 + k) * 2 * INNER_LINES, right + k * TO_INPUTS, input + k > 0);
+                multiply_inner(sums, left + (input / 16 + k) * 2 * INNER_LINES, right + k * TO_INPUTS, input + k > 0);
             products_commit();
             products_wait<1>();
             if (input > 0) part_before_is_used();
@@ -162,7 +177,15 @@ __device__ __forceinline__ void multiply_tiles(const ConvArgs& args, const Facto
 #endif
             const int block = group * HALVES + half;
             const Place place = place_of(args, tile, SHORT ? block : 0);
-            Results(args, place, place.first + (SHORT ? 0 : 64 * block)).finish(sums[half], factors);
+            const Results results(args, place, place.first + (SHORT ? 0 : 64 * block));
+#if POINT && EIGHT
+            float floats[COLUMNS / 2];
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 2; n++) floats[n] = from_bits(sums[half][n]);
+            results.finish(floats, factors);
+#else
+            results.finish(sums[half], factors);
+#endif
         }
     }
 }

@@ -8,7 +8,6 @@
 
 #if EIGHT  // bits of an input and of a weight: two lie, and are counted, as one of sixteen
 typedef int sum_t;
-static_assert(!POINT, "what follows a convolution has sums of another type");
 #else
 typedef float sum_t;
 #endif
@@ -46,7 +45,10 @@ struct ConvArgs {
 struct alignas(16) Factors {
     float bias[MOST_CHANNELS], wave[MOST_CHANNELS], scale[MOST_CHANNELS];
 #if EIGHT
-    float step[MOST_CHANNELS];
+    float step[MOST_CHANNELS];  // what a sum of one is, of the convolution that has taps
+    __device__ __forceinline__ const float* step_of(int channel) const { return step + channel; }
+#else
+    __device__ __forceinline__ const float* step_of(int) const { return nullptr; }
 #endif
 #if POINT
     float inner_bias[COLUMNS], inner_wave[COLUMNS], inner_scale[COLUMNS];
@@ -91,9 +93,20 @@ __device__ __forceinline__ Place place_of(const ConvArgs& args, int tile, int ru
     return {n / args.row_runs, n % args.row_runs * RUN, tile % args.column_tiles * COLUMNS};
 }
 
+// Eight sums with their bias; whole numbers count steps.
+template <int N>
+__device__ __forceinline__ uint4 rounded_sums(const float (&sums)[N], int first, const float* bias_of, const float*) {
+    return rounded(sums, first, bias_of);
+}
+template <int N>
+__device__ __forceinline__ uint4 rounded_sums(const int (&sums)[N], int first, const float* bias_of,
+                                              const float* step_of) {
+    return rounded(sums, first, bias_of, step_of);
+}
+
 #if POINT
 // Sums of 64 lines, with their bias rounded and activated, to shared memory.
-__device__ __forceinline__ void activate(shared_t inner, const float (&sums)[COLUMNS / 2], const Factors& factors) {
+__device__ __forceinline__ void activate(shared_t inner, const sum_t (&sums)[COLUMNS / 2], const Factors& factors) {
     const int line = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 #pragma unroll
     for (int group = 0; group < COLUMNS / 32; group++) {
@@ -101,7 +114,8 @@ __device__ __forceinline__ void activate(shared_t inner, const float (&sums)[COL
         const Eight wave(factors.inner_wave + c), scale(factors.inner_scale + c);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint4 value = rounded(sums, 16 * group + 2 * half, factors.inner_bias + 32 * group);
+            const uint4 value =
+                rounded_sums(sums, 16 * group + 2 * half, factors.inner_bias + 32 * group, factors.step_of(32 * group));
             store16(inner + ((4 * group + lane) * INNER_LINES + line + 8 * half) * 16, snake(value, wave, scale));
         }
     }
@@ -130,16 +144,13 @@ struct Results {
             if (POINT) to[half] = read16(args.residual + (there[half] ? at + half * 8 * args.columns + 32 * block : 0));
     }
 
-    __device__ __forceinline__ void write(const sum_t (&sums)[COLUMNS / 2], const uint4 (&residual)[2], int block,
+    template <class Sum>
+    __device__ __forceinline__ void write(const Sum (&sums)[COLUMNS / 2], const uint4 (&residual)[2], int block,
                                           const Factors& factors) const {
         const int channel = (column + 32 * block) % args.channels, c = channel + threadIdx.x % 4 * 8;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-#if EIGHT
-            uint4 value = rounded(sums, 16 * block + 2 * half, factors.bias + channel, factors.step + channel);
-#else
-            uint4 value = rounded(sums, 16 * block + 2 * half, factors.bias + channel);
-#endif
+            uint4 value = rounded_sums(sums, 16 * block + 2 * half, factors.bias + channel, factors.step_of(channel));
             const long long to = at + half * 8 * args.columns + 32 * block;
             if (POINT) value = sum(value, residual[half]);
             if (args.raw && there[half]) write16(args.raw + to, value);
@@ -149,7 +160,8 @@ struct Results {
     }
 
     // What is added is read so many blocks ahead.
-    __device__ __forceinline__ void finish(const sum_t (&sums)[COLUMNS / 2], const Factors& factors) const {
+    template <class Sum>
+    __device__ __forceinline__ void finish(const Sum (&sums)[COLUMNS / 2], const Factors& factors) const {
         constexpr int BLOCKS = COLUMNS / 32, AHEAD = 1;
         uint4 residual[BLOCKS][2];
 #pragma unroll

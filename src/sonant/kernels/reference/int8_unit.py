@@ -1,4 +1,5 @@
-"""A convolution of which both sides have eight bits: whole numbers, which tensor cores multiply twice as fast.
+"""A residual unit whose first convolution has eight bits on both sides: whole numbers, which tensor cores multiply
+twice as fast as bfloat16.
 
 Whole numbers, not e4m3: a codec's sound is the sum of its convolutions, and three bits of a value are too few for it
 (docs/LOG.md). An input's channel has a scale that must be known beforehand, so that pieces are rounded like the whole.
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonant.kernels.reference.conv import Int8Weight, Snake, convolve, snake_beta
+from sonant.kernels.reference.conv import Int8Weight, Snake, Unit, causal_conv, convolve, snake_beta
 
 LARGEST = 127.0  # the number below it has no opposite
 
@@ -31,8 +32,13 @@ def int8_lines(x: Tensor, past: Tensor | None, history: int, inverse: Tensor) ->
     return (lines.float() * inverse).clamp(-LARGEST, LARGEST).round().to(torch.int8)
 
 
-def int8_conv(x: Tensor, weight: Int8Weight, bias: Tensor, past: Tensor | None, dilation: int, snake: Snake) -> Tensor:
-    """As `causal_conv` with `keep=False`. Sums are exact; what is made of them is rounded as there."""
-    lines = int8_lines(x, past, (weight.values.shape[2] - 1) * dilation, weight.inverse)
-    sums = convolve(lines.double(), weight.values.double(), dilation=dilation)
-    return snake_beta((sums.float() * weight.scale + bias.float()).to(x.dtype), *snake)
+def int8_unit(
+    x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `residual_unit` with `unit.int8` for the first weight: sums are exact, what follows is rounded as there."""
+    assert unit.int8 is not None
+    lines = int8_lines(active, past, unit.history, unit.int8.inverse)
+    sums = convolve(lines.double(), unit.int8.values.double(), dilation=unit.dilation)
+    inner = (sums.float() * unit.int8.scale + unit.wide_bias.float()).to(active.dtype)
+    inner = snake_beta(inner, *unit.between)
+    return causal_conv(inner, unit.point, unit.point_bias, None, residual=x, snake=following, keep=keep)
