@@ -174,11 +174,12 @@ def test_the_command_finds_the_table_that_is_shipped_for_its_gpu(
 ) -> None:
     asked: list[str] = []
 
-    def shipped(gpu: str) -> Path:
+    def shipped(gpu: str, quantize: str | None) -> Path:
         asked.append(gpu)
         return tmp_path / "table.json"
 
     assert gate.shipped("NVIDIA H200").name == "nvidia-h200.json"
+    assert gate.shipped("NVIDIA H200", "fp8").name == "nvidia-h200-fp8.json"
     monkeypatch.setattr(gate, "shipped", shipped)
     assert command("shipped") == 2 and "there is no table" in capsys.readouterr().err
     made_up += [10.0, 20.0]
@@ -204,7 +205,7 @@ def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(
 ) -> None:
     """As root, who may write everywhere, a file stands for a folder that is read-only."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(gate, "shipped", lambda gpu: tmp_path / "file" / "accepted" / "table.json")
+    monkeypatch.setattr(gate, "shipped", lambda gpu, quantize: tmp_path / "file" / "accepted" / "table.json")
     assert command("shipped", "--accept") == 2
     assert "cannot be written; name a file of your own: --against FILE --accept" in capsys.readouterr().err
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from sonant.bench.kernels.case import Case
 from sonant.bench.kernels.cases import Cases
 from sonant.bench.kernels.codec_cases import CodecCases
 from sonant.bench.kernels.versus_torch import Ceiling, measure
 from sonant.cli.main import main
+from sonant.config import Quantization
 from sonant.kernels import reference
 from sonant.kernels.dispatch import OPS
 from sonant.kernels.reference import QuantizedWeight
@@ -112,6 +114,25 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
     }  # fmt: skip
     wide = {case.op for case in CodecCases(CPU, torch.bfloat16).every(replace(codec, depthwise=False), 2)}
     assert wide == {"snake_beta", "causal_conv", "residual_unit", "pcm16"}
+
+
+def test_units_have_eight_bits_where_a_quantised_codec_has_them() -> None:
+    codec = CodecWorkload(
+        "codec", heads=0, head_dim=0, window=0, latent=8, channels=1536, steps_per_frame=1, upsample_rates=(2, 2, 2, 2),
+        samples_per_frame=16, depthwise=False,
+    )  # fmt: skip
+
+    def units(quantize: Quantization | None) -> dict[str, Case]:
+        every = CodecCases(CPU, torch.bfloat16, quantize).every(codec, 1)
+        return {case.where: case for case in every if case.op == "residual_unit"}
+
+    wide, eight = units(None), units("fp8")
+    assert [*wide] == ["codec unit 192 × 32", "codec unit 96 × 64"]
+    assert [*eight] == ["codec unit 768 × 8", "codec unit 384 × 16", *wide]
+    given = [case.make().args[2].int8 for case in eight.values()]
+    assert [weight and weight.values.shape for weight in given] == [(n, n, 7) for n in (768, 384, 192)] + [None]
+    assert eight["codec unit 192 × 32"].streamed_bytes == (7 + 2) * 192**2 < wide["codec unit 192 × 32"].streamed_bytes
+    assert eight["codec unit 96 × 64"].bytes == wide["codec unit 96 × 64"].bytes
 
 
 def test_a_flows_rows_are_pairs_of_eleven_tokens() -> None:

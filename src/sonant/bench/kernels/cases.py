@@ -72,7 +72,7 @@ class Cases(CaseMaker):
         details = [s for s in workloads.stacks if s.per_frame and s.draws]
         for stack in (s for s in workloads.stacks if details and s.draws and not s.per_frame and s.codebooks == 1):
             yield from (self._frame_step(stack, details[0], count) for count in rows)
-        codec = CodecCases(self.device, self.dtype)
+        codec = CodecCases(self.device, self.dtype, self.quantize)
         for count in rows:
             yield self._uniforms(count, workloads.uniforms)
             yield from codec.every(workloads.codec, count)

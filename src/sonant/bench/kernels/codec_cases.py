@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sonant.bench.kernels.case import Call, Case, CaseMaker
-from sonant.kernels.reference import Heads, RingPlace, Snake, Unit
+from sonant.kernels.cuda.int8_unit import LAYOUTS
+from sonant.kernels.reference import Heads, RingPlace, Snake, Unit, int8_weight
 from sonant.models.workload import CodecWorkload
 
 _FRAMES = 4
@@ -58,21 +59,28 @@ class CodecCases(CaseMaker):
             steps, channels = steps * rate, channels // 2
             where = f"{c.name} {channels} × {steps}"
             yield self._convolution(where, rows, steps, channels, channels, taps=_TAPS, dilation=_DILATION)
-            if channels <= _UNIT_CHANNELS:
+            if channels <= _UNIT_CHANNELS or self._in_eight(channels):
                 yield self._unit(f"{c.name} unit {channels} × {steps}", rows, steps, channels)
 
+    def _in_eight(self, channels: int) -> bool:
+        """Whether a unit's first convolution has eight bits on both sides: models/qwen3_tts/codec_int8.py."""
+        return self.quantize is not None and channels in LAYOUTS
+
     def _unit(self, where: str, rows: int, steps: int, channels: int) -> Case:
+        """In eight bits operations count at their rate, at which those of the second convolution take twice as long."""
+        eight = self._in_eight(channels)
         x, active, bias = *(self.normal(rows, steps, channels) for _ in range(2)), self.normal(channels)
         past, snake = self.normal(rows, (_TAPS - 1) * _DILATION, channels), self._snake(channels)
 
         def make() -> Call:
             weights = (self.normal(channels, n, channels) * (n * channels) ** -0.5 for n in (_TAPS, 1))
             wide, point = (weight.permute(0, 2, 1) for weight in weights)
-            return Call((x, active, Unit(wide, bias, _DILATION, snake, point, bias), past, snake), {})
+            int8 = int8_weight(wide, active.abs().amax((0, 1))) if eight else None
+            return Call((x, active, Unit(wide, bias, _DILATION, snake, point, bias, int8), past, snake), {})
 
-        weights = self.item * (_TAPS + 1) * channels**2
+        weights = ((1 if eight else self.item) * _TAPS + self.item) * channels**2
         moved = weights + self.item * (4 * x.numel() + past.numel())
-        flops = 2 * rows * steps * (_TAPS + 1) * channels**2
+        flops = 2 * rows * steps * (_TAPS + 1 + eight) * channels**2
         return Case("residual_unit", where, rows, make, weights, moved, flops)
 
     def _ring(self, c: CodecWorkload, rows: int) -> Call:

@@ -17,6 +17,7 @@ from typing import Any
 
 from sonant.bench.kernels.case import Case
 from sonant.bench.kernels.versus_torch import KernelReport, KernelTime
+from sonant.config import Quantization
 from sonant.errors import ConfigError
 from sonant.kernels.tuning import file_name
 
@@ -85,9 +86,10 @@ def _slower(times: Mapping[str, KernelTime], accepted: Mapping[str, float], tole
             yield Slower(name, accepted[name], timed.share, timed.picked_us)
 
 
-def shipped(gpu: str) -> Path:
+def shipped(gpu: str, quantize: Quantization | None = None) -> Path:
     """Where the figures are that came with Sonant for this GPU, if there are any."""
-    return Path(__file__).with_name("accepted") / f"{file_name(gpu)}.json"
+    name = file_name(gpu) if quantize is None else f"{file_name(gpu)}-{quantize}"
+    return Path(__file__).with_name("accepted") / f"{name}.json"
 
 
 def read(path: Path, report: KernelReport) -> dict[str, float]:

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         metavar="TABLE",
         help="fail (exit code 1) if a kernel reaches less of its floor than this table of accepted figures says; "
-        "shipped: the one that came with Sonant for this GPU. Plain torch is not measured then",
+        "shipped: the one that came with Sonant for this GPU, and for --quantize. Plain torch is not measured then",
     )
     parser.add_argument(
         "--tolerance", metavar="%", type=float, default=5.0, help="how much less is noise, in percent (default: 5)"
@@ -186,7 +186,7 @@ def _table_path(args: argparse.Namespace, device: torch.device) -> Path:
     from sonant.bench.kernels import gate
     from sonant.bench.kernels.versus_torch import device_name
 
-    return gate.shipped(device_name(device)) if args.against == SHIPPED else Path(args.against)
+    return gate.shipped(device_name(device), args.quantize) if args.against == SHIPPED else Path(args.against)
 
 
 def _providers() -> list[WorkloadProvider]:
