@@ -116,6 +116,14 @@ def test_a_depthwise_codec_has_no_wide_convolution_but_the_last() -> None:
     assert wide == {"snake_beta", "causal_conv", "residual_unit", "pcm16"}
 
 
+def test_layers_of_a_pass_know_whose_cache_they_have() -> None:
+    """Counters of shared rows belong to the whole cache: a view's would be gone while a graph still counts there."""
+    cases = Cases(CPU, torch.float32).every(workload.workloads(["0.6b"]), [2], prefill=0)
+    with torch.inference_mode():
+        cache = next(case for case in cases if case.op == "paged_pass").make().args[4]
+        assert cache[0]._base is cache
+
+
 def test_units_have_eight_bits_where_a_quantised_codec_has_them() -> None:
     codec = CodecWorkload(
         "codec", heads=0, head_dim=0, window=0, latent=8, channels=1536, steps_per_frame=1, upsample_rates=(2, 2, 2, 2),

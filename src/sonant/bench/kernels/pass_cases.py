@@ -35,7 +35,8 @@ class PassCases(CaseMaker):
         positions = torch.full((rows, 1), s.context - 1, dtype=torch.int32, device=self.device)
 
         def make() -> Call:
-            cache = self.normal(_LAYERS, 2, rows * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
+            with torch.inference_mode(False):  # as an engine's: views know whose they are, and have its counters
+                cache = self.normal(_LAYERS, 2, rows * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
             return Call((self._stack(s), x.clone(), heads.cos, heads.sin, cache, tables, positions, blocks), {})
 
         read = self._weights(s) + _LAYERS * 2 * self.item * rows * s.context * s.kv_heads * s.head_dim
