@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonant.kernels.cuda import attention, compiler, conv, frame_pass, kernel, paged_pass, stack, unit
+from sonant.kernels.cuda import attention, compiler, conv, frame_pass, int8_unit, kernel, paged_pass, stack, unit
 from sonant.kernels.cuda.compiler import BuildError, Program, build
 
 PROGRAM = Program("decode.cu", {"HEAD_DIM": 128})
@@ -103,9 +103,9 @@ def test_a_wheels_cubins_are_built_into_a_folder(
     monkeypatch.setattr(sys, "argv", ["compiler", "90", str(tmp_path / "prebuilt")])
     assert compiler.main() == 0
     made = {path.name for path in (tmp_path / "prebuilt").iterdir()}
-    modules = (attention, conv, frame_pass, paged_pass, stack, unit)
+    modules = (attention, conv, frame_pass, int8_unit, paged_pass, stack, unit)
     programs = [program for module in modules for program in module.programs()]
-    assert made == {program.file_name(90) for program in programs} and len(made) == len(programs) == 28
+    assert made == {program.file_name(90) for program in programs} and len(made) == len(programs) == 30
 
 
 @pytest.mark.parametrize(

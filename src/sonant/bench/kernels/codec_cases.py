@@ -63,7 +63,7 @@ class CodecCases(CaseMaker):
                 yield self._unit(f"{c.name} unit {channels} × {steps}", rows, steps, channels)
 
     def _in_eight(self, channels: int) -> bool:
-        """Whether a unit's first convolution has eight bits on both sides: models/qwen3_tts/codec_int8.py."""
+        """Whether a unit's first convolution has eight bits on both sides, as a model's has where calls are large."""
         return self.quantize is not None and channels in LAYOUTS
 
     def _unit(self, where: str, rows: int, steps: int, channels: int) -> Case:
