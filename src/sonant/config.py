@@ -85,7 +85,7 @@ class EngineConfig:
     quantize: Quantization | None = option(
         None,
         "weights of the language models' and flow's layers in eight bits, made from the published ones at load: half "
-        "the bytes; on Hopper also the widest convolutions of Qwen3-TTS's codec. none: as --dtype says",
+        "the bytes; on Hopper also the widest convolutions of a codec, if its family can. none: as --dtype says",
     )
     prefill_tokens: int = option(
         512,
