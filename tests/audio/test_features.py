@@ -17,8 +17,8 @@ SPEC = MelSpec()
 def test_the_mel_of_the_reference_clip_is_the_official_one(
     golden: Callable[[str], Mapping[str, np.ndarray]],
 ) -> None:
-    """To 1e-4, and where next to nothing sounds to what float32 has left of it: a Fourier transform rounds by the loudest
-    it hears, differently on other CPUs, and near the floor the official file is itself 4e-3 from float64's."""
+    """To 1e-4, and where next to nothing sounds to what float32 has left of it: a Fourier transform rounds by the
+    loudest it hears, differently on other CPUs, and near the floor the official file is itself 4e-3 from float64's."""
     mel = log_mel(torch.from_numpy(reference_clip()[0]), SPEC)
     official = golden("base")["prompt_xvec0/spk_mel"].reshape(-1, SPEC.mel_bins)
     np.testing.assert_allclose(mel.exp(), np.exp(official), rtol=1e-4, atol=1e-7)

@@ -7,9 +7,8 @@ import random
 import numpy as np
 
 from engine.test_scheduler import SPEC, ask, make
-from sonant.engine.ledger import Ledger
+from sonant.engine.ledger import OFFLINE_SLACK_S, Ledger
 from sonant.engine.request import Request, State
-from sonant.engine.row_sharing import OFFLINE_SLACK_S
 from sonant.engine.scheduler import Scheduler
 
 
@@ -62,7 +61,7 @@ def drawn(scheduler: Scheduler, rng: random.Random) -> Request:
     return request
 
 
-def chunk_due(scheduler: Scheduler, request: Request, now_s: float) -> int:
+def chunk_due(scheduler: Scheduler, request: Request, now_s: float, on_host: bool) -> int:
     """The rule for one, in words as plain as they come."""
     sizes = scheduler.sizes.chunks
     if request.state is State.DRAINING:
@@ -70,11 +69,13 @@ def chunk_due(scheduler: Scheduler, request: Request, now_s: float) -> int:
         return next((s for s in sizes if s >= left), sizes[-1]) if left > 0 else 0
     if request.state is not State.DECODING:
         return 0
-    want = sizes[-1]
+    ready, want = request.frames_launched - request.vocoded - SPEC.codec_lookahead, sizes[-1]
     if request.live:
-        ahead_frames = scheduler.slack_s(request, now_s) / SPEC.frame_s
-        want = max(s for s in sizes if s == 1 or s <= ahead_frames / 2)
-    return want if request.frames_launched - request.vocoded >= want + SPEC.codec_lookahead else 0
+        wanted = scheduler.slack_s(request, now_s) / SPEC.frame_s / 2
+        if not on_host and request.first_audio_s is not None:
+            wanted = max(wanted, ready)
+        want = max(s for s in sizes if s == 1 or s <= wanted)
+    return want if ready >= want else 0
 
 
 def test_what_is_planned_for_many_is_what_would_be_planned_for_each() -> None:
@@ -85,8 +86,13 @@ def test_what_is_planned_for_many_is_what_would_be_planned_for_each() -> None:
         now_s = 12 * rng.random()
         places = np.array([r.place for r in requests])
         slacks_s = [scheduler.slack_s(r, now_s) for r in requests]
-        np.testing.assert_allclose(scheduler.slacks_s(places, now_s), slacks_s)
-        assert scheduler._chunks_due(places, now_s).tolist() == [chunk_due(scheduler, r, now_s) for r in requests]
+        ahead_s = scheduler.ledger.slacks_s(places, now_s, SPEC.frame_s)
+        np.testing.assert_allclose(ahead_s, slacks_s)
+        on_host = round_ % 2 == 0
+        if on_host:
+            scheduler.telemetry.vocode_s.add(1e-5)
+        due = scheduler.codec_batching.chunks_due(places, ahead_s)
+        assert due.tolist() == [chunk_due(scheduler, r, now_s, on_host) for r in requests]
         need = {r: (-r.priority, s) for r, s in zip(requests, slacks_s, strict=True)}
         able = [r for r in requests if r.has_steps_left and r.frames_launched - r.vocoded < scheduler.sizes.ring - 1]
         most = scheduler.config.max_batch or 0
@@ -102,7 +108,7 @@ def test_a_file_is_as_far_ahead_as_it_is_said_to_be() -> None:
     scheduler = make()
     file = ask(scheduler, live=False)
     scheduler.plan(0.0)
-    assert scheduler.slacks_s(np.array([file.place]), 50.0).tolist() == [OFFLINE_SLACK_S]
+    assert scheduler.ledger.slacks_s(np.array([file.place]), 50.0, SPEC.frame_s).tolist() == [OFFLINE_SLACK_S]
 
 
 def test_nobody_is_where_nobody_entered() -> None:

@@ -33,6 +33,7 @@ _FIXED = {
     "prefill_length": np.int64, "keeps_frames": np.bool_,
 }  # fmt: skip
 _FEWEST = 64
+OFFLINE_SLACK_S = 5.0  # of who only wants a file, for whom nobody runs dry
 
 
 class Booked(NamedTuple):
@@ -109,6 +110,14 @@ class Ledger:
     def dry_s(self, places: Places, frame_s: float) -> Column:
         """When each listener will have heard all that was vocoded; -inf: they have heard nothing yet."""
         return self.first_audio_s[places] + self.heard_s[places] + self.vocoded[places] * frame_s
+
+    def slacks_s(self, places: Places, now_s: float, frame_s: float) -> Column:
+        """How much sound each listener still has buffered."""
+        return np.where(self.live[places], self.dry_s(places, frame_s) - now_s, OFFLINE_SLACK_S)
+
+    def by_need(self, places: Places, now_s: float, frame_s: float) -> Places:
+        """By priority, then those first who have the least buffered."""
+        return places[np.lexsort((self.slacks_s(places, now_s, frame_s), -self.priority[places]))]
 
     def book(self, places: Places, statuses: Column, now_s: float) -> Booked:
         """What decode steps came to. Those of a request whose end is known were launched before it was."""

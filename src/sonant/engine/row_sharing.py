@@ -23,14 +23,13 @@ import numpy as np
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import Allocation, BlockPool
-from sonant.engine.ledger import Column, Ledger, Places
+from sonant.engine.ledger import OFFLINE_SLACK_S, Column, Ledger, Places
 from sonant.engine.parking import Parking
 from sonant.engine.request import Request, State
 from sonant.engine.rows import Rows
 from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.models.spec import ModelSpec
 
-OFFLINE_SLACK_S = 5.0
 NEED_S = 2.0  # who has less than that left should have a row now: it may take a turn of the rows to get one
 HEAD_START_S = 5.0  # a gap is worse than a pause before the first sound, but not by more than that
 TENURE_S = 1.0  # where steps are slow; a fast machine makes the largest chunk in a tenth of it

@@ -293,7 +293,7 @@ class Runner:
         self.ring.wait(step.slot)
         self.telemetry.took("wait")
         began_s, self._collected_s = max(step.launched_s, self._collected_s), time.monotonic()
-        self.telemetry.prefilled(step.prompt_positions, self.config.prefill_tokens, self._collected_s - began_s)
+        self.telemetry.came_back(step.prompt_positions, self.config.prefill_tokens, self._collected_s - began_s)
         if self._clock is not None:
             self.telemetry.paged = WeightClock.totals(step.slot.clock.tolist())
         self._book(step, ledger)

@@ -1,8 +1,8 @@
 """What runs next.
 
 Each step: rows go to those who need them (`row_sharing.py`); prefill within a token budget; decode a frame for the
-rows with the least slack; vocode the chunks that are due. Slack is how much sound a listener still has buffered: one
-who has heard nothing yet has none, one who only wants the file has `OFFLINE_SLACK_S`.
+rows with the least slack; vocode the chunks that are due (`codec_batching.py`). Slack is how much sound a listener
+still has buffered: one who has heard nothing yet has none, one who only wants the file has `OFFLINE_SLACK_S`.
 
 Invariants: a request is admitted only with every block it can ever need. Frames that wait for the codec never outgrow
 the ring that holds them. Nothing here reads the device.
@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from sonant.config import EngineConfig, FrameSizes
 from sonant.engine.blocks import BlockPool
-from sonant.engine.ledger import Column, Places
+from sonant.engine.codec_batching import CodecBatching
+from sonant.engine.ledger import OFFLINE_SLACK_S, Places
 from sonant.engine.request import Request, State
-from sonant.engine.row_sharing import OFFLINE_SLACK_S, RowSharing
+from sonant.engine.row_sharing import RowSharing
 from sonant.engine.rows import Rows
 from sonant.engine.telemetry import Telemetry
 from sonant.models.prompt import Prompt
@@ -29,7 +30,6 @@ from sonant.models.spec import ModelSpec
 BURST = 4  # times `prefill_tokens` in one step at most, while …
 BURST_SLACK_S = 1.0  # … every listener has so much sound buffered, or …
 BURST_MARGIN = 1.5  # … so many times what that step and the one before it will take
-FIRST_STEPS = 2.0  # of its own time, that a first sound lasts for where the host computes
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Scheduler:
         self.frame_s = spec.frame_s
         self.sharing = RowSharing(config, spec, sizes, rows, pool, telemetry)
         self.ledger = self.sharing.ledger
-        self._chunks = np.array(sizes.chunks)
+        self.codec_batching = CodecBatching(spec, sizes, self.ledger, telemetry)
         # the same lists
         self.waiting, self.running, self.parked = self.sharing.waiting, self.sharing.running, self.sharing.parked
 
@@ -110,10 +110,6 @@ class Scheduler:
         if request.first_audio_s is None:
             return float("-inf")
         return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s - now_s
-
-    def slacks_s(self, places: Places, now_s: float) -> Column:
-        """The same, of many."""
-        return np.where(self.ledger.live[places], self.ledger.dry_s(places, self.frame_s) - now_s, OFFLINE_SLACK_S)
 
     def _plan_prefill(self, plan: Plan, sitting: Places, now_s: float) -> None:
         pending = self.ledger.all_at(sitting[self.ledger.state[sitting] == State.PREFILL])
@@ -147,8 +143,8 @@ class Scheduler:
 
         Where the host computes, half of what those who listen already can wait for: the other half is for their own.
         """
-        most, slack_s = self.sizes.chunks[-1], self.slacks_s(sitting, now_s)
-        room = self._frames_within(float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S)))
+        most, slack_s = self.sizes.chunks[-1], self.ledger.slacks_s(sitting, now_s, self.frame_s)
+        room = self.codec_batching.frames_within(float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S)))
         return max(1, int(min(most, room / 2 / count)))
 
     def _prefill_budget(self, pending: list[Request], sitting: Places, now_s: float) -> int:
@@ -160,7 +156,7 @@ class Scheduler:
         usual = self.config.prefill_tokens
         if sum(request.prefill_length - request.prefilled for request in pending) <= usual:
             return usual
-        slack_s = self.slacks_s(sitting, now_s)
+        slack_s = self.ledger.slacks_s(sitting, now_s, self.frame_s)
         least_s = float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S))
         step_s = BURST_MARGIN * self.telemetry.full_prefill_s.value
         times = BURST if least_s > BURST_SLACK_S else int(least_s / step_s) - 1 if step_s else 1
@@ -174,95 +170,18 @@ class Scheduler:
         # One place of the ring stays free: a codec on a stream of its own still reads the frames it was given last.
         able = sitting[decoding & has_steps_left & (ahead < self.sizes.ring - 1)]
         if len(able) > most:
-            able = self._by_need(able, now_s)[:most]
+            able = self.ledger.by_need(able, now_s, self.frame_s)[:most]
         ledger.launched[able] += 1
         for place in able[ledger.launched[able] == ledger.tenure_at[able]]:
             self.sharing.count_turn(ledger.at(place), now_s)
         plan.decode = _grouped(able, ledger.variant[able])
 
     def _plan_codec(self, plan: Plan, sitting: Places, now_s: float) -> None:
-        frames = self._for_full_calls(sitting, self._chunks_due(sitting, now_s))
-        due, frames = sitting[frames > 0], frames[frames > 0]
-        room = self._room(sitting, now_s)
-        if frames.sum() > min(self.sizes.codec_batch, room):
-            due, frames = self._that_fit(due, frames, room, now_s)
+        due, frames = self.codec_batching.plan(sitting, now_s)
         new = self.ledger.live[due] & (self.ledger.vocoded[due] == 0)
         plan.first_sound = bool((new & np.isneginf(self.ledger.first_audio_s[due])).any())
         self.ledger.vocoded[due] += frames
         plan.codec = _grouped(due, frames)
-
-    def _for_full_calls(self, sitting: Places, frames: Column) -> Column:
-        """The same, or nothing yet: files wait for each other until they fill a call of the codec.
-
-        On a GPU a call for half as many rows takes well over half as long. So while enough files are decoded that they
-        will fill one, nobody's sound is made as long as all can wait: not a listener, nor one whose ring is about to
-        be full, who could not be decoded in the next steps.
-        """
-        ledger, sizes = self.ledger, self.sizes
-        decoding = ledger.state[sitting] == State.DECODING
-        files = ~ledger.live[sitting]
-        enough = int((files & decoding).sum()) * sizes.chunks[-1] >= sizes.codec_batch
-        if not enough or frames.sum() >= sizes.codec_batch or self.telemetry.vocode_s.value:
-            return frames
-        ahead = ledger.frames_launched(sitting, self.spec.delay_steps) - ledger.vocoded[sitting]
-        patient = files & (ahead < sizes.ring - 2)
-        return np.where(patient[frames > 0].all(), 0, frames)
-
-    def _room(self, sitting: Places, now_s: float) -> float:
-        """Frames that can be vocoded before the poorest listener runs dry, or hears their first sound late.
-
-        That counts where the host computes. A GPU makes sound for all in next to no time, and best at once.
-        """
-        return self._frames_within(float(self.slacks_s(sitting, now_s).min(initial=OFFLINE_SLACK_S)))
-
-    def _frames_within(self, seconds: float) -> float:
-        """What can be vocoded in that time, after a decode step."""
-        decode_s, vocode_s = self.telemetry.decode_s.value, self.telemetry.vocode_s.value
-        return max(0.0, (seconds - decode_s) / vocode_s) if vocode_s else float("inf")
-
-    def _that_fit(self, due: Places, frames: Column, room: float, now_s: float) -> tuple[Places, Column]:
-        """As many as fit, by need. Where room is scarce, chunks are smaller: the smallest is made at once for the
-        poorest, for who wants no larger one, and for whom no more frames can be decoded. First ones are made whole."""
-        of, ledger = dict(zip(due.tolist(), frames.tolist(), strict=True)), self.ledger
-        ahead = ledger.frames_launched(due, self.spec.delay_steps) - ledger.vocoded[due]
-        full = set(due[(ahead >= self.sizes.ring - 1) | (ledger.state[due] == State.DRAINING)].tolist())
-        new = set(due[ledger.live[due] & (ledger.vocoded[due] == 0)].tolist())
-        smallest, budget, taken = self.sizes.chunks[0], self.sizes.codec_batch, dict[int, int]()
-        for place in self._by_need(due, now_s).tolist():
-            want, fits = of[place], min(budget, room)
-            least = want if place in new else smallest
-            if want > fits and room < float("inf") and place not in new:
-                urgent = not taken or place in full
-                want = max((n for n in self.sizes.chunks if n <= fits), default=smallest if urgent else want)
-            if want <= budget and (want <= room or want == least):
-                taken[place] = want
-                budget, room = budget - want, room - want
-        return np.array([*taken], np.intp), np.array([*taken.values()], np.int64)
-
-    def _chunks_due(self, sitting: Places, now_s: float) -> Column:
-        """How many frames of each to vocode now, one of the chunk sizes; 0: not yet.
-
-        A listener's first chunk is one frame, or where the host computes as many as last for two steps of all who sit
-        there: else the second might come too late. Later ones grow to half of what is buffered. The last chunk may
-        reach past the end: what lies there is dropped, and the row's state is not needed again. Until the end is
-        known, a chunk waits for the frames that the codec reads past it.
-        """
-        ledger, sizes, state = self.ledger, self._chunks, self.ledger.state[sitting]
-        vocoded, most = ledger.vocoded[sitting], len(self._chunks) - 1
-        left = ledger.total[sitting] - vocoded
-        last = np.where(left > 0, sizes[np.minimum(np.searchsorted(sizes, left), most)], 0)
-        ahead_frames = self.slacks_s(sitting, now_s) / self.frame_s
-        largest = np.searchsorted(sizes, ahead_frames / 2, side="right") - 1
-        step_s = self.telemetry.decode_s.value + len(sitting) * self.telemetry.vocode_s.value
-        first = min(int(np.searchsorted(sizes, FIRST_STEPS * step_s / self.frame_s)), most)
-        least = np.where(np.isneginf(ahead_frames) & (vocoded == 0), first, 0)
-        want = sizes[np.where(ledger.live[sitting], np.maximum(largest, least), most)]
-        waiting = ledger.frames_launched(sitting, self.spec.delay_steps) - vocoded
-        next_one = np.where(waiting >= want + self.spec.codec_lookahead, want, 0)
-        return np.where(state == State.DRAINING, last, np.where(state == State.DECODING, next_one, 0))
-
-    def _by_need(self, places: Places, now_s: float) -> Places:
-        return places[np.lexsort((self.slacks_s(places, now_s), -self.ledger.priority[places]))]
 
 
 def _together(groups: list[Places]) -> Places:

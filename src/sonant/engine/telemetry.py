@@ -113,6 +113,7 @@ class Telemetry:
         self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
         self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
         self.whole_s = Mean()  # from a request's blocks to its end
+        self.step_s = Mean()  # a step, from the end of the one before it
         self.full_prefill_s = Mean()  # a step with `prefill_tokens` of prompts, from the end of the one before it
         # Of late, where the host computes; on a GPU neither is known here, and both stay 0.
         self.decode_s = Mean()  # a decode step
@@ -125,8 +126,9 @@ class Telemetry:
         """What follows, up to the next `took`, is one phase."""
         self._mark_s = time.perf_counter()
 
-    def prefilled(self, positions: int, full: int, step_s: float) -> None:
-        """A step with so many positions of prompts has come back, where `full` are what it should have at most."""
+    def came_back(self, positions: int, full: int, step_s: float) -> None:
+        """A step with so many positions of prompts, where `full` are what it should have at most."""
+        self.step_s.add(step_s)
         if 2 * positions >= full:
             self.full_prefill_s.add(step_s * full / max(full, positions))
 
