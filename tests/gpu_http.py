@@ -5,7 +5,8 @@
 A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
 seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
 are 1,500 listeners); if asked for, then the most listeners that it holds. Each speaks 125 frames, of a text that takes
-about as long to say. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
+about as long to say: one of twelve, and in "own-texts" one that nobody has said before, so that all of its prompt is
+prefilled. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def main() -> None:
             count, clients = str(max(32, 6 * level)), str(min(6, 1 + level // 50))
             options = ("--concurrency", str(level), "--requests", count, "--processes", clients)
             bench(args.out, f"at-once-{level}", *options)
+            if level > 1:
+                bench(args.out, f"own-texts-{level}", *options, "--wordings", "100", "--seed", str(level))
         for rate, seconds in (map(float, load.split(":")) for load in args.poisson.split(",")):
             count = str(int(rate * seconds))
             bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")

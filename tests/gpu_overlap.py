@@ -8,7 +8,8 @@ Not a test that pytest collects. Under two minutes on an H200. Parts:
 - engine: as many listeners as rows, who begin anew when they end, each with a text of its own, for both ways: ms a
   step, rows in it, how long the host waited for the device in it (next to nothing: the host is what limits),
   audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound keep
-  their order however many rows they have, not only up to 48.
+  their order however many rows they have, not only up to 48. "calls alone": nobody waits for others to share a call
+  of the codec with (`engine/codec_batching.py`).
 - graphs: sixteen frames of all rows and their sound, by themselves: in turn, on two streams, and with frames first,
   whose graphs are captured at a high priority for that. More than this cannot be gained.
 """
@@ -144,11 +145,13 @@ def measure_way(
         prompts = itertools.cycle([ask(engine, n, LENGTH) for n in range(TEXTS)])
         stream = engine.loop.runner.codec_stream
         stream.few_rows = stream.few_rows if few_rows is None else few_rows
-        orders = {str(way): stream.first_sound_rows}
+        batching = engine.loop.scheduler.codec_batching
+        usual = stream.first_sound_rows, batching.patience_s
+        orders = {str(way): usual, f"{way}, calls alone": (usual[0], float("inf"))}
         if way == "own":
-            orders["own, in order"] = max(rows)
-        for (name, first_sound_rows), count in itertools.product(orders.items(), rows):
-            stream.first_sound_rows = first_sound_rows
+            orders["own, in order"] = (max(rows), usual[1])
+        for (name, order), count in itertools.product(orders.items(), rows):
+            stream.first_sound_rows, batching.patience_s = order
             found.append({"listeners": count, "way": name, **Crowd(engine, prompts).measure(count)})
     return found
 

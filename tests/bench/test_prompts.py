@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sonant.bench.client.prompts import LANGUAGES, LENGTHS, built_in, from_file
+from sonant.bench.client.prompts import LANGUAGES, LENGTHS, built_in, from_file, worded
 from sonant.errors import ConfigError
 
 
@@ -33,6 +33,15 @@ def test_one_text_a_line(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("One.\n\n Two, with | a bar.\n", encoding="utf-8")
     found = from_file(tmp_path / "t.txt", "english")
     assert [(p.name, p.text) for p in found] == [("line-0001", "One."), ("line-0002", "Two, with | a bar.")]
+
+
+def test_wordings_differ_from_their_first_character_and_keep_names_apart() -> None:
+    plain = built_in(["english"], ["medium"])
+    assert worded(plain, 1) == plain
+    first, second = worded(plain, 20), worded(plain, 20, seed=1)
+    assert len(first) == 20 * len(plain) and all(p.language == "english" for p in first)
+    assert len({p.name for p in first + second}) == len({p.text for p in first + second}) == 40 * len(plain)
+    assert first[0].text == f"0. {plain[0].text}" and second[-1].text == f"39. {plain[-1].text}"
 
 
 def test_seed_tts_lists_clone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ PATIENCE_S, PATIENCE_STEPS = 0.06, 4.0  # who has that much buffered and so many
 class CodecBatching:
     def __init__(self, spec: ModelSpec, sizes: FrameSizes, ledger: Ledger, telemetry: Telemetry) -> None:
         self.spec, self.sizes, self.ledger, self.telemetry = spec, sizes, ledger, telemetry
+        self.patience_s = PATIENCE_S  # for who measures: with infinity nobody waits
         self._chunks = np.array(sizes.chunks)
 
     def plan(self, sitting: Places, now_s: float) -> tuple[Places, Column]:
@@ -87,7 +88,7 @@ class CodecBatching:
         decoding = ledger.state[sitting] == State.DECODING
         full = sizes.codec_batch * (WORTH if ledger.live[sitting].any() else 1)
         worth = min(full, int(decoding.sum()) * sizes.chunks[-1] / 2)
-        patient = slacks_s > PATIENCE_S + PATIENCE_STEPS * self.telemetry.step_s.value
+        patient = slacks_s > self.patience_s + PATIENCE_STEPS * self.telemetry.step_s.value
         patient &= ~decoding | (self._waiting(sitting) < sizes.ring - 2)
         gathered = frames.copy()
         for size in np.unique(frames[frames > 0]):

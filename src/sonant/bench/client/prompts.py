@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -61,6 +61,15 @@ def from_file(path: Path, language: str = "") -> list[Prompt]:
     if path.suffix == ".lst" or all(len(f) in _META_FIELDS for f in fields):
         return [_from_meta(path, number, f, language) for number, f in enumerate(fields, 1)]
     return [Prompt(f"line-{number:04d}", line, language) for number, line in enumerate(lines, 1)]
+
+
+def worded(prompts: Sequence[Prompt], wordings: int, seed: int = 0) -> list[Prompt]:
+    """Each in so many wordings, by numbers in front: a server that keeps what it has computed of a beginning has
+    nothing of the others, nor of those of another seed. One wording is the text as it is."""
+    if wordings == 1:
+        return list(prompts)
+    numbers = range(seed * wordings, (seed + 1) * wordings)
+    return [replace(p, name=f"{p.name}-{n}", text=f"{n}. {p.text}") for n in numbers for p in prompts]
 
 
 def _from_meta(path: Path, number: int, fields: list[str], language: str) -> Prompt:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonant.bench.client.prompts import LANGUAGES, LENGTHS, Prompt, Reference, built_in, from_file
+from sonant.bench.client.prompts import LANGUAGES, LENGTHS, Prompt, Reference, built_in, from_file, worded
 from sonant.bench.client.target import FORMATS, Target
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.options import whole_number
@@ -61,6 +61,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument(
         "--prompts", metavar="FILE", type=Path, help="one text a line, or a seed-tts meta.lst (default: built in)"
     )
+    prompts.add_argument(
+        "--wordings", metavar="N", type=whole_number(1), default=1,
+        help="of each text, numbered: a server that keeps what it has computed of a text has nothing of the others "
+        "(default: 1, as it is)",
+    )  # fmt: skip
     prompts.add_argument("--clone", metavar="FILE", type=Path, help="a clip of the voice to clone in each request")
     prompts.add_argument("--ref-text", metavar="TEXT", default="", help="what is said in --clone")
 
@@ -76,7 +81,9 @@ def add_client(parser: argparse.ArgumentParser) -> None:
     client.add_argument(
         "--processes", metavar="N", type=whole_number(1), help="of the client (default: one for 500 streams)"
     )
-    client.add_argument("--seed", metavar="N", type=whole_number(0), default=0, help="of random arrivals (default: 0)")
+    client.add_argument(
+        "--seed", metavar="N", type=whole_number(0), default=0, help="of random arrivals and --wordings (default: 0)"
+    )
     client.add_argument("--quiet", action="store_true", help="no progress display (default: on a terminal)")
 
 
@@ -104,13 +111,14 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
         found = from_file(args.prompts, languages[0])
     else:
         found = built_in(languages, args.length.split(","))
+    found = worded(found, args.wordings, args.seed)
     if args.ref_text and args.clone is None:
         raise ConfigError("--ref-text goes with --clone")
     if args.clone is not None:
         if not args.clone.is_file():
             raise ConfigError(f"--clone {args.clone} is not a file")
         reference = Reference(args.clone, args.ref_text)
-        found = [Prompt(p.name, p.text, p.language, reference) for p in found]
+        found = [replace(p, reference=reference) for p in found]
     return found
 
 
