@@ -144,9 +144,10 @@ def _service(models: Sequence[ServedModel], options: ServeOptions) -> tuple[Spee
 
 def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None:
     created = int(time.time())
+    elsewhere = () if service.others is None else service.others.names
     known = {
         name: {"id": name, "object": "model", "created": created, "owned_by": "sonant"}
-        for name in (*(service.models or (model_name,)), *MODEL_ALIASES, *service.others.names)
+        for name in (*(service.models or (model_name,)), *MODEL_ALIASES, *elsewhere)
     }
 
     @app.get("/v1/models")
@@ -162,7 +163,7 @@ def _add_listings(app: FastAPI, service: SpeechService, model_name: str) -> None
 
     @app.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:
-        served = (*(service.models or (model_name,)), *service.others.names)
+        served = (*(service.models or (model_name,)), *elsewhere)
         return {"models": [{"id": name, "name": name} for name in served]}
 
     @app.get("/v1/audio/voices")

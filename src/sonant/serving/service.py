@@ -59,7 +59,7 @@ class InFlight:
 class SpeechService:
     def __init__(self, link: EngineLink, options: ServeOptions, names: VoiceNames) -> None:
         self.link, self.options, self.names = link, options, names
-        self.others = OtherModels(options.other_models)
+        self.others = OtherModels(options.other_models) if options.other_models else None
         self.metrics = Metrics()
         self.in_flight = InFlight()
         self.log = RequestLog(tracer_for(options.otlp_endpoint))

@@ -39,7 +39,7 @@ def batch_routes(service: SpeechService) -> APIRouter:
                 f"the batch has {chars:,} characters, over the limit of {MAX_INPUT_CHARS:,}; send fewer items"
             )
         request.state.record.asks(body, chars)
-        if (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech/batch")) is not None:
+        if service.others and (elsewhere := service.others.sent_on(body.model, "/v1/audio/speech/batch")):
             request.state.record.outcome = "sent_on"
             return elsewhere
         bodies = body.bodies()

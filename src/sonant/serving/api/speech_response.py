@@ -61,7 +61,7 @@ def speech_answer(service: SpeechService) -> Answer:
     def answer(body: SpeechBody, state: dict[str, Any]) -> Response:
         record: RequestRecord = state["record"]
         record.asks(body, len(body.input))
-        if (elsewhere := service.others.sent_on(body.model, PATH)) is not None:
+        if service.others and (elsewhere := service.others.sent_on(body.model, PATH)):
             record.outcome = "sent_on"
             return elsewhere
         whole = not body.stream and body.stream_format == "audio"

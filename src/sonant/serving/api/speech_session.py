@@ -201,7 +201,8 @@ class SpeechSession:
             raise BadMessage(f"session.config: {first_mistake(e)[0]}") from None
         except Refused as e:
             raise BadMessage(f"session.config: {e}") from None
-        if (place := self.service.others.place(config.model)) is not None:  # No client follows once it is open.
+        others = self.service.others
+        if others and (place := others.place(config.model)):  # No client follows once it is open.
             raise BadMessage(f"this model is served at {place}/v1/audio/speech/stream; connect there")
         self.config = config
 
