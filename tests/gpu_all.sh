@@ -2,18 +2,21 @@
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
 #     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2] [http] [soak] [steps] [sanitize] [gate]
+#                          [began] [accept8] [families8]
 #
 # All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
 # empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
 # engine and of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold
 # caches. By name only: what users get over HTTP, and beside it in process (8 minutes); 1,500 listeners for five minutes with all that clients do
 # (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
-# attention (2); every kernel against what was accepted (4).
+# attention (2); every kernel against what was accepted (4); listeners who begin at any time, with shared calls of the
+# codec and without (2); a table to accept for --quantize fp8, which then belongs into bench/kernels/accepted (4); both
+# other families in both types (5).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
 # four times as long. A part that fails does not keep the others from running; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,16s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 out=$(realpath -m "$1") && shift
@@ -97,6 +100,22 @@ for part in $parts; do
         ;;
     sanitize) step sanitize 120 python3 tests/gpu_sanitizer.py ;;
     gate) cli gate 280 bench kernels --against shipped --jobs 14 --seconds 240 ;;
+    accept8) cli accept8 280 bench kernels --quantize fp8 --against "$out/accepted-fp8.json" --accept --jobs 14 --seconds 240 ;;
+    families8)
+        [ -f "$SONANT_FULL_HIGGS/config.json" ] || sonant random-model "$SONANT_FULL_HIGGS" --family higgs_audio_v2 \
+            --size 3b --device cuda ${TOKENIZER:+--tokenizer-from "$TOKENIZER"}
+        [ -f "$SONANT_FULL_VOXCPM2/config.json" ] ||
+            sonant random-model "$SONANT_FULL_VOXCPM2" --family voxcpm2 --size 2b --device cuda
+        for family in higgs voxcpm2; do
+            folder=$SONANT_FULL_HIGGS && [ $family = higgs ] || folder=$SONANT_FULL_VOXCPM2
+            options=(bench offline --model "$folder" --device cuda --streams 1,16,64 --measure steps)
+            cli "$family-bf16" 120 "${options[@]}" --out "$out/$family-bf16.json"
+            cli "$family-fp8" 120 "${options[@]}" --quantize fp8 --out "$out/$family-fp8.json"
+        done
+        ;;
+    began)
+        step began 200 python3 tests/gpu_overlap.py --folder "$model" --parts engine --rows 16,64,128,256 --out "$out/began.json"
+        ;;
     *) echo "no part $part" && exit 2 ;;
     esac
 done

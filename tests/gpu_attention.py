@@ -4,6 +4,8 @@
     PYTHONPATH=src:tests python3 tests/gpu_attention.py --sweep               # and splits, stages, early reads, tiles
     PYTHONPATH=src:tests python3 tests/gpu_sanitizer.py                       # some shapes under compute-sanitizer
 
+FlashInfer is measured beside ours where it is installed (`tests/flashinfer_bundle.sh` brings it to such a machine).
+
 Each phase is a process with a time limit: a kernel that hangs, or that leaves the GPU's context unusable, costs its
 own phase (and a phase of shapes goes on behind the shape). The table comes last, then one line that says how much was
 wrong; the exit code is 1 if anything was.
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 
 import torch
@@ -50,10 +53,10 @@ from sonant.text_table import grid
 
 CUDA = torch.device("cuda")
 OURS = {"paged_step": attention.paged_step, "paged_attention": attention.paged_attention}
-LIMIT_S = 40.0
+LIMIT_S, PEER_S = 40.0, 400.0
 WORKERS = 4  # processes that check shapes at the same time
 RESTARTS = 3  # of one of them, each behind the shape that broke it
-AT, WRONG, ROW, KNOB = "@at ", "@wrong ", "@row ", "  · "  # what a phase tells its parent
+AT, WRONG, ROW, KNOB, PEER = "@at ", "@wrong ", "@row ", "  · ", "peer: "  # what a phase tells its parent
 HEADER = ("op", "rows", "positions", "µs", "floor", "of copy/peak", "GB/s", "TFLOP/s", "triton", "flash", "flashinfer")
 
 
@@ -162,6 +165,18 @@ def bench_phase(kind: str, sweep: bool) -> None:
             turn_knobs(case, calls, floor)
 
 
+def peer_phase() -> None:
+    """FlashInfer compiles its kernels when they are first called, for longer than a phase may take."""
+    cases = AttentionCases(CUDA, torch.bfloat16)
+    for case in (cases.decode(1, 300), cases.prefill(1, 256)):
+        began = time.monotonic()
+        rival = case.rivals["flashinfer"]
+        call = rival.prepare(case.make())
+        rival.function(*call.args, **call.kwargs)
+        torch.cuda.synchronize()
+        print(f"{PEER}FlashInfer's {case.op}: ready after {time.monotonic() - began:.0f} s", flush=True)
+
+
 def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
     def told(what: str, function: Callable[..., object]) -> None:
         us = call_us(function, calls, CUDA)
@@ -243,7 +258,7 @@ class Watched:
         elif line.startswith(ROW):
             self.rows.append(json.loads(line.removeprefix(ROW)))
             print("  ".join(self.rows[-1]), flush=True)
-        elif line.startswith((KNOB, "copy", "chain")) or " shapes in " in line:
+        elif line.startswith((KNOB, PEER, "copy", "chain")) or " shapes in " in line:
             print(line, flush=True)
         else:
             last_lines.append(line)
@@ -253,6 +268,8 @@ def everything(args: argparse.Namespace) -> int:
     build()
     checks = [Watched("shapes", seeds=range(n, args.shapes, WORKERS)) for n in range(min(WORKERS, args.shapes))]
     checks.append(Watched("chains"))
+    if find_spec("flashinfer"):
+        checks.append(Watched("peer", limit_s=PEER_S))
     with ThreadPoolExecutor(len(checks)) as pool:
         done = list(pool.map(Watched.run, checks))
     options, limit_s = (["--sweep"], 2 * LIMIT_S) if args.sweep else ([], LIMIT_S)
@@ -271,7 +288,8 @@ def main() -> int:
     parser.add_argument("--shapes", type=int, default=1000)
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--sweep", action="store_true", help="measure other splits, early reads and tiles as well")
-    parser.add_argument("--phase", choices=("shapes", "chains", "decode", "prefill"), help="only this, in this process")
+    phases = ("shapes", "chains", "peer", "decode", "prefill")
+    parser.add_argument("--phase", choices=phases, help="only this, in this process")
     parser.add_argument("--seeds", metavar="A:B:STEP", help="of the shapes of a phase")
     args = parser.parse_args()
     if args.phase is None:
@@ -281,6 +299,8 @@ def main() -> int:
             shapes_phase(range(*map(int, args.seeds.split(":"))) if args.seeds else range(args.shapes))
         elif args.phase == "chains":
             chains_phase()
+        elif args.phase == "peer":
+            peer_phase()
         else:
             bench_phase(args.phase, args.sweep)
     return 0
