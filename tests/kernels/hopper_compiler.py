@@ -55,6 +55,7 @@ from sonant.kernels.triton import (
     frame_step,
     gemv,
     host_weights,
+    int8_lines,
     local,
     local_out,
     norm,
@@ -77,7 +78,7 @@ from sonant.models.qwen3_tts import workload
 TARGET, HOPPER = GPUTarget("cuda", 90, 32), Gpu("NVIDIA H200", (9, 0))
 POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
-    torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8", torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 SHARED_BYTES = 227 << 10  # that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -297,6 +298,13 @@ def quantized_kernels() -> None:
     dual_ffn.dual_linear_add(values(1, 32, 8192), split, sides, values(1, 32, 3072))
 
 
+def int8_kernels() -> None:
+    """What rounds a convolution's inputs, with something before them and without."""
+    x, past = (torch.empty(2, steps, 384, dtype=torch.bfloat16, device="meta") for steps in (40, 18))
+    for before in (past, None):
+        int8_lines.int8_lines(x, before, 18, torch.empty(384, device="meta"))
+
+
 def tuned_kernels() -> None:
     """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
     shapes = workload.workloads(["1.7b"])
@@ -314,6 +322,7 @@ def main() -> None:
     dual_kernels(torch.bfloat16, (32, 600))
     dual_kernels(torch.float32, (600,))
     quantized_kernels()
+    int8_kernels()
     tuned_kernels()
     sys.stdout.write(" ".join(sorted(set(compiled))))
 
