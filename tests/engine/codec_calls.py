@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from engine.test_scheduler import SPEC as TEST_SPEC
 from engine.test_scheduler import Nowhere
 from sonant.config import EngineConfig
 from sonant.engine.blocks import BlockPool
@@ -32,7 +33,6 @@ from sonant.engine.rows import Rows
 from sonant.engine.scheduler import Plan, Scheduler
 from sonant.engine.telemetry import Telemetry
 from sonant.models.prompt import Prompt
-from sonant.models.spec import KVGroup, ModelSpec
 from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
@@ -40,10 +40,7 @@ LENGTH, PROMPT, BLOCK_TOKENS = 125, 60, 16  # frames of a text, positions before
 CODEC_BATCH_S = 81.92  # the engine's own on a GPU
 FRAME_MS = {1: 1.97, 8: 2.6, 64: 3.9, 128: 4.7, 256: 6.3, 512: 9.0, 1024: 16.0}  # by rows
 PREFILL_MS, POSITION_MS, CALL_MS, SOUND_MS = 1.5, 0.008, 0.75, 0.0092  # SOUND_MS: of a frame
-SPEC = ModelSpec(
-    family="test", clip_sample_rate=1000, sample_rate=1000, samples_per_frame=80, frame_shape=(2,), frame_dtype="int32",
-    kv=(KVGroup("all", 1, 1, 1, torch.float32),), staged_numbers=(), state=(), max_positions=1000, frame_weight_bytes=0,
-)  # fmt: skip
+SPEC = replace(TEST_SPEC, samples_per_frame=80)  # frames of 80 ms
 
 
 def step_ms(plan: Plan, most_frames: int) -> float:
