@@ -21,6 +21,7 @@ from engine.families import QWEN3_TTS, TOY, Family, same, same_frames
 from sonant import Engine, EngineConfig, FinishReason, Sampling, Speech
 from sonant.engine.ledger import Column, Places
 from sonant.errors import Aborted
+from waiting import until
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
@@ -35,14 +36,15 @@ def test_seven_neighbours_change_nothing(make_any: MakeEngine, family: Family, s
 def test_who_shares_calls_of_the_codec_as_on_a_gpu_is_spoken_as_if_alone(
     make_any: MakeEngine, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned as where nobody knows what sound takes, so that listeners and files wait for each other."""
+    """Planned as where nobody knows what sound takes, so that listeners and files wait for each other. Each begins when
+    the one before is heard, so that their calls are of different sizes, and can wait, however fast the machine is."""
     engine = make_any(max_rows=8, steps_ahead=1, chunk_s=(0.08, 0.16, 0.32))
     requests = [{**family.request(n), "max_frames": 8 + 3 * n} for n in range(8)]
     alone = [engine.speak(**{**request, "live": True}) for request in requests]
     monkeypatch.setattr(engine.loop.runner, "_learn", lambda *_: None)
     engine.telemetry.vocode_s.value = engine.telemetry.decode_s.value = 0.0
     batching, held = engine.loop.scheduler.codec_batching, []
-    gathered = batching._gathered
+    batching.patience_s, gathered = float("-inf"), batching._gathered
 
     def watched(places: Places, frames: Column, slacks_s: Column) -> Column:
         result = gathered(places, frames, slacks_s)
@@ -50,7 +52,10 @@ def test_who_shares_calls_of_the_codec_as_on_a_gpu_is_spoken_as_if_alone(
         return result
 
     monkeypatch.setattr(batching, "_gathered", watched)
-    streams = [engine.stream(**request) for request in requests]
+    streams = []
+    for request in requests:
+        streams.append(engine.stream(**request))
+        until(lambda: streams[-1].first_audio_s is not None)
     for expected, stream in zip(alone, streams, strict=True):
         same(expected, stream.result())
     assert any(held)

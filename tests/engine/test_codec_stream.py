@@ -18,7 +18,7 @@ from engine.conftest import MakeEngine
 from engine.families import Family, Options, same, speak_at_once
 from engine.random_parking import RandomParking
 from engine.streams_on_cpu import GPU, Order, StreamsOnCpu
-from engine.test_graph_warmup import Kind, until
+from engine.test_graph_warmup import Kind
 from engine.test_scheduler import ask, make, speaking
 from engine.test_streams import wait_until_idle
 from engine.test_weight_paging import least_of
@@ -28,6 +28,7 @@ from sonant.engine.codec_stream import CodecStream
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.request import State
 from sonant.errors import ConfigError
+from waiting import until
 
 SHORT_TURNS = {"chunk_s": (0.16,), "codec_batch_s": 0.16}  # sound for one or two rows a step: others' rings fill up
 DRAWN = pytest.param("drawn", marks=pytest.mark.slow)

@@ -16,6 +16,7 @@ from sonant import Engine
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
 from sonant.engine.runner import Runner
 from sonant.engine.step_profiler import StepProfiler
+from waiting import until
 
 
 @dataclass
@@ -36,13 +37,6 @@ class Kind:
 
     def captures(self, bucket: int) -> tuple[Callable[[Any], Any], Any]:
         raise NotImplementedError("nothing is rehearsed here")
-
-
-def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 MakeWith = Callable[..., Engine]

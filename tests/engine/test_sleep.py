@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,16 +23,10 @@ from sonant.engine.seats import Seats
 from sonant.engine.sleeper import Sleeper
 from sonant.errors import EngineClosed
 from sonant.models.weight_blocks import ModelWeights
+from waiting import until
 
 OPTIONS = {"max_rows": 2, "chunk_s": (0.01,)}
 CPU = torch.device("cpu")
-
-
-def wait_until(condition: object, timeout_s: float = 10) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, "it did not come about"
-        time.sleep(0.01)
 
 
 def sleeper_of(engine: Engine) -> Sleeper:
@@ -112,7 +105,7 @@ def test_an_engine_that_is_closed_asleep_lets_nobody_wait(tmp_path: Path) -> Non
     mine, other = Seats(tmp_path, 1, "a"), Seats(tmp_path, 1, "b")
     assert mine.take() and not other.take()
     sleeper = Sleeper(Residents(weights, CPU), mine)
-    wait_until(lambda: not sleeper.may_step(False))
+    until(lambda: not sleeper.may_step(False))
     sleeper.close()
     with pytest.raises(EngineClosed), sleeper.held_awake():
         pass
