@@ -2,7 +2,7 @@
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
 #     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2] [http] [soak] [steps] [sanitize] [gate]
-#                          [began] [accept8] [families8] [long_row]
+#                          [began] [accept8] [families8]
 #
 # All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
 # empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
@@ -11,7 +11,7 @@
 # (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
 # attention (2); every kernel against what was accepted (4); listeners who begin at any time, with shared calls of the
 # codec and without (2); a table to accept for --quantize fp8, which then belongs into bench/kernels/accepted (4); both
-# other families in both types (5); decode attention of one long row by clusters (2).
+# other families in both types (5).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
 # four times as long. A part that fails does not keep the others from running; the last line counts failures.
 set -uo pipefail
@@ -101,7 +101,6 @@ for part in $parts; do
     sanitize) step sanitize 120 python3 tests/gpu_sanitizer.py ;;
     gate) cli gate 280 bench kernels --against shipped --jobs 14 --seconds 240 ;;
     accept8) cli accept8 280 bench kernels --quantize fp8 --against "$out/accepted-fp8.json" --accept --jobs 14 --seconds 240 ;;
-    long_row) LINES_SHOWN=30 step long-row 240 python3 tests/gpu_long_row.py ;;
     families8)
         [ -f "$SONANT_FULL_HIGGS/config.json" ] || sonant random-model "$SONANT_FULL_HIGGS" --family higgs_audio_v2 \
             --size 3b --device cuda ${TOKENIZER:+--tokenizer-from "$TOKENIZER"}

@@ -1,11 +1,8 @@
-// One kernel's source for a CPU: SOURCE and KERNEL say which.
+// One kernel's source for a CPU: SOURCE, KERNEL and ARGS say which.
 #include <algorithm>
 
 #include SOURCE
 
-template <class Arguments>
-void call(void (*kernel)(const Arguments), const void* args) { kernel(*static_cast<const Arguments*>(args)); }
-
 extern "C" void run(const void* args, const int* grid, int threads, int cluster, int shared_bytes, unsigned seed) {
-    run_grid([=] { call(KERNEL, args); }, grid, threads, cluster, shared_bytes, seed);
+    run_grid([=] { KERNEL(*static_cast<const ARGS*>(args)); }, grid, threads, cluster, shared_bytes, seed);
 }

@@ -29,9 +29,6 @@ static Index threadIdx, blockIdx, gridDim;
 struct int2 {
     int x, y;
 };
-struct float2 {
-    float x, y;
-};
 struct float4 {
     float x, y, z, w;
 };
@@ -106,7 +103,7 @@ struct Word {
 struct Push {
     int block;
     shared_t to, gate;
-    uint32_t words[4];
+    uint32_t words[2];
     int count;
 };
 
@@ -135,7 +132,6 @@ static void begin() {
     machine.body();
     me().done = true;
     my_warp().leave(), machine.blocks[my_block()].barrier.leave();
-    if (machine.cluster) my_cluster().leave();
     rest();
 }
 
@@ -237,9 +233,6 @@ static inline void copy16(shared_t to, const void* from, bool there) {
     const Copy copy = {to, from, there};
     if (machine.draws() & 1) arrive(copy);
     else me().open.push_back(copy);
-}
-static inline void fetch_row(const void* from, int bytes) {
-    if (bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
 }
 static inline void copies_commit() {
     me().groups.push_back(me().open);
@@ -420,7 +413,6 @@ static inline void push_words(shared_t to, shared_t gate, std::vector<float> val
 }
 static inline void push(shared_t to, shared_t gate, float value) { push_words(to, gate, {value}); }
 static inline void push(shared_t to, shared_t gate, float a, float b) { push_words(to, gate, {a, b}); }
-static inline void push(shared_t to, shared_t gate, float4 v) { push_words(to, gate, {v.x, v.y, v.z, v.w}); }
 static inline uint32_t ticks() { return machine.clock += machine.draws() % 1000; }
 static inline void count_in(uint32_t* counter) { ++*counter, machine.events++; }
 static inline void count_wait(const uint32_t* counter, uint32_t goal) {

@@ -61,12 +61,6 @@ def cubin(tmp_path: Path) -> Path:
     return path
 
 
-def test_clusters_that_not_every_gpu_has_are_asked_for(seen: Seen, cubin: Path) -> None:
-    for cluster, asked in ((8, (8, 2048)), (14, (14, 1))):
-        driver.load(cubin, "paged_decode_cluster", 0, BlockSize(128, 2048, cluster))
-        assert (seen.asked_attribute, seen.asked_value) == asked
-
-
 def test_a_launch_has_its_grid_memory_stream_and_one_structure(seen: Seen, cubin: Path) -> None:
     function = driver.load(cubin, "paged_decode", 0, BlockSize(128, 102416))
     assert (seen.code, seen.entry, seen.asked_attribute, seen.asked_value) == (

@@ -28,7 +28,7 @@ from kernels.paged_cases import (
     step_call,
 )
 from sonant.kernels.cuda import attention
-from sonant.kernels.cuda.attention import ALONE, CLUSTERS, NARROW, PAIR, SMALL, WIDE, DecodeForm
+from sonant.kernels.cuda.attention import ALONE, NARROW, PAIR, SMALL, WIDE, DecodeForm
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.reference import Heads
 
@@ -96,32 +96,6 @@ def test_every_form_of_a_block_over_short_rows(form: DecodeForm, eight: bool) ->
     for seed, block in enumerate(BLOCKS[2 * eight :: 3]):
         lengths = (90, 31, 0, 1, 16, 15, 32, 63 + seed, 64, 127, 128, 200)
         check_step(Shape(3, 1, 128, block, lengths, 1, False, True, 1, eight), seed, form=form, early=seed > 0)
-
-
-@pytest.mark.parametrize("eight", [False, True])
-@pytest.mark.parametrize(("which", "blocks"), [(0, 1), (0, 2), (0, 7), (1, 3), (2, 5)])
-def test_shares_of_a_long_row_are_put_together_within_a_cluster(which: int, blocks: int, eight: bool) -> None:
-    """Among rows that fewer blocks share, or one, or none; and however the next launch's reads are ordered."""
-    for seed, dim in enumerate((64, 128)):
-        shape = Shape(4, 2, dim, 16, (2900, 0, 255, 513, 1100), 1, False, True, 1, eight)
-        drawn = CLUSTERS[which]._replace(cluster=blocks, in_turn=seed == 0, fetched=3 * seed, let_in=seed * blocks - 1)
-        check_step(shape, seed, form=drawn)
-
-
-@pytest.mark.parametrize("heads", [1, 3, 8, 11, 16])
-def test_a_cluster_has_any_number_of_heads_over_one(heads: int) -> None:
-    for blocks in (16, 9):
-        shape = Shape(heads, 1, 64, 16, (4200,), 1, False, True, 1)
-        check_step(shape, heads, form=CLUSTERS[0]._replace(cluster=blocks))
-
-
-def test_a_position_that_no_table_has_room_for_is_nothing_to_a_cluster() -> None:
-    check_step(Shape(4, 2, 64, 16, (700, 700), 1, False, True, 1), 1, form=CLUSTERS[0]._replace(cluster=2))
-    qkv, heads, cache_, tables, positions, width = step_call(Shape(4, 2, 64, 16, (700, 5), 1, False, True, 0), 1, "cpu")
-    positions[0] = -1
-    form = CLUSTERS[0]._replace(cluster=2)
-    got = attention.paged_step(qkv, heads, cache_, tables, positions, width, form=form)
-    assert not got[0].any() and got[1].isfinite().all() and got[1].any()
 
 
 @pytest.mark.parametrize("form", [PAIR, WIDE, SMALL])

@@ -1,4 +1,4 @@
-"""Attention over the paged cache in CUDA C++: the wrappers of `source/decode*.cu` and `source/prefill.cu`.
+"""Attention over the paged cache in CUDA C++: the wrappers of `source/decode.cu` and `source/prefill.cu`.
 
 They take what the reference takes (kernels/reference/transformer.py). What they have no kernel for (another head size,
 type or layout) goes to Triton's. Lengths stay on the device; grids follow from shapes alone, so one CUDA graph serves
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -31,10 +30,9 @@ from sonant.kernels.reference import Heads
 _DIMS = (64, 128)
 _CACHES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}  # and the bytes of a value
 _QUERIES = (8, 16)  # query heads of one key-value head that a tensor core's tile has room for: in columns, in rows
-_MOST_SPLITS = 64  # as shares.cuh has it
+_MOST_SPLITS = 64  # as decode.cu has it
 _PROCESSORS = 132  # of an H100 or H200
-_RING_UNIT, _TABLE_BYTES = 8192, 4096  # as decode.cuh has them
-_MOST_RANKS = 16  # as cluster_shares.cuh has it
+_RING_UNIT, _TABLE_BYTES = 8192, 4096  # as decode.cu has them
 _BLOCKS = 4 * _PROCESSORS  # that a decode step of many rows should have, if they are long enough
 _LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
 _MOST_ALONE = 512  # positions of a row that one block has alone
@@ -43,7 +41,7 @@ _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 
-_DECODE = struct.Struct("<11Qq7iI9i2f3i")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI9i2f4x")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
@@ -54,32 +52,23 @@ class DecodeForm(NamedTuple):
     stages: int  # times 8 KiB that each warp has for keys and values on their way
     resident: int  # blocks that a processor has room for
     holds_table: bool = False
-    cluster: int = 0  # blocks that share a row, and put their sums together by their own shared memory; 0: by memory
-    in_turn: bool = True  # of a cluster: chunks are asked for one after the other
-    fetched: int = 0  # chunks behind a warp's ring that come into the second-level cache before the wait
-    let_in: int = -1  # chunks that warps have left to ask for when the next launch is let in; -1: at once
 
     def shared_bytes(self, dim: int, queries: int) -> int:
         ring = self.warps * self.stages * _RING_UNIT
-        exchange = 16 * (1 + queries * dim // 4 + _MOST_RANKS) + 8 * _MOST_RANKS * queries
-        return ring + (2 * queries + 4) * dim + _TABLE_BYTES * self.holds_table + exchange * bool(self.cluster)
+        return ring + (2 * queries + 4) * dim + _TABLE_BYTES * self.holds_table
 
 
 ALONE, PAIR, WIDE = DecodeForm(4, 4, 1, holds_table=True), DecodeForm(6, 2, 2), DecodeForm(4, 3, 2)
 NARROW, SMALL = DecodeForm(2, 3, 4), DecodeForm(2, 2, 6)
 FORMS = (ALONE, PAIR, WIDE, NARROW, SMALL)
-# Of no use yet: tests/gpu_long_row.py is to tell whether one of them reads one long row faster than `ALONE`.
-CLUSTERS = tuple(DecodeForm(*size, holds_table=True, cluster=14) for size in ((4, 3, 2), (8, 3, 1), (4, 6, 1)))
 
 
 @cache
 def decode_kernel(dim: int, form: DecodeForm, kv_bytes: int = 2, share: int = 1) -> CudaKernel:
     queries = next((n for n in _QUERIES if share <= n), _QUERIES[-1])
-    program, entry = _decode_program(dim, kv_bytes, queries), f"paged_decode_{form.warps}x{form.stages}"
-    if form.cluster:
-        program, entry = replace(program, source="decode_cluster.cu"), entry.replace("decode", "decode_cluster")
-    shared = form.shared_bytes(dim, queries)
-    return CudaKernel(program, entry, _DECODE, shared, threads=32 * form.warps, cluster=form.cluster)
+    program = _decode_program(dim, kv_bytes, queries)
+    entry, shared = f"paged_decode_{form.warps}x{form.stages}", form.shared_bytes(dim, queries)
+    return CudaKernel(program, entry, _DECODE, shared, threads=32 * form.warps)
 
 
 @cache
@@ -171,12 +160,10 @@ def paged_step(
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
     groups, share = batch * kv_heads, heads.heads // kv_heads
     span = span_blocks * block_tokens
-    splits = form.cluster or splits if form else splits
     helpers = (0 if splits else helpers_for(groups, span)) if helpers is None else helpers
     splits = 1 + helpers if helpers else splits or splits_for(groups, span)
     known, kv_bytes = dim if dim in _DIMS else _DIMS[-1], _CACHES.get(cache.dtype, 2)
-    form = form or form_for(groups, 1 if helpers else splits, kv_bytes)
-    kernel = decode_kernel(known, form, kv_bytes, share)
+    kernel = decode_kernel(known, form or form_for(groups, 1 if helpers else splits, kv_bytes), kv_bytes, share)
     if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
@@ -187,15 +174,14 @@ def paged_step(
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
     partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
-    blocks = batch + helpers * -(-batch // _COHORT)
     kernel.launch(
-        qkv.device, (kv_heads * splits, batch, 1) if form.cluster else (kv_heads, blocks, 1 if helpers else splits),
+        qkv.device, (kv_heads, batch + helpers * -(-batch // _COHORT), 1 if helpers else splits),
         qkv.data_ptr(), *gains, cos.data_ptr(), sin.data_ptr(), cache.data_ptr(), tables.data_ptr(),
         positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
         tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, batch, helpers,
-        out.element_size(), heads.eps, dim**-0.5 * _LOG2_E, form.in_turn, form.fetched, form.let_in,
+        out.element_size(), heads.eps, dim**-0.5 * _LOG2_E,
     )  # fmt: skip
     return out
 

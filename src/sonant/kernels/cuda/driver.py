@@ -20,7 +20,6 @@ from sonant.kernels.cuda.compiler import BuildError
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
-_LARGE_CLUSTERS, _PORTABLE = 14, 8  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, blocks that need no such word
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -89,19 +88,14 @@ class Function:
         config = _config(grid, self._size, stream, self._attributes)
         return int(library().cuLaunchKernelEx(ctypes.byref(config), self._handle, pointers, None))
 
-    def clusters_at_once(self, blocks: int) -> int:
-        """How many clusters of a grid of so many blocks the GPU has room for."""
-        found, config = ctypes.c_int(), _config((blocks, 1, 1), self._size, 0, self._late)
-        asked = library().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
-        _check(asked, "cuOccupancyMaxActiveClusters")
-        return found.value
-
     def check_room(self) -> None:
         """DriverError if not all of its blocks can run at once."""
-        cluster, resident = self._size.cluster, self._size.resident
-        found = self.clusters_at_once(resident)
-        if found * cluster < resident:
-            raise DriverError(f"only {found} clusters of {cluster} run at once, not {resident} blocks")
+        size, found = self._size, ctypes.c_int()
+        config = _config((size.resident, 1, 1), size, 0, self._late)
+        asked = library().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
+        _check(asked, "cuOccupancyMaxActiveClusters")
+        if found.value * size.cluster < size.resident:
+            raise DriverError(f"only {found.value} clusters of {size.cluster} run at once, not {size.resident} blocks")
 
 
 def _attributes(size: BlockSize, *, early: bool) -> ctypes.Array[_Attribute]:
@@ -128,8 +122,6 @@ def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
         asked = driver.cuFuncSetAttribute(handle, _SHARED_BYTES, size.shared_bytes)
         _check(asked, f"{size.shared_bytes} bytes for {entry}")
         assert handle.value is not None
-        if size.cluster > _PORTABLE:
-            _check(driver.cuFuncSetAttribute(handle, _LARGE_CLUSTERS, 1), f"clusters of {size.cluster} for {entry}")
         function = Function(handle.value, device, size)
         if size.resident:
             function.check_room()

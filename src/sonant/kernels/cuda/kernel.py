@@ -54,11 +54,6 @@ class CudaKernel:
         """Whether a launch will work. The first time it may compile; a failure is told once, and is for good."""
         return device.type != "cuda" or _function(self, _index(device)) is not None
 
-    def clusters_at_once(self, device: torch.device) -> int:
-        """How many of its clusters the GPU has room for; 0: it does not run there."""
-        function = _function(self, _index(device))
-        return 0 if function is None else function.clusters_at_once(self.cluster)
-
     def launch(self, device: torch.device, grid: Sequence[int], *values: float | bytes) -> None:
         function = _function(self, _index(device))
         assert function is not None, f"{self.entry} is launched where it is not ready"

@@ -1,8 +1,252 @@
-#include "decode.cuh"
+// One new position a row over its paged keys and values: norms, rotations, the write to the cache, attention.
+//
+// A block serves one row, one key-value head and one share of the row's positions. The query heads that share the
+// key-value head are the columns of one tile of products (turned.cuh), or its rows if they are more than 8 (gathered.cuh).
+// Each warp has a pipeline of its own over chunks of 16 or 32 positions, so the loop has no barrier of the block; the warps'
+// sums are put together at the end, and those of the blocks by whichever block arrives last. How many blocks share a row's
+// positions follows from its length, which only the device knows: the others of the grid leave at once. A block has one to
+// four warps: many short rows are read fastest by many small blocks, since most of a block's life is then not reading.
+#ifndef QUERIES  // that a tile has room for: 8 or 16
+#define QUERIES 8
+#endif
+#include "heads.cuh"
+#include "part.cuh"
+#include "shares.cuh"
+
+#if QUERIES == 8
+typedef Turned Sums;
+#else
+typedef Gathered Sums;
+#endif
+
+constexpr int RING_UNIT = 8192;   // bytes of a warp's ring by which the host counts
+constexpr int TABLE_ROOM = 1024;  // blocks of a row's table that have room where few rows are shared by many blocks
+
+struct DecodeArgs {
+    const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
+    cached_t* cache;
+    const int* tables;
+    const void* positions;
+    void* out;
+    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + as much again, unused]
+    uint32_t* arrivals;  // [rows, kv_heads], zero between launches
+    int64_t plane;       // elements from keys to values
+    int table_stride, position_stride, wide_positions, rope_stride, heads, kv_heads, block_tokens;
+    uint32_t block_magic;
+    int capacity;        // positions that a table has room for
+    int splits;          // of a row at most
+    int least, alone;    // positions in a share of a long row, and in a row that one block has alone
+    int norm, early, rows, helpers;
+    int out_bytes;       // of a result: 2, or 1 for e4m3
+    float eps, scale;    // of scores, times log2(e)
+    int pad;
+};
+static_assert(sizeof(DecodeArgs) == 176, "as attention.py packs it");
+
+// What the kernel in front made, as one warp needs it: all of it is on its way before any is used.
+constexpr int AT_FIRST = 2;  // queries of a warp
+struct Given {
+    Columns cos, sin, key, value, query[AT_FIRST];
+
+    __device__ __forceinline__ void read(const DecodeArgs& a, int row, int kv_head, int warp, int warps, bool fresh, int lane) {
+        const int share = a.heads / a.kv_heads;
+        const uint16_t* source = a.qkv + static_cast<int64_t>(row) * (a.heads + 2 * a.kv_heads) * DIM;
+        cos.read(a.cos + static_cast<int64_t>(row) * a.rope_stride, lane);
+        sin.read(a.sin + static_cast<int64_t>(row) * a.rope_stride, lane);
+#pragma unroll
+        for (int n = 0; n < AT_FIRST; n++)
+            if (warp + n * warps < share) query[n].read(source + (kv_head * share + warp + n * warps) * DIM, lane);
+        if (!fresh) return;
+        key.read(source + (a.heads + kv_head) * DIM, lane);
+        value.read(source + (a.heads + a.kv_heads + kv_head) * DIM, lane);
+    }
+};
+
+// The new position's key and value, by one warp: into the cache, and to `fresh`, one behind the other.
+__device__ __forceinline__ void make_position(
+    const DecodeArgs& a, const Given& given, const Columns& gain, const int* table, int at, int kv_head, uint8_t* fresh, int lane
+) {
+    const int block = at / a.block_tokens;
+    const int64_t begin = static_cast<int64_t>(read_fresh(table + block)) * a.block_tokens;
+    const Columns key = make_head(given.key, gain, given.cos, given.sin, a.norm, a.eps);
+    cached_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
+    put_cached(fresh, to, key, lane);
+    put_cached(fresh + ROW_BYTES, to + a.plane, given.value, lane);
+    __syncwarp();  // other lanes move it to its chunk
+}
+
+// … and from there to its row of a chunk that has arrived, where copies have left zeros.
+template <int CHUNK>
+__device__ __forceinline__ void lay_in(uint8_t* stage, int row, const uint8_t* fresh, int lane) {
+    if (lane < 2 * PIECES) {
+        const int value = lane / PIECES, piece = lane % PIECES;
+        move16(stage + value * CHUNK * ROW_BYTES + place<ROW_BYTES>(row, piece), fresh + lane * 16);
+    }
+    __syncwarp();  // each lane reads what all have laid there
+}
+
+// Where the positions of a chunk lie in the cache; `held` is the row's table in shared memory, or null.
+template <int CHUNK>
+__device__ __forceinline__ int slot_of(const Pages& pages, const int* held, int first, int lane) {
+    if (held == nullptr) return pages.slot<CHUNK>(first, lane);
+    const int at = first + (lane & (CHUNK - 1));
+    return pages.slot_in<CHUNK>(at < pages.end ? held[pages.block_of(at)] : 0, first, lane);
+}
+
+// All chunks that a warp's ring has room for are on their way before the kernel waits. Where few blocks have long rings
+// (IN_TURN) they are asked for one after the other: memory serves in order, and the kernel before may still have sums to
+// read, which would wait behind all of them. HOLDS: a block that shares a row brings all of its table.
+constexpr int CROWD = 64;  // blocks whose rings together keep the memory busy for longer than such a read takes
+constexpr int AHEAD = 2;   // chunks beyond a ring whose places are looked up already
+template <int WARPS_HERE, int RING_BYTES, int CHUNK, bool IN_TURN, bool HOLDS>
+__device__ __forceinline__ void decode(const DecodeArgs& a) {
+    constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES, STAGE_BYTES = 2 * CHUNK_BYTES, STAGES = RING_BYTES / STAGE_BYTES;
+    constexpr int UNIT = WARPS_HERE * CHUNK;             // positions that all warps take in one turn
+    constexpr int QUERIES_AT = WARPS_HERE * RING_BYTES;  // [QUERIES, DIM] of factors
+    constexpr int FRESH_AT = QUERIES_AT + QUERIES * WIDE_BYTES;
+    constexpr int TABLE_AT = FRESH_AT + 4 * DIM;
+    const int kv_head = blockIdx.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int share = a.heads / a.kv_heads;
+    const Rows rows = {a.positions, a.position_stride, a.wide_positions, a.rows, a.capacity, a.alone, a.helpers};
+    const bool helps = static_cast<int>(blockIdx.y) >= a.rows;
+    Part part = {static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z), a.splits, -1};
+    Pages pages = {
+        reinterpret_cast<const uint8_t*>(a.cache + static_cast<int64_t>(kv_head) * DIM), KV_BYTES * a.plane,
+        static_cast<uint32_t>(a.kv_heads) * ROW_BYTES, a.tables + static_cast<int64_t>(part.row) * a.table_stride,
+        a.block_tokens, a.block_magic, 0,
+    };
+    launch_dependents();
+    if (!a.early) wait_prior();
+    // the first share of a row, and any where shares are the smallest for any length, knows where it begins: the table is
+    // then on its way together with the row's length
+    const int least = max(1, a.least / UNIT);
+    const bool fixed = !helps && (part.split == 0 || a.splits * least * UNIT >= a.capacity);
+    int slots[STAGES + AHEAD];
+    if (fixed) {
+        const int from = part.split * least * UNIT + warp * CHUNK;
+#pragma unroll
+        for (int n = 0; n < STAGES + AHEAD; n++) slots[n] = pages.look_up<CHUNK>(from + n * UNIT, a.capacity, lane);
+    }
+    if (rows.helpers) {
+        part = helped(rows, part.row, lane);
+        if (part.row < 0) return;
+        pages.table = a.tables + static_cast<int64_t>(part.row) * a.table_stride;
+    } else {
+        part.last = rows.last(part.row);
+    }
+    const int row = part.row, split = part.split, past = part.last;
+    const int64_t result = (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
+    const Results out = {static_cast<uint8_t*>(a.out) + result * a.out_bytes, a.out_bytes};
+    // others know it when they know the length: they bring all of the table, which is on its way together with that
+    const int* held = nullptr;
+    if (HOLDS && !fixed) {
+        const int blocks = a.capacity / a.block_tokens;
+        if (blocks <= TABLE_ROOM) {
+            int* near = reinterpret_cast<int*>(shared_memory + TABLE_AT);
+            for (int n = threadIdx.x; n < blocks; n += 32 * WARPS_HERE) near[n] = read_fresh(pages.table + n);
+            __syncthreads();  // each warp looks up what all have brought
+            held = near;
+        }
+    }
+    if (past < 0) {  // no such position: nothing to see, nowhere to write
+        wait_prior();
+        if (split == 0)
+            for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) out.put(four, {}, 1.0f);
+        return;
+    }
+    const int units = past / UNIT + 1;
+    const int each = past <= a.alone ? units : max(least, (units + part.splits - 1) / part.splits);
+    const int active = (units + each - 1) / each;
+    if (split >= active) return;  // the first block of each row waits for the kernel before, so the grid does not end
+    const bool crowded = static_cast<int>(gridDim.x * gridDim.y) * active >= CROWD;
+    const int first = split * each * UNIT;
+    const int end = min(first + each * UNIT, past + 1);  // the new position with them, which is not in the cache yet
+    const bool has_fresh = end == past + 1 && past / CHUNK % WARPS_HERE == warp;
+    pages.end = min(end, past);
+    const shared_t ring = shared_base() + warp * RING_BYTES;
+    const int mine = first + warp * CHUNK;  // my chunks begin here and every UNIT positions
+    const int chunks = end > mine ? (end - mine + UNIT - 1) / UNIT : 0;
+#pragma unroll
+    for (int n = 0; n < STAGES + AHEAD; n++) {
+        const int from = mine + n * UNIT;
+        slots[n] = fixed ? pages.slot_in<CHUNK>(slots[n], from, lane) : slot_of<CHUNK>(pages, held, from, lane);
+    }
+#pragma unroll
+    for (int n = 0; n < STAGES; n++) {
+        const shared_t to = ring + n * STAGE_BYTES;
+        if (n < chunks) pages.copy<CHUNK>(to, to + CHUNK_BYTES, slots[n], lane);
+        copies_commit();
+        if (IN_TURN && n < STAGES - 1 && crowded) copies_wait<0>();
+    }
+    Columns q_gain = {}, k_gain = {};
+    if (a.norm) {  // weights, which no kernel writes
+        q_gain.read(a.q_weight, lane);
+        k_gain.read(a.k_weight, lane);
+    }
+    uint8_t* queries = shared_memory + QUERIES_AT;
+    for (int head = share + warp; head < QUERIES; head += WARPS_HERE) put_query(queries, head, {}, lane);
+    if (a.early) wait_prior();
+
+    Given given;
+    given.read(a, row, kv_head, warp, WARPS_HERE, has_fresh, lane);
+#pragma unroll
+    for (int n = 0; n < AT_FIRST; n++) {
+        const int head = warp + n * WARPS_HERE;
+        if (head < share) put_query(queries, head, make_head(given.query[n], q_gain, given.cos, given.sin, a.norm, a.eps), lane);
+    }
+    const uint16_t* source = a.qkv + static_cast<int64_t>(row) * (a.heads + 2 * a.kv_heads) * DIM;
+    for (int head = warp + AT_FIRST * WARPS_HERE; head < share; head += WARPS_HERE) {
+        Columns made;
+        made.read(source + (kv_head * share + head) * DIM, lane);
+        put_query(queries, head, make_head(made, q_gain, given.cos, given.sin, a.norm, a.eps), lane);
+    }
+    __syncthreads();  // every warp reads all queries
+    uint32_t q[DIM / 16][4];
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        load_matrices(q[k], pair(shared_base() + QUERIES_AT + place<WIDE_BYTES>(lane & (QUERIES - 1), lane >> 4), k));
+    }
+    uint8_t* fresh = shared_memory + FRESH_AT;  // for this warp only
+    if (has_fresh) make_position(a, given, k_gain, pages.table, past, kv_head, fresh, lane);
+    Sums sums;
+    sums.clear();
+
+    int stage = 0;
+    for (int n = 0; n < chunks; n++) {
+        copies_wait<STAGES - 1>();
+        __syncwarp();  // all lanes' copies of this chunk are there
+        const shared_t keys = ring + stage * STAGE_BYTES;
+        const int from = mine + n * UNIT;
+        if (has_fresh && n == chunks - 1)
+            lay_in<CHUNK>(shared_memory + warp * RING_BYTES + stage * STAGE_BYTES, past - from, fresh, lane);
+        sums.add<CHUNK>(q, keys, keys + CHUNK_BYTES, end - from, a.scale, lane);
+        if (n + STAGES < chunks) {
+            __syncwarp();  // all have read it
+            pages.copy<CHUNK>(keys, keys + CHUNK_BYTES, slots[STAGES], lane);
+#pragma unroll
+            for (int i = STAGES; i < STAGES + AHEAD - 1; i++) slots[i] = slots[i + 1];
+            slots[STAGES + AHEAD - 1] = slot_of<CHUNK>(pages, held, from + (STAGES + AHEAD) * UNIT, lane);
+        }
+        copies_commit();  // an empty group keeps the count
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+
+    __syncthreads();  // the rings are read to the end: their place is taken
+    leave(sums, share, warp, lane);
+    __syncthreads();  // each thread now adds what all warps left
+    const int cells = share * (DIM + 4);  // a multiple of 16 bytes
+    const int64_t group = static_cast<int64_t>(row) * a.kv_heads + kv_head;
+    float* slots_of = a.partials + group * a.splits * cells;
+    add_warps<WARPS_HERE>(slots_of + static_cast<int64_t>(split) * cells, out, active == 1, share);
+    if (active > 1 && arrived_last(a.arrivals + group, active)) combine<WARPS_HERE>(slots_of, cells, active, share, out);
+}
 
 // More blocks on a processor with fewer warps or shorter rings, or the reverse: which is for what grid is the host's to say.
-// In the longest rings, which are for few blocks, a chunk is of 32 positions: a sum over scores takes as long for them as
-// for 16.
+// A chunk is of 4 KiB of keys, as far as a warp can look so many positions up at once; in the longest rings, which are for
+// few blocks, of 32 positions: a sum over scores takes as long for them as for 16.
+constexpr int USUAL = 4096 / ROW_BYTES < 32 ? 4096 / ROW_BYTES : 32;
+
 #define PAGED_DECODE(WARPS_HERE, UNITS, CHUNK, IN_TURN, HOLDS, RESIDENT)                                    \
     extern "C" __global__ void __launch_bounds__(32 * WARPS_HERE, RESIDENT)                                 \
         paged_decode_##WARPS_HERE##x##UNITS(const __grid_constant__ DecodeArgs a) {                         \

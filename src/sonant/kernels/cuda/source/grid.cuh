@@ -64,12 +64,6 @@ __device__ __forceinline__ void push(shared_t to, shared_t gate, float first, fl
                  "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(gate)
                  : "memory");
 }
-__device__ __forceinline__ void push(shared_t to, shared_t gate, float4 values) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-                 "r"(__float_as_uint(values.x)), "r"(__float_as_uint(values.y)), "r"(__float_as_uint(values.z)),
-                 "r"(__float_as_uint(values.w)), "r"(gate)
-                 : "memory");
-}
 
 // Two values at a time, each result rounded to bfloat16.
 __device__ __forceinline__ uint32_t product2(uint32_t a, uint32_t b) {

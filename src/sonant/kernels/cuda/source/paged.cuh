@@ -94,17 +94,6 @@ struct Pages {
             copy16(to_values + to, at + plane_bytes, there);
         }
     }
-
-    // The same into the second-level cache, and no further.
-    template <int CHUNK>
-    __device__ __forceinline__ void fetch(int slot, int lane) const {
-#pragma unroll
-        for (int turn = 0; turn < 2 * CHUNK; turn += 32) {
-            const int from = __shfl_sync(ALL, slot, (turn + lane) % CHUNK);
-            const uint8_t* at = keys + (turn + lane) / CHUNK * plane_bytes;
-            if (from >= 0) fetch_row(at + static_cast<uint64_t>(from) * token_bytes, ROW_BYTES);
-        }
-    }
 };
 
 // Where a lane points a matrix load, as an offset into a tile: rows 0…15 and the first pair of pieces.
