@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sonant.kernels.cuda.compiler import SOURCES
+from sonant.kernels.cuda.compiler import SOURCES, Program
 from sonant.kernels.cuda.kernel import CudaKernel
 
 HERE = Path(__file__).parent
@@ -28,15 +28,13 @@ class OnCpu:
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CudaKernel, "launch", lambda *given: self.launch(*given))
 
-    def _build(self, kernel: CudaKernel) -> Any:
-        words = kernel.program.source.removesuffix(".cu").split("_")
-        structure = "".join(word.capitalize() for word in words) + "Args"
-        made = self.folder / f"{kernel.entry}-{'-'.join(map(str, kernel.program.defines.values()))}.so"
-        defines = [f"-D{name}={value}" for name, value in kernel.program.defines.items()]
+    def _build(self, program: Program, entry: str) -> Any:
+        made = self.folder / f"{entry}-{'-'.join(map(str, program.defines.values()))}.so"
+        defines = [f"-D{name}={value}" for name, value in program.defines.items()]
         subprocess.run(
             ["g++", "-O2", "-w", "-shared", "-fPIC", "-std=c++17", "-DSONANT_ON_CPU", *defines,
-             f'-DSOURCE="{kernel.program.source}"', f"-DKERNEL={kernel.entry}", f"-DARGS={structure}",
-             f"-I{SOURCES}", f"-I{HERE}", "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
+             f'-DSOURCE="{program.source}"', f"-DKERNEL={entry}", f"-I{SOURCES}", f"-I{HERE}",
+             "-o", str(made), str(HERE / "cuda_on_cpu.cpp")],
             check=True,
         )  # fmt: skip
         return ctypes.CDLL(str(made)).run
@@ -45,4 +43,5 @@ class OnCpu:
         self.seed += 1
         packed = kernel.arguments.pack(*values)
         grid_of = (ctypes.c_int * 3)(*grid)
-        self.built(kernel)(packed, grid_of, kernel.threads, kernel.cluster, kernel.shared_bytes, self.seed)
+        run = self.built(kernel.program, kernel.entry)
+        run(packed, grid_of, kernel.threads, kernel.cluster, kernel.waits, kernel.shared_bytes, self.seed)

@@ -1,7 +1,8 @@
 // A GPU's blocks on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
 // until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives, or a store into
 // another block's memory: at once, when it is waited for, or between; shared memory is NaN at first. So what lacks a
-// barrier or a wait comes out wrong. Blocks run one after another, or, if they are of clusters, all at once.
+// barrier or a wait comes out wrong. Blocks run one after another, or, if they are of clusters or wait for each other, all at
+// once.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -28,6 +29,9 @@ struct Index {
 static Index threadIdx, blockIdx, gridDim;
 struct int2 {
     int x, y;
+};
+struct float2 {
+    float x, y;
 };
 struct float4 {
     float x, y, z, w;
@@ -384,6 +388,22 @@ static inline void await_words(uint64_t (&words)[2], const uint64_t* from, uint3
     rest();
     memcpy(words, from, 16);
 }
+static inline void post(float* to, float4 words) {
+    uint32_t four[4];
+    memcpy(four, &words, 16);
+    for (int n = 0; n < 4; n++) put_word(reinterpret_cast<uint32_t*>(to) + n, four[n]);
+}
+template <int COUNT>
+void await_posts(float4 (&found)[COUNT], const float* const (&from)[COUNT]) {
+    me().until = [from] {
+        for (const float* at : from)
+            for (int n = 0; n < 4; n++)
+                if (reinterpret_cast<const uint32_t*>(at)[n] == 0xffffffffu) return false;
+        return true;
+    };
+    rest();
+    for (int n = 0; n < COUNT; n++) memcpy(&found[n], from[n], 16);
+}
 static inline uint32_t to_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -504,9 +524,9 @@ static void run_blocks(const std::vector<Index>& indices) {
     }
 }
 
-// cluster: blocks of one; 0: they have none, and run one after another
+// cluster: blocks of one; 0: they have none, and run one after another if not `together`
 static void run_grid(
-    std::function<void()> body, const int* grid, int threads, int cluster, int shared_bytes, unsigned seed
+    std::function<void()> body, const int* grid, int threads, int cluster, bool together, int shared_bytes, unsigned seed
 ) {
     machine.body = body;
     machine.shared_bytes = shared_bytes;
@@ -518,7 +538,7 @@ static void run_grid(
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
-    if (cluster) return run_blocks(blocks);
+    if (cluster || together) return run_blocks(blocks);
     std::shuffle(blocks.begin(), blocks.end(), machine.draws);
     for (const Index& block : blocks) run_blocks({block});
 }

@@ -28,7 +28,8 @@ from kernels.paged_cases import (
     step_call,
 )
 from sonant.kernels.cuda import attention
-from sonant.kernels.cuda.attention import ALONE, NARROW, PAIR, SMALL, WIDE, DecodeForm
+from sonant.kernels.cuda.attention import ALONE, LONG, LONG_PAIR, NARROW, PAIR, SMALL, WIDE, DecodeForm
+from sonant.kernels.cuda.exchange import exchange_buffer
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.reference import Heads
 
@@ -96,6 +97,60 @@ def test_every_form_of_a_block_over_short_rows(form: DecodeForm, eight: bool) ->
     for seed, block in enumerate(BLOCKS[2 * eight :: 3]):
         lengths = (90, 31, 0, 1, 16, 15, 32, 63 + seed, 64, 127, 128, 200)
         check_step(Shape(3, 1, 128, block, lengths, 1, False, True, 1, eight), seed, form=form, early=seed > 0)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("blocks", "uneven"), [(2, False), (5, True), (9, False), (16, True)])
+@pytest.mark.parametrize("form", [LONG, LONG_PAIR])
+def test_a_long_row_is_interleaved_over_blocks_that_post_their_sums(
+    form: DecodeForm, blocks: int, uneven: bool, dim: int, eight: bool
+) -> None:
+    """Some have a unit more; a row that fewer share than there are, and one that a block has alone."""
+    for seed, lengths in enumerate(((2900,), (700 + blocks, 0), (513,), (300,))):
+        shape = Shape(4, 2, dim, 16, lengths, 1, False, True, 1, eight)
+        check_step(shape, seed, form=form._replace(blocks=blocks, uneven=uneven), early=seed > 0)
+
+
+@pytest.mark.parametrize(("form", "blocks"), [(LONG, 3), (LONG, 12), (LONG_PAIR, 7)])
+@pytest.mark.parametrize("heads", [1, 3, 5, 8, 11, 16])
+def test_any_number_of_heads_over_one_is_posted(heads: int, form: DecodeForm, blocks: int) -> None:
+    """Columns of several queries for a thread, threads of several parts for a column, threads that are over."""
+    shape = Shape(heads, 1, 128, 16, (6200,), 1, False, True, 1)
+    check_step(shape, heads, form=form._replace(blocks=blocks, uneven=heads % 2 > 0))
+
+
+@pytest.mark.parametrize("length", [5248, 5249, 5375, 5376, 5377])
+@pytest.mark.parametrize("form", [LONG, LONG_PAIR])
+def test_where_a_unit_ends_so_does_no_row(form: DecodeForm, length: int) -> None:
+    """The new position begins a unit, a chunk of it, or ends one; of blocks that have two units more than others."""
+    check_step(Shape(2, 1, 64, 1, (length,), 1, False, True, 1), length, form=form._replace(blocks=5, uneven=True))
+
+
+@pytest.mark.parametrize("form", [LONG, LONG_PAIR])
+def test_what_was_posted_is_gone_for_the_next_launch(form: DecodeForm) -> None:
+    """Else a block would find sums of the launch before."""
+    shapes = [Shape(4, 2, 128, 16, lengths, 1, False, True, 1) for lengths in ((1400,), (900, 2000), (1300,))]
+    posted = torch.full((12 * 2 * 132,), -1, dtype=torch.int32)  # 8 blocks, and one more for each of four groups
+    for seed, shape in enumerate(shapes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "exchange_buffer", lambda *given: posted)
+            check_step(shape, seed, form=form._replace(blocks=8))
+        assert bool((posted == -1).all())
+
+
+def test_sums_of_one_cache_are_posted_where_those_of_another_are_not() -> None:
+    first, second = (torch.zeros(2, 3, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+    buffers = [exchange_buffer(owner, 1000) for owner in (first, second, first)]
+    assert buffers[0] is buffers[2] is not buffers[1] and all(bool((buffer == -1).all()) for buffer in buffers)
+
+
+def test_a_row_that_no_table_has_room_for_posts_nothing() -> None:
+    shape = Shape(4, 2, 64, 16, (1400, 900), 1, False, True, 0)
+    qkv, heads, cache_, tables, positions, width = step_call(shape, 1, "cpu")
+    positions[0] = -1
+    got = attention.paged_step(qkv, heads, cache_, tables, positions, width, form=LONG._replace(blocks=10))
+    assert not got[0].any() and got[1].isfinite().all() and got[1].any()
 
 
 @pytest.mark.parametrize("form", [PAIR, WIDE, SMALL])

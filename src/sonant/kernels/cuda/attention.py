@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sonant.kernels.cuda.compiler import Program, obstacle_to
+from sonant.kernels.cuda.exchange import exchange_buffer
 from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
@@ -37,11 +38,12 @@ _BLOCKS = 4 * _PROCESSORS  # that a decode step of many rows should have, if the
 _LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
 _MOST_ALONE = 512  # positions of a row that one block has alone
 _COHORT = 32  # rows that have helpers, blocks that share the long ones among them
+_POSTED = 4 * _PROCESSORS  # parts of a launch that have room: of the largest grid, and one more for each group
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
 
-_DECODE = struct.Struct("<11Qq7iI9i2f4x")  # DecodeArgs
+_DECODE = struct.Struct("<11Qq7iI9i2f2i4x")  # DecodeArgs
 _PREFILL = struct.Struct("<5Qq6iIif4x")  # PrefillArgs
 
 
@@ -52,6 +54,9 @@ class DecodeForm(NamedTuple):
     stages: int  # times 8 KiB that each warp has for keys and values on their way
     resident: int  # blocks that a processor has room for
     holds_table: bool = False
+    blocks: int = 0  # of all of a grid, which few long rows share (decode_long.cu); 0: a grid of rows
+    uneven: bool = False  # of long rows: some blocks have two units more than others, so that not all end at once
+    let_in: int = -1  # of long rows: the chunk of a warp behind which the next launch may begin; -1: at once
 
     def shared_bytes(self, dim: int, queries: int) -> int:
         ring = self.warps * self.stages * _RING_UNIT
@@ -61,14 +66,17 @@ class DecodeForm(NamedTuple):
 ALONE, PAIR, WIDE = DecodeForm(4, 4, 1, holds_table=True), DecodeForm(6, 2, 2), DecodeForm(4, 3, 2)
 NARROW, SMALL = DecodeForm(2, 3, 4), DecodeForm(2, 2, 6)
 FORMS = (ALONE, PAIR, WIDE, NARROW, SMALL)
+# No rule takes these yet: 1 × 8,192 is said to have taken 9.6 µs in an unfinished `LONG`, where `ALONE` takes 12.0, and
+# tests/gpu_long_row.py has not been run with what is here.
+LONG, LONG_PAIR = DecodeForm(8, 3, 1, blocks=116), DecodeForm(4, 3, 2, blocks=248)
 
 
 @cache
 def decode_kernel(dim: int, form: DecodeForm, kv_bytes: int = 2, share: int = 1) -> CudaKernel:
     queries = next((n for n in _QUERIES if share <= n), _QUERIES[-1])
-    program = _decode_program(dim, kv_bytes, queries)
-    entry, shared = f"paged_decode_{form.warps}x{form.stages}", form.shared_bytes(dim, queries)
-    return CudaKernel(program, entry, _DECODE, shared, threads=32 * form.warps)
+    program, shared = _decode_program(dim, kv_bytes, queries, long=form.blocks > 0), form.shared_bytes(dim, queries)
+    entry = f"paged_decode_{'long_' * (form.blocks > 0)}{form.warps}x{form.stages}"
+    return CudaKernel(program, entry, _DECODE, shared, threads=32 * form.warps, waits=form.blocks > 0)
 
 
 @cache
@@ -78,14 +86,15 @@ def prefill_kernel(dim: int, queries: int, kv_bytes: int = 2) -> CudaKernel:
     return CudaKernel(program, f"paged_prefill_{queries}", _PREFILL, shared)
 
 
-def _decode_program(dim: int, kv_bytes: int, queries: int) -> Program:
-    return Program("decode.cu", {"HEAD_DIM": dim, "KV_BYTES": kv_bytes, "QUERIES": queries})
+def _decode_program(dim: int, kv_bytes: int, queries: int, *, long: bool) -> Program:
+    source = "decode_long.cu" if long else "decode.cu"
+    return Program(source, {"HEAD_DIM": dim, "KV_BYTES": kv_bytes, "QUERIES": queries})
 
 
 def programs() -> Iterator[Program]:
     for dim, kv_bytes in product(_DIMS, _CACHES.values()):
-        for queries in _QUERIES:
-            yield _decode_program(dim, kv_bytes, queries)
+        for queries, long in product(_QUERIES, (False, True)):
+            yield _decode_program(dim, kv_bytes, queries, long=long)
         yield prefill_kernel(dim, 64, kv_bytes).program
 
 
@@ -160,10 +169,13 @@ def paged_step(
     batch, (block_tokens, kv_heads, dim) = len(qkv), cache.shape[2:]
     groups, share = batch * kv_heads, heads.heads // kv_heads
     span = span_blocks * block_tokens
+    if form and form.blocks:
+        splits, helpers = -(-form.blocks // groups), 0
     helpers = (0 if splits else helpers_for(groups, span)) if helpers is None else helpers
     splits = 1 + helpers if helpers else splits or splits_for(groups, span)
     known, kv_bytes = dim if dim in _DIMS else _DIMS[-1], _CACHES.get(cache.dtype, 2)
-    kernel = decode_kernel(known, form or form_for(groups, 1 if helpers else splits, kv_bytes), kv_bytes, share)
+    form = form or form_for(groups, 1 if helpers else splits, kv_bytes)
+    kernel = decode_kernel(known, form, kv_bytes, share)
     if _step_refusal(qkv, heads, cache, tables, positions) is not None or not kernel.is_ready(qkv.device):
         from sonant.kernels.triton import paged
 
@@ -172,16 +184,22 @@ def paged_step(
     out = qkv.new_empty(batch, 1, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm = heads.q_weight is not None
     owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
-    partials = workspace(qkv, groups, splits, share * (dim + 4))
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
+    if form.blocks:
+        grid = (max(form.blocks, groups), 1, 1)
+        partials, arrivals = exchange_buffer(owner, _POSTED * _QUERIES[-1] * (dim + 4)), 0
+    else:
+        grid = (kv_heads, batch + helpers * -(-batch // _COHORT), 1 if helpers else splits)
+        partials = workspace(qkv, groups, splits, share * (dim + 4))
+        arrivals = counters(owner, groups, splits).data_ptr()
     kernel.launch(
-        qkv.device, (kv_heads, batch + helpers * -(-batch // _COHORT), 1 if helpers else splits),
+        qkv.device, grid,
         qkv.data_ptr(), *gains, cos.data_ptr(), sin.data_ptr(), cache.data_ptr(), tables.data_ptr(),
-        positions.data_ptr(), out.data_ptr(), partials.data_ptr(), counters(owner, groups, splits).data_ptr(),
+        positions.data_ptr(), out.data_ptr(), partials.data_ptr(), arrivals,
         cache.stride(0), tables.stride(0), positions.stride(0), positions.dtype == torch.int64,
         0 if len(cos) == 1 else dim, heads.heads, kv_heads, block_tokens, magic(block_tokens),
         tables.shape[1] * block_tokens, splits, _LEAST_SHARE, _MOST_ALONE, norm, early, batch, helpers,
-        out.element_size(), heads.eps, dim**-0.5 * _LOG2_E,
+        out.element_size(), heads.eps, dim**-0.5 * _LOG2_E, form.uneven, form.let_in,
     )  # fmt: skip
     return out
 

@@ -44,6 +44,7 @@ class CudaKernel:
     threads: int = 128
     cluster: int = 0  # blocks of one; 0: there are none
     resident: int = 0  # blocks that must all run at once
+    waits: bool = False  # blocks wait for those before them in the grid, which begin no later
 
     @property
     def form(self) -> CudaForm:

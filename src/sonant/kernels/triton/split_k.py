@@ -48,7 +48,7 @@ class Counters:
     def of(self, groups: int, device: torch.device) -> Tensor:
         if groups not in self._sets:
             if not self._cleared or len(self._cleared[-1]) < groups:
-                self._cleared.append(_cleared(max(groups, _AT_ONCE), device))
+                self._cleared.append(filled(max(groups, _AT_ONCE), 0, device))
             left = self._cleared[-1]
             self._sets[groups], self._cleared[-1] = left[:groups], left[-(-groups // _APART) * _APART :]
         return self._sets[groups]
@@ -65,7 +65,7 @@ def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
     if splits == 1:
         return _unused(weight.device)
     if is_beside_steps():
-        return _cleared(groups, weight.device)
+        return filled(groups, 0, weight.device)
     kept = _sets_by_weight()
     sets: Counters | None = kept.get(weight)
     if sets is None:
@@ -73,13 +73,13 @@ def counters(weight: Tensor, groups: int, splits: int) -> Tensor:
     return sets.of(groups, weight.device)
 
 
-def _cleared(count: int, device: torch.device) -> Tensor:
-    """On a stream of its own during a capture: that graph alone would clear it else, in memory where others work."""
+def filled(count: int, value: int, device: torch.device) -> Tensor:
+    """On a stream of its own during a capture: that graph alone would fill it else, in memory where others work."""
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-        return torch.zeros(count, dtype=torch.int32, device=device)
+        return torch.full((count,), value, dtype=torch.int32, device=device)
     aside = torch.cuda.Stream(device)
     with torch.cuda.stream(aside):
-        made = torch.zeros(count, dtype=torch.int32, device=device)
+        made = torch.full((count,), value, dtype=torch.int32, device=device)
     aside.synchronize()
     return made
 

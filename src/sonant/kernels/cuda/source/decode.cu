@@ -6,84 +6,10 @@
 // sums are put together at the end, and those of the blocks by whichever block arrives last. How many blocks share a row's
 // positions follows from its length, which only the device knows: the others of the grid leave at once. A block has one to
 // four warps: many short rows are read fastest by many small blocks, since most of a block's life is then not reading.
-#ifndef QUERIES  // that a tile has room for: 8 or 16
-#define QUERIES 8
-#endif
-#include "heads.cuh"
+#include "decode.cuh"
 #include "part.cuh"
-#include "shares.cuh"
 
-#if QUERIES == 8
-typedef Turned Sums;
-#else
-typedef Gathered Sums;
-#endif
-
-constexpr int RING_UNIT = 8192;   // bytes of a warp's ring by which the host counts
 constexpr int TABLE_ROOM = 1024;  // blocks of a row's table that have room where few rows are shared by many blocks
-
-struct DecodeArgs {
-    const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
-    cached_t* cache;
-    const int* tables;
-    const void* positions;
-    void* out;
-    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + as much again, unused]
-    uint32_t* arrivals;  // [rows, kv_heads], zero between launches
-    int64_t plane;       // elements from keys to values
-    int table_stride, position_stride, wide_positions, rope_stride, heads, kv_heads, block_tokens;
-    uint32_t block_magic;
-    int capacity;        // positions that a table has room for
-    int splits;          // of a row at most
-    int least, alone;    // positions in a share of a long row, and in a row that one block has alone
-    int norm, early, rows, helpers;
-    int out_bytes;       // of a result: 2, or 1 for e4m3
-    float eps, scale;    // of scores, times log2(e)
-    int pad;
-};
-static_assert(sizeof(DecodeArgs) == 176, "as attention.py packs it");
-
-// What the kernel in front made, as one warp needs it: all of it is on its way before any is used.
-constexpr int AT_FIRST = 2;  // queries of a warp
-struct Given {
-    Columns cos, sin, key, value, query[AT_FIRST];
-
-    __device__ __forceinline__ void read(const DecodeArgs& a, int row, int kv_head, int warp, int warps, bool fresh, int lane) {
-        const int share = a.heads / a.kv_heads;
-        const uint16_t* source = a.qkv + static_cast<int64_t>(row) * (a.heads + 2 * a.kv_heads) * DIM;
-        cos.read(a.cos + static_cast<int64_t>(row) * a.rope_stride, lane);
-        sin.read(a.sin + static_cast<int64_t>(row) * a.rope_stride, lane);
-#pragma unroll
-        for (int n = 0; n < AT_FIRST; n++)
-            if (warp + n * warps < share) query[n].read(source + (kv_head * share + warp + n * warps) * DIM, lane);
-        if (!fresh) return;
-        key.read(source + (a.heads + kv_head) * DIM, lane);
-        value.read(source + (a.heads + a.kv_heads + kv_head) * DIM, lane);
-    }
-};
-
-// The new position's key and value, by one warp: into the cache, and to `fresh`, one behind the other.
-__device__ __forceinline__ void make_position(
-    const DecodeArgs& a, const Given& given, const Columns& gain, const int* table, int at, int kv_head, uint8_t* fresh, int lane
-) {
-    const int block = at / a.block_tokens;
-    const int64_t begin = static_cast<int64_t>(read_fresh(table + block)) * a.block_tokens;
-    const Columns key = make_head(given.key, gain, given.cos, given.sin, a.norm, a.eps);
-    cached_t* to = a.cache + ((begin + at - block * a.block_tokens) * a.kv_heads + kv_head) * DIM;
-    put_cached(fresh, to, key, lane);
-    put_cached(fresh + ROW_BYTES, to + a.plane, given.value, lane);
-    __syncwarp();  // other lanes move it to its chunk
-}
-
-// … and from there to its row of a chunk that has arrived, where copies have left zeros.
-template <int CHUNK>
-__device__ __forceinline__ void lay_in(uint8_t* stage, int row, const uint8_t* fresh, int lane) {
-    if (lane < 2 * PIECES) {
-        const int value = lane / PIECES, piece = lane % PIECES;
-        move16(stage + value * CHUNK * ROW_BYTES + place<ROW_BYTES>(row, piece), fresh + lane * 16);
-    }
-    __syncwarp();  // each lane reads what all have laid there
-}
 
 // Where the positions of a chunk lie in the cache; `held` is the row's table in shared memory, or null.
 template <int CHUNK>
@@ -96,8 +22,6 @@ __device__ __forceinline__ int slot_of(const Pages& pages, const int* held, int 
 // All chunks that a warp's ring has room for are on their way before the kernel waits. Where few blocks have long rings
 // (IN_TURN) they are asked for one after the other: memory serves in order, and the kernel before may still have sums to
 // read, which would wait behind all of them. HOLDS: a block that shares a row brings all of its table.
-constexpr int CROWD = 64;  // blocks whose rings together keep the memory busy for longer than such a read takes
-constexpr int AHEAD = 2;   // chunks beyond a ring whose places are looked up already
 template <int WARPS_HERE, int RING_BYTES, int CHUNK, bool IN_TURN, bool HOLDS>
 __device__ __forceinline__ void decode(const DecodeArgs& a) {
     constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES, STAGE_BYTES = 2 * CHUNK_BYTES, STAGES = RING_BYTES / STAGE_BYTES;
@@ -179,36 +103,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         copies_commit();
         if (IN_TURN && n < STAGES - 1 && crowded) copies_wait<0>();
     }
-    Columns q_gain = {}, k_gain = {};
-    if (a.norm) {  // weights, which no kernel writes
-        q_gain.read(a.q_weight, lane);
-        k_gain.read(a.k_weight, lane);
-    }
-    uint8_t* queries = shared_memory + QUERIES_AT;
-    for (int head = share + warp; head < QUERIES; head += WARPS_HERE) put_query(queries, head, {}, lane);
-    if (a.early) wait_prior();
-
-    Given given;
-    given.read(a, row, kv_head, warp, WARPS_HERE, has_fresh, lane);
-#pragma unroll
-    for (int n = 0; n < AT_FIRST; n++) {
-        const int head = warp + n * WARPS_HERE;
-        if (head < share) put_query(queries, head, make_head(given.query[n], q_gain, given.cos, given.sin, a.norm, a.eps), lane);
-    }
-    const uint16_t* source = a.qkv + static_cast<int64_t>(row) * (a.heads + 2 * a.kv_heads) * DIM;
-    for (int head = warp + AT_FIRST * WARPS_HERE; head < share; head += WARPS_HERE) {
-        Columns made;
-        made.read(source + (kv_head * share + head) * DIM, lane);
-        put_query(queries, head, make_head(made, q_gain, given.cos, given.sin, a.norm, a.eps), lane);
-    }
-    __syncthreads();  // every warp reads all queries
     uint32_t q[DIM / 16][4];
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        load_matrices(q[k], pair(shared_base() + QUERIES_AT + place<WIDE_BYTES>(lane & (QUERIES - 1), lane >> 4), k));
-    }
-    uint8_t* fresh = shared_memory + FRESH_AT;  // for this warp only
-    if (has_fresh) make_position(a, given, k_gain, pages.table, past, kv_head, fresh, lane);
+    uint8_t* fresh = shared_memory + FRESH_AT;  // for one warp only
+    take_queries<WARPS_HERE, QUERIES_AT>(q, a, row, kv_head, has_fresh ? past : -1, pages.table, fresh, warp, lane);
     Sums sums;
     sums.clear();
 

@@ -9,6 +9,8 @@ struct alignas(16) Piece {
     uint32_t word[4];
 };
 
+constexpr uint32_t EMPTY = 0xffffffffu;  // where nothing has been posted; no instruction leaves such a NaN in a result
+
 #ifndef SONANT_ON_CPU
 
 // What follows from such a value is computed where it is needed. A compiler that knows it would rather compute all of
@@ -121,23 +123,59 @@ __device__ __forceinline__ void count_in(uint32_t* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// ... and waits until so many have. An error ends what seconds could not: a grid that is not all there would hang.
-__device__ __forceinline__ void count_wait(const uint32_t* counter, uint32_t goal) {
-    constexpr uint64_t MOST_NS = 4000000000ull;
-    uint64_t began = 0, now;
-    for (uint32_t looks = 0;; looks++) {
-        uint32_t count;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-        if (static_cast<int32_t>(count - goal) >= 0) return;
-        if (looks % 4096 != 4095) continue;
+// An error ends what seconds could not: a grid that is not all there would hang.
+struct Patience {
+    uint64_t began = 0;
+    uint32_t looks = 0;
+
+    __device__ __forceinline__ void look_again() {
+        constexpr uint64_t MOST_NS = 4000000000ull;
+        uint64_t now;
+        if (++looks % 4096) return;
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
         if (!began) began = now;
         if (now - began > MOST_NS) asm volatile("trap;");
+    }
+};
+
+// ... and waits until so many have.
+__device__ __forceinline__ void count_wait(const uint32_t* counter, uint32_t goal) {
+    for (Patience patience;; patience.look_again()) {
+        uint32_t count;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+        if (static_cast<int32_t>(count - goal) >= 0) return;
+    }
+}
+
+// Four words for another block, which tell by themselves that they are there: none is EMPTY.
+__device__ __forceinline__ void post(float* to, float4 words) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(words.x), "f"(words.y), "f"(words.z),
+                 "f"(words.w)
+                 : "memory");
+}
+
+// Until all of them are there.
+template <int COUNT>
+__device__ __forceinline__ void await_posts(float4 (&found)[COUNT], const float* const (&from)[COUNT]) {
+    for (Patience patience;; patience.look_again()) {
+        bool there = true;
+#pragma unroll
+        for (int n = 0; n < COUNT; n++)
+            asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(found[n].x), "=f"(found[n].y), "=f"(found[n].z), "=f"(found[n].w)
+                         : "l"(from[n])
+                         : "memory");
+#pragma unroll
+        for (int n = 0; n < COUNT; n++)
+            there &= __float_as_uint(found[n].x) != EMPTY && __float_as_uint(found[n].y) != EMPTY &&
+                     __float_as_uint(found[n].z) != EMPTY && __float_as_uint(found[n].w) != EMPTY;
+        if (there) return;
     }
 }
 
 #endif
 
+__device__ __forceinline__ float empty() { return from_bits(EMPTY); }
 __device__ __forceinline__ float low(uint32_t word) { return from_bits(word << 16); }
 __device__ __forceinline__ float high(uint32_t word) { return from_bits(word & 0xffff0000u); }
 

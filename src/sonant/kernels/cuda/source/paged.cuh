@@ -79,6 +79,21 @@ struct Pages {
     // A chunk by one warp, `slot` being each lane's own as above; the copies are not committed.
     template <int CHUNK>
     __device__ __forceinline__ void copy(shared_t to_keys, shared_t to_values, int slot, int lane) const {
+        each_piece<CHUNK>(slot, lane, [&](uint32_t to, const uint8_t* at, bool there) {
+            copy16(to_keys + to, at, there);
+            copy16(to_values + to, at + plane_bytes, there);
+        });
+    }
+
+    // Its keys (`plane` 0) or values alone.
+    template <int CHUNK>
+    __device__ __forceinline__ void copy_plane(shared_t dest, int64_t plane, int slot, int lane) const {
+        each_piece<CHUNK>(slot, lane, [&](uint32_t to, const uint8_t* at, bool there) { copy16(dest + to, at + plane, there); });
+    }
+
+private:
+    template <int CHUNK, class Copy>
+    __device__ __forceinline__ void each_piece(int slot, int lane, const Copy& copy_piece) const {
         constexpr int ROWS = 32 / PIECES;  // in one turn
         const int row = lane / PIECES, piece = lane % PIECES;
         const uint32_t first = place<ROW_BYTES>(row, piece);
@@ -89,9 +104,7 @@ struct Pages {
             const bool there = from >= 0;
             const uint8_t* at = source + static_cast<uint64_t>(there ? from : 0) * token_bytes;
             // place(turn * ROWS + row, piece): the bits of turn * ROWS and row do not overlap
-            const uint32_t to = turn * ROWS * ROW_BYTES + (first ^ (order_of<ROW_BYTES>(turn * ROWS) << 4));
-            copy16(to_keys + to, at, there);
-            copy16(to_values + to, at + plane_bytes, there);
+            copy_piece(turn * ROWS * ROW_BYTES + (first ^ (order_of<ROW_BYTES>(turn * ROWS) << 4)), at, there);
         }
     }
 };

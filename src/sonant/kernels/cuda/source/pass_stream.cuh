@@ -66,20 +66,6 @@ __device__ __forceinline__ uint32_t signed_bytes(uint32_t word) {
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(both) : "r"(word), "n"(LAST ? 0xb3a2 : 0x9180));
     return both;
 }
-// As at a barrier of the grid, an error ends what seconds could not.
-struct Patience {
-    uint64_t began = 0;
-    uint32_t looks = 0;
-
-    __device__ __forceinline__ void look_again() {
-        constexpr uint64_t MOST_NS = 4000000000ull;
-        uint64_t now;
-        if (++looks % 4096) return;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-        if (!began) began = now;
-        if (now - began > MOST_NS) asm volatile("trap;");
-    }
-};
 // COUNT times sixteen bytes of words, `step` words apart, when all of them are of this turn.
 template <int COUNT>
 __device__ __forceinline__ void await_words(uint32_t (&words)[COUNT][4], const uint32_t* from, int step, uint32_t turn) {

@@ -4,7 +4,7 @@
 #include "gathered.cuh"
 #include "turned.cuh"
 
-constexpr int MOST_SPLITS = 64, MOST_WARPS = 6;
+constexpr int MOST_SPLITS = 64, MOST_WARPS = 8;
 // after the loop, in the place of the rings
 constexpr int FACTORS_AT = 0;                                         // [QUERIES, MOST_SPLITS]
 constexpr int FLAG_AT = FACTORS_AT + MOST_SPLITS * QUERIES * 4;       // and room up to a multiple of 16
@@ -80,31 +80,44 @@ struct Results {
     }
 };
 
+// Totals over weights of one query, relative to scores of `best`: of all columns, or of four.
+struct Mixed {
+    float4 total;
+    float best, weight;
+};
+
+// What all warps left of four columns.
+template <int WARPS_HERE>
+__device__ __forceinline__ Mixed of_warps(int four) {
+    const float4* totals = reinterpret_cast<const float4*>(shared_memory + TOTALS_AT);
+    const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
+    const int member = four / (DIM / 4);
+    Mixed mixed = {{0.0f, 0.0f, 0.0f, 0.0f}, lowest(), 0.0f};
+#pragma unroll
+    for (int w = 0; w < WARPS_HERE; w++) mixed.best = fmaxf(mixed.best, weights[(w * QUERIES + member) * 2]);
+#pragma unroll
+    for (int w = 0; w < WARPS_HERE; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
+        const float factor = power_of_two(weights[(w * QUERIES + member) * 2] - mixed.best);
+        add(mixed.total, factor, totals[w * QUERIES * DIM / 4 + four]);
+        mixed.weight += factor * weights[(w * QUERIES + member) * 2 + 1];
+    }
+    return mixed;
+}
+
 // All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
 template <int WARPS_HERE>
 __device__ __forceinline__ void add_warps(float* own, const Results& out, bool alone, int share) {
-    const float4* totals = reinterpret_cast<const float4*>(shared_memory + TOTALS_AT);
-    const float* weights = reinterpret_cast<const float*>(shared_memory + WEIGHTS_AT);
     for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) {
         const int member = four / (DIM / 4);
-        float best = lowest(), weight = 0.0f;
-        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int w = 0; w < WARPS_HERE; w++) best = fmaxf(best, weights[(w * QUERIES + member) * 2]);
-#pragma unroll
-        for (int w = 0; w < WARPS_HERE; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
-            const float factor = power_of_two(weights[(w * QUERIES + member) * 2] - best);
-            add(total, factor, totals[w * QUERIES * DIM / 4 + four]);
-            weight += factor * weights[(w * QUERIES + member) * 2 + 1];
-        }
+        const Mixed mixed = of_warps<WARPS_HERE>(four);
         if (alone) {
-            out.put(four, total, 1.0f / weight);
+            out.put(four, mixed.total, 1.0f / mixed.weight);
             continue;
         }
-        *reinterpret_cast<float4*>(own + four * 4) = total;
+        *reinterpret_cast<float4*>(own + four * 4) = mixed.total;
         if (four % (DIM / 4) == 0) {
-            own[share * DIM + member] = best;
-            own[share * DIM + share + member] = weight;
+            own[share * DIM + member] = mixed.best;
+            own[share * DIM + share + member] = mixed.weight;
         }
     }
 }
