@@ -47,13 +47,15 @@ from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
 from sonant.bench.kernels.attention_cases import EIGHT_BITS, AttentionCases
 from sonant.bench.kernels.case import Call, Case
 from sonant.bench.kernels.versus_torch import Ceiling, call_us, calls_of, rival_us
-from sonant.kernels.cuda import attention, compiler
+from sonant.kernels.cuda import attention, compiler, prefill_wgmma
+from sonant.kernels.cuda.attention import PrefillForm
 from sonant.kernels.gpu import gpu_of
 from sonant.text_table import grid
 
 CUDA = torch.device("cuda")
 OURS = {"paged_step": attention.paged_step, "paged_attention": attention.paged_attention}
 LIMIT_S, PEER_S = 40.0, 400.0
+PREFILL_FORMS = [PrefillForm(queries, wgmma) for wgmma in (False, True) for queries in (64, 128)]
 WORKERS = 4  # processes that check shapes at the same time
 RESTARTS = 3  # of one of them, each behind the shape that broke it
 AT, WRONG, ROW, KNOB, PEER = "@at ", "@wrong ", "@row ", "  · ", "peer: "  # what a phase tells its parent
@@ -66,11 +68,13 @@ def build() -> None:
     print(f"{gpu.name}, torch {torch.__version__}, {compiler.find_compiler()}", flush=True)
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
-        for path in pool.map(lambda program: compiler.build(program, gpu.arch), attention.programs()):
+        programs = (*attention.programs(), *attention.trial_programs())
+        for path in pool.map(lambda program: compiler.build(program, gpu.arch), programs):
             print(f"built {path.name}, {time.monotonic() - began:.1f} s", flush=True)
     for dim, kv_bytes in product((64, 128), (2, 1)):
         kernels = [attention.decode_kernel(dim, f, kv_bytes, share) for f, share in product(attention.FORMS, (8, 16))]
         kernels += [attention.prefill_kernel(dim, n, kv_bytes) for n in (64, 128)]
+        kernels += [prefill_wgmma.kernel_of(dim, n) for n in prefill_wgmma.QUERIES]
         if unready := [kernel.entry for kernel in kernels if not kernel.is_ready(CUDA)]:
             sys.exit(f"{', '.join(unready)} of {dim}, {kv_bytes} bytes, do not load: see the log")
 
@@ -110,8 +114,11 @@ def step_error(shape: Shape, seed: int, options: dict[str, object]) -> float:
 
 
 def prefill_error(shape: Shape, seed: int) -> float:
+    form = (None, *PREFILL_FORMS)[seed % (1 + len(PREFILL_FORMS))]
+    if form and form.wgmma and seed % 2:  # else many blocks are of sizes that it does not take
+        shape = replace(shape, block=(8, 16, 32, 64, 128)[seed // 2 % 5], eight=False)
     call = prefill_call(shape, seed, "cuda")
-    return error_of(attention.paged_attention(*call), exact_attention(*call))
+    return error_of(attention.paged_attention(*call, form=form), exact_attention(*call))
 
 
 def chains_phase() -> None:
@@ -183,12 +190,8 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
         print(f"{KNOB}{case.rows} × {case.where}, {what}: {us:.2f} µs ({100 * floor / us:.0f} %)", flush=True)
 
     if case.op == "paged_attention":
-        picked = attention._prefill_for
-        for queries in (64, 128):
-            kv_bytes = calls[0].args[1].dtype.itemsize
-            attention._prefill_for = lambda *sizes, of=(queries, kv_bytes): attention.prefill_kernel(128, *of)
-            told(f"tiles of {queries} queries", attention.paged_attention)
-        attention._prefill_for = picked
+        for form in PREFILL_FORMS:
+            told(f"{form}", partial(attention.paged_attention, form=form))
         return
     told("without early reads", partial(attention.paged_step, early=False))
     for splits in (1, 2, 3) if case.rows > 8 else (8, 16, 22, 32, 64):
@@ -287,7 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=1000)
     parser.add_argument("--no-bench", action="store_true")
-    parser.add_argument("--sweep", action="store_true", help="measure other splits, early reads and tiles as well")
+    parser.add_argument("--sweep", action="store_true", help="measure other splits, early reads and blocks as well")
     phases = ("shapes", "chains", "peer", "decode", "prefill")
     parser.add_argument("--phase", choices=phases, help="only this, in this process")
     parser.add_argument("--seeds", metavar="A:B:STEP", help="of the shapes of a phase")

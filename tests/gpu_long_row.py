@@ -49,8 +49,9 @@ EIGHT = ((1, 300), (1, 2048), (1, 8192), (4, 2048))
 def build() -> None:
     gpu, began = gpu_of(CUDA), time.monotonic()
     assert gpu is not None
+    programs = (*attention.programs(), *attention.trial_programs())
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(lambda program: compiler.build(program, gpu.arch), attention.programs()):
+        for _ in pool.map(lambda program: compiler.build(program, gpu.arch), programs):
             pass
     print(f"{gpu.name}, torch {torch.__version__}, built in {time.monotonic() - began:.1f} s", flush=True)
 

@@ -10,6 +10,13 @@ static inline uint4 read16(const void* from) {
     memcpy(&value, from, 16);
     return value;
 }
+template <class T>
+T read_fresh(const T* from) { return *from; }
+static inline uint32_t count(uint32_t* counter, uint32_t most) {
+    const uint32_t before = *counter;
+    *counter = before >= most ? 0 : before + 1;
+    return before;
+}
 static inline void write16(void* to, uint4 value) {
     if (reinterpret_cast<uintptr_t>(to) % 16) fail("a write at no multiple of 16");
     memcpy(to, &value, 16);
@@ -62,6 +69,10 @@ static inline uint64_t swizzled_matrix(shared_t start) {
     if (start % 1024) fail("a swizzled matrix at no multiple of 1024");
     return start >> 4 | static_cast<uint64_t>(64) << 32 | static_cast<uint64_t>(1) << 62;
 }
+static inline uint64_t swizzled_lines(shared_t start, int to_next_columns) {
+    if (to_next_columns % 1024) fail("columns at no multiple of 1024");
+    return swizzled_matrix(start) | static_cast<uint64_t>(to_next_columns >> 4) << 16;
+}
 static inline uint64_t half_swizzled_matrix(shared_t start) {
     if (start % 512) fail("a swizzled matrix at no multiple of 512");
     return start >> 4 | static_cast<uint64_t>(32) << 32 | static_cast<uint64_t>(2) << 62;
@@ -98,9 +109,9 @@ void products_wait() {  // a warp's lanes do so together
 }
 template <int N>
 void settled(uint32_t (&a)[N][4]) {}
-template <class T, int N>
+template <int LEFT = 0, class T, int N>
 void settled(T (&c)[N]) {
-    if (me().products.size() > 1) fail("products are still under way");
+    if (me().products.size() > LEFT + 1) fail("products are still under way");
 }
 
 template <int DEPTH, class T, int N>
@@ -134,8 +145,18 @@ template <int N>
 void multiply_floats(int (&c)[N], uint64_t a, uint64_t b, int more) {
     multiply(reinterpret_cast<float(&)[N]>(c), a, b, more);
 }
+// Where what a product takes as depth lies in lines.
+static inline float turned_element(uint64_t matrix, int column, int k) {
+    const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
+    const shared_t at = exchanged(bytes(0) + column / 64 * bytes(16) + k / 8 * bytes(32) + k % 8 * 128 + column % 64 * 2, 128);
+    check(at, 2);
+    uint16_t bits;
+    memcpy(&bits, shared_memory + at, 2);
+    return from_bits(static_cast<uint32_t>(bits) << 16);
+}
+// a is in registers; `of` says what b is.
 template <int N>
-void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
+void multiply_held(float (&c)[N], const uint32_t (&a)[4], std::function<float(int, int)> of, int more) {
     const int turn = show(a, 4), warp = current / 32 * 32;
     std::vector<uint32_t> all(128);
     for (int lane = 0; lane < 32; lane++) memcpy(&all[4 * lane], fibres[warp + lane].shown[turn], 16);
@@ -144,5 +165,13 @@ void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
         const uint32_t word = all[4 * (line % 8 * 4 + k % 8 / 2) + line % 16 / 8 + k / 8 * 2];
         return from_bits(k % 2 ? word & 0xffff0000u : word << 16);
     };
-    multiply_by<16, float, N>(c, left, [=](int line, int k) { return element(b, line, k); }, more);
+    multiply_by<16, float, N>(c, left, of, more);
+}
+template <int N>
+void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
+    multiply_held(c, a, [=](int line, int k) { return element(b, line, k); }, more);
+}
+template <int N>
+void multiply_turned(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int more) {
+    multiply_held(c, a, [=](int column, int k) { return turned_element(b, column, k); }, more);
 }

@@ -120,6 +120,21 @@ T __shfl_xor_sync(uint32_t, T value, int step) {
     return value;
 }
 
+template <class T>
+T __shfl_sync(uint32_t, T value, int from) {
+    static_assert(sizeof(T) == 4);
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    const int turn = show(&word, 1);
+    memcpy(&value, fibres[current / 32 * 32 + from].shown[turn], 4);
+    show(&word, 1);
+    return value;
+}
+static inline void __syncwarp() {
+    const uint32_t nothing = 0;
+    show(&nothing, 1);
+}
+
 static inline void turn_give(int number, int count) {
     Turn& turn = turns[number];
     if (++turn.arrived == count) turn = {0, turn.ended + 1};
@@ -165,6 +180,8 @@ static inline uint32_t rounded_bits(float x) {
 }
 static inline uint32_t pack(float low, float high) { return rounded_bits(high) << 16 | rounded_bits(low); }
 static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline float power_of_two(float x) { return exp2f(x); }
 static inline void launch_dependents() {}
 static inline void wait_prior() {}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sonant.kernels.cuda import conv
+from sonant.kernels.cuda import conv, prefill_wgmma
 from sonant.kernels.cuda.compiler import SOURCES
 from sonant.kernels.cuda.kernel import CudaKernel
 
@@ -29,7 +29,8 @@ class HopperOnCpu:
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CudaKernel, "launch", lambda *given: self._launch(*given))
-        monkeypatch.setattr(conv, "tensor_map", _tensor_map)
+        for module in (conv, prefill_wgmma):
+            monkeypatch.setattr(module, "tensor_map", _tensor_map)
 
     def _launch(self, kernel: CudaKernel, device: torch.device, grid: Sequence[int], *values: float | bytes) -> None:
         packed = kernel.arguments.pack(*values)
@@ -40,7 +41,9 @@ class HopperOnCpu:
         self._run_of(kernel)(ctypes.c_void_p(start), *sizes, next(self._seeds))
 
     def _run_of(self, kernel: CudaKernel) -> Any:
-        defines = [f"-D{name}={value}" for name, value in sorted(kernel.program.defines.items())]
+        program = kernel.program
+        defines = [f"-D{name}={value}" for name, value in sorted(program.defines.items())]
+        defines += [f'-DSOURCE="{program.source}"', f"-DKERNEL={kernel.entry}"]
         if (key := " ".join(defines)) not in self._built:
             made = self._folder / f"{len(self._built)}.so"
             subprocess.run(

@@ -37,7 +37,8 @@ def launched(file: Path) -> set[str]:
 @pytest.mark.skipif(find_compiler() is None, reason="no nvcc here")
 def test_all_cuda_programs_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    modules = (b"paged_", attention), (b"local_stack", stack), (b"frame_pass", frame_pass), (b"paged_pass", paged_pass)
-    for entry, module in modules:
-        for program in module.programs():
-            assert entry in build(program, 90).read_bytes()
+    programs = [(b"paged_", program) for program in (*attention.programs(), *attention.trial_programs())]
+    modules = {b"local_stack": stack, b"frame_pass": frame_pass, b"paged_pass": paged_pass}
+    programs += [(entry, program) for entry, module in modules.items() for program in module.programs()]
+    for entry, program in programs:
+        assert entry in build(program, 90).read_bytes()

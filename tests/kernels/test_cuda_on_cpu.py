@@ -28,9 +28,8 @@ from kernels.paged_cases import (
     step_call,
 )
 from sonant.kernels.cuda import attention
-from sonant.kernels.cuda.attention import ALONE, LONG, LONG_PAIR, NARROW, PAIR, SMALL, WIDE, DecodeForm
+from sonant.kernels.cuda.attention import ALONE, LONG, LONG_PAIR, NARROW, PAIR, SMALL, WIDE, DecodeForm, PrefillForm
 from sonant.kernels.cuda.exchange import exchange_buffer
-from sonant.kernels.cuda.kernel import CudaKernel
 from sonant.kernels.reference import Heads
 
 pytest.importorskip("triton")
@@ -217,16 +216,12 @@ def test_a_position_that_no_table_has_room_for_is_not_written_and_gives_zeros() 
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("queries", [64, 128])
 @pytest.mark.parametrize("seed", range(6))
-def test_prefills_of_drawn_shapes(queries: int, seed: int, eight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def picked(batch: int, length: int, heads: int, cache_: torch.Tensor) -> CudaKernel:
-        return attention.prefill_kernel(cache_.shape[4], queries, cache_.dtype.itemsize)
-
-    monkeypatch.setattr(attention, "_prefill_for", picked)
+def test_prefills_of_drawn_shapes(queries: int, seed: int, eight: bool) -> None:
     shape = draw(random.Random(100 + seed), most_rows=2, most_length=150, most_queries=60)
     shape = replace(shape, kv_heads=1, heads=shape.heads // shape.kv_heads, eight=eight)
     call = prefill_call(shape, seed, "cpu")
     expected = exact_attention(*call)
-    got = attention.paged_attention(*call)
+    got = attention.paged_attention(*call, form=PrefillForm(queries))
     assert error_of(got, expected) < RELATIVE_ERROR, (shape, seed)
 
 

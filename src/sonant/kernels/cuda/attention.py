@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sonant.kernels.cuda import prefill_wgmma
 from sonant.kernels.cuda.compiler import Program, obstacle_to
 from sonant.kernels.cuda.exchange import exchange_buffer
 from sonant.kernels.cuda.kernel import CudaKernel
@@ -71,6 +72,13 @@ FORMS = (ALONE, PAIR, WIDE, NARROW, SMALL)
 LONG, LONG_PAIR = DecodeForm(8, 3, 1, blocks=116), DecodeForm(4, 3, 2, blocks=248)
 
 
+class PrefillForm(NamedTuple):
+    """A block of a prefill."""
+
+    queries: int  # that it has at once: 64 or 128
+    wgmma: bool = False  # prefill_wgmma.cu; no rule asks for it until tests/gpu_attention.py --sweep has been run
+
+
 @cache
 def decode_kernel(dim: int, form: DecodeForm, kv_bytes: int = 2, share: int = 1) -> CudaKernel:
     queries = next((n for n in _QUERIES if share <= n), _QUERIES[-1])
@@ -93,9 +101,16 @@ def _decode_program(dim: int, kv_bytes: int, queries: int, *, long: bool) -> Pro
 
 def programs() -> Iterator[Program]:
     for dim, kv_bytes in product(_DIMS, _CACHES.values()):
-        for queries, long in product(_QUERIES, (False, True)):
-            yield _decode_program(dim, kv_bytes, queries, long=long)
+        for queries in _QUERIES:
+            yield _decode_program(dim, kv_bytes, queries, long=False)
         yield prefill_kernel(dim, 64, kv_bytes).program
+
+
+def trial_programs() -> Iterator[Program]:
+    """Of forms that no rule takes yet: who measures builds them, a wheel has none."""
+    for dim, kv_bytes, queries in product(_DIMS, _CACHES.values(), _QUERIES):
+        yield _decode_program(dim, kv_bytes, queries, long=True)
+    yield from prefill_wgmma.programs()
 
 
 def obstacle(gpu: Gpu) -> str | None:
@@ -128,19 +143,25 @@ def _step_refusal(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, posi
     return refusal(qkv, heads.heads, cache, tables, positions)
 
 
-def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
+def paged_attention(
+    q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, *, form: PrefillForm | None = None
+) -> Tensor:
+    """`form` is for who measures; where it cannot be had, what can be is."""
     batch, length, heads, dim = q.shape
-    kernel = _prefill_for(batch, length, heads, cache)
-    if refusal(q, heads, cache, tables, positions) is not None or not kernel.is_ready(q.device):
+    form = form or prefill_form_for(batch, length, heads, cache)
+    refused = refusal(q, heads, cache, tables, positions)
+    if form.wgmma and refused is None and prefill_wgmma.is_ready(cache, form.queries):
+        return prefill_wgmma.prefill(q, cache, tables, positions, span_blocks, form.queries)
+    kernel = prefill_kernel(dim if dim in _DIMS else _DIMS[-1], form.queries, _CACHES.get(cache.dtype, 2))
+    if refused is not None or not kernel.is_ready(q.device):
         from sonant.kernels.triton import paged
 
         return paged.paged_attention(q, cache, tables, positions, span_blocks)
     block_tokens, kv_heads = cache.shape[2:4]
     q, positions = q.contiguous(), positions.contiguous()
     out = q.new_empty(q.shape)
-    queries = int(kernel.entry.removeprefix("paged_prefill_"))
     kernel.launch(
-        q.device, (batch * kv_heads, -(-length * (heads // kv_heads) // queries), 1),
+        q.device, (batch * kv_heads, -(-length * (heads // kv_heads) // form.queries), 1),
         q.data_ptr(), cache.data_ptr(), tables.data_ptr(), positions.data_ptr(), out.data_ptr(), cache.stride(0),
         tables.stride(0), positions.dtype == torch.int64, length, heads, kv_heads, block_tokens, magic(block_tokens),
         min(span_blocks, tables.shape[1]) * block_tokens, dim**-0.5 * _LOG2_E,
@@ -148,12 +169,11 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     return out
 
 
-def _prefill_for(batch: int, length: int, heads: int, cache: Tensor) -> CudaKernel:
+def prefill_form_for(batch: int, length: int, heads: int, cache: Tensor) -> PrefillForm:
     """Large tiles read less for each query; small ones where large ones would leave processors idle."""
-    kv_heads, dim = cache.shape[3:]
+    kv_heads = cache.shape[3]
     blocks = batch * kv_heads * -(-length * (heads // kv_heads) // 128)
-    known = dim if dim in _DIMS else _DIMS[-1]
-    return prefill_kernel(known, 128 if blocks >= _PROCESSORS else 64, _CACHES.get(cache.dtype, 2))
+    return PrefillForm(128 if blocks >= _PROCESSORS else 64)
 
 
 def paged_step(

@@ -7,25 +7,11 @@
 #include "hopper_on_cpu.h"
 #else
 
-#include <stdint.h>
-
-typedef uint32_t shared_t;  // an address in shared memory
-
-extern __shared__ __align__(1024) uint8_t shared_memory[];
-
-__device__ __forceinline__ shared_t shared_base() {
-    return static_cast<shared_t>(__cvta_generic_to_shared(shared_memory));
-}
+#include "machine.cuh"
 
 // 16 bytes on their way to shared memory.
 __device__ __forceinline__ void copy16(shared_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but this thread's last `LEFT` groups have arrived.
-template <int LEFT>
-__device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 // When it stands here, no earlier: what is read has to lie in registers until it is needed.
@@ -111,6 +97,12 @@ __device__ __forceinline__ uint64_t swizzled_matrix(shared_t start) {
     const uint64_t along = 1024, swizzled = 1;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(1) << 16 | (along >> 4) << 32 | swizzled << 62;
 }
+// Such lines as the depth of a product, and their columns as its columns, which `multiply_turned` takes: 16 lines of 64 columns,
+// and the next 64 columns so many bytes further. The next 16 lines are 128 further.
+__device__ __forceinline__ uint64_t swizzled_lines(shared_t start, int to_next_columns) {
+    const uint64_t along = 1024, swizzled = 1;
+    return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(to_next_columns >> 4) << 16 | (along >> 4) << 32 | swizzled << 62;
+}
 // The same of lines of 64 bytes: four further each, and piece p lies where p ^ n / 2 % 4 would.
 __device__ __forceinline__ uint64_t half_swizzled_matrix(shared_t start) {
     const uint64_t along = 512, swizzled = 2;
@@ -124,8 +116,8 @@ __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 // Values of products in registers, before `products_begin` and after the wait: what is made of them must not be moved
-// in between.
-template <int N>
+// in between. `LEFT`: groups of other products that may still be under way.
+template <int LEFT = 0, int N>
 __device__ __forceinline__ void settled(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
@@ -150,23 +142,12 @@ __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
-
 // Within 2^-14 up to angles of 300, and 2^-20 near zero: bfloat16 has eight bits.
 __device__ __forceinline__ float sine(float x) {
     float y;
     asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
-// Programmatic dependent launch, as kernels/triton/pdl.py has it.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 #include "warpgroup_products.cuh"
 

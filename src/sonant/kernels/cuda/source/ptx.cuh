@@ -6,7 +6,7 @@
 #include "cuda_on_cpu.h"
 #else
 
-#include <stdint.h>
+#include "machine.cuh"
 
 // What products multiply: bfloat16, or where keys and values have eight bits, which no product takes with float32 sums
 // and a wider left side, half precision, in which all of them are exact.
@@ -16,26 +16,10 @@
 #define FACTOR "bf16"
 #endif
 
-typedef uint32_t shared_t;  // an address in shared memory
-
-extern __shared__ __align__(1024) uint8_t shared_memory[];
-
-__device__ __forceinline__ shared_t shared_base() {
-    return static_cast<shared_t>(__cvta_generic_to_shared(shared_memory));
-}
-
 // 16 bytes on their way to shared memory; zeros, and nothing is read, where `there` is false.
 __device__ __forceinline__ void copy16(shared_t to, const void* from, bool there) {
     const int bytes = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until all but this thread's last `LEFT` groups have arrived.
-template <int LEFT>
-__device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], shared_t from) {
@@ -75,18 +59,6 @@ __device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 // Two factors of a product.
 __device__ __forceinline__ uint32_t pack_factors(float low, float high) {
     uint32_t both;
@@ -108,28 +80,6 @@ __device__ __forceinline__ uint8_t to_e4m3(float x) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x));
     return static_cast<uint8_t>(both);
 }
-
-__device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
-
-// Reads that ask the second-level cache: another block, or a kernel that still runs, may have written there.
-__device__ __forceinline__ int read_fresh(const int* from) { return __ldcg(from); }
-__device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
-    return __ldcg(reinterpret_cast<const long long*>(from));
-}
-__device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
-__device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
-
-// Counts up to `most` and then from 0 again. What this block's threads wrote before a barrier in front of it is seen by
-// whoever finds the count higher, and what they write after it is not seen by whoever finds it lower.
-__device__ __forceinline__ uint32_t count(uint32_t* counter, uint32_t most) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(most) : "memory");
-    return before;
-}
-
-// Programmatic dependent launch, as kernels/triton/pdl.py has it.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The store and load of whole 16 bytes.
 __device__ __forceinline__ void move16(void* to, const void* from) {

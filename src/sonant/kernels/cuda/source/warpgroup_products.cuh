@@ -8,6 +8,14 @@
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+#define SUMS_OF_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define SUMS_OF_128 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
 #define SUMS_OF_192 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -17,6 +25,11 @@
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
 #define FOUR_FROM(kind, c, n) kind(c[n]), kind(c[n + 1]), kind(c[n + 2]), kind(c[n + 3])
 #define EIGHT_FROM(kind, c, n) FOUR_FROM(kind, c, n), FOUR_FROM(kind, c, n + 4)
+#define HELD_OF_64(kind, c) \
+    EIGHT_FROM(kind, c, 0), EIGHT_FROM(kind, c, 8), EIGHT_FROM(kind, c, 16), EIGHT_FROM(kind, c, 24)
+#define HELD_OF_128(kind, c) \
+    EIGHT_FROM(kind, c, 0), EIGHT_FROM(kind, c, 8), EIGHT_FROM(kind, c, 16), EIGHT_FROM(kind, c, 24), \
+    EIGHT_FROM(kind, c, 32), EIGHT_FROM(kind, c, 40), EIGHT_FROM(kind, c, 48), EIGHT_FROM(kind, c, 56)
 #define HELD_OF_96(kind, c) \
     EIGHT_FROM(kind, c, 0), EIGHT_FROM(kind, c, 8), EIGHT_FROM(kind, c, 16), EIGHT_FROM(kind, c, 24), \
     EIGHT_FROM(kind, c, 32), EIGHT_FROM(kind, c, 40)
@@ -67,9 +80,37 @@ __device__ __forceinline__ void multiply_floats(int (&c)[96], uint64_t a, uint64
         : "l"(a), "l"(b), "r"(more));
 }
 
+__device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SUMS_OF_128 "%64, %65, p, 1, 1, 0, 0;\n}"
+        : HELD_OF_128("+f", c)
+        : "l"(a), "l"(b), "r"(more));
+}
+
+// b as `swizzled_lines` has it.
+__device__ __forceinline__ void multiply_turned(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS_OF_64 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+        : HELD_OF_64("+f", c)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
+}
+__device__ __forceinline__ void multiply_turned(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int more) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SUMS_OF_128 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+        : HELD_OF_128("+f", c)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
+}
+
+#undef SUMS_OF_64
 #undef SUMS_OF_96
+#undef SUMS_OF_128
 #undef SUMS_OF_192
 #undef FOUR_FROM
 #undef EIGHT_FROM
+#undef HELD_OF_64
 #undef HELD_OF_96
+#undef HELD_OF_128
 #undef HELD_OF_192
