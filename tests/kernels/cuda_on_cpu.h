@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -59,7 +60,7 @@ struct Barrier {
 
 struct Fibre {
     ucontext_t context;
-    char* stack = nullptr;
+    std::unique_ptr<char[]> stack;
     bool done;
     int warp_waits, block_waits, cluster_waits;  // how many barriers it has reached
     std::function<bool()> until;                 // what else it waits for
@@ -469,8 +470,8 @@ static bool run_warp(int warp) {
 static void prepare(Fibre& fibre) {
     constexpr int STACK = 1 << 16;
     getcontext(&fibre.context);
-    if (!fibre.stack) fibre.stack = static_cast<char*>(malloc(STACK));
-    fibre.context.uc_stack.ss_sp = fibre.stack;
+    if (!fibre.stack) fibre.stack.reset(new char[STACK]);
+    fibre.context.uc_stack.ss_sp = fibre.stack.get();
     fibre.context.uc_stack.ss_size = STACK;
     fibre.context.uc_link = nullptr;
     fibre.done = false;
@@ -495,10 +496,15 @@ static bool some_land(bool all) {
     return some_land(machine.words, all) || pushed || copied;
 }
 
+static void give_back_shared_memory() {
+    for (Block& block : machine.blocks) free(block.memory);
+    machine.blocks.clear();
+}
+
 // Blocks that are all there at once.
 static void run_blocks(const std::vector<Index>& indices) {
     const int blocks = static_cast<int>(indices.size()), warps = blocks * machine.threads / 32;
-    for (Block& block : machine.blocks) free(block.memory);
+    give_back_shared_memory();
     machine.blocks.assign(blocks, Block());
     machine.fibres.resize(blocks * machine.threads);
     machine.warps.assign(warps, Barrier{32});
@@ -538,7 +544,12 @@ static void run_grid(
     for (int z = 0; z < grid[2]; z++)
         for (int y = 0; y < grid[1]; y++)
             for (int x = 0; x < grid[0]; x++) blocks.push_back({x, y, z});
-    if (cluster || together) return run_blocks(blocks);
-    std::shuffle(blocks.begin(), blocks.end(), machine.draws);
-    for (const Index& block : blocks) run_blocks({block});
+    if (cluster || together) {
+        run_blocks(blocks);
+    } else {
+        std::shuffle(blocks.begin(), blocks.end(), machine.draws);
+        for (const Index& block : blocks) run_blocks({block});
+    }
+    give_back_shared_memory();
+    machine.fibres.clear();  // with their stacks: each program is a library of its own, and would keep up to 2 GB
 }

@@ -233,4 +233,5 @@ static void run_grid(std::function<void()> kernel, const int* grid, int threads,
         blockIdx = {x, 0, 0};
         run_block();
     }
+    fibres.clear();  // with their stacks
 }
