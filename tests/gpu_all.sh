@@ -2,7 +2,7 @@
 # Everything that only a GPU can show, on one machine, with what it prints in one folder:
 #
 #     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2] [http] [soak] [steps] [sanitize] [gate]
-#                          [began] [accept8] [families8]
+#                          [began] [accept8] [families8] [attention] [long]
 #
 # All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
 # empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
@@ -11,12 +11,13 @@
 # (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
 # attention (2); every kernel against what was accepted (4); listeners who begin at any time, with shared calls of the
 # codec and without (2); a table to accept for --quantize fp8, which then belongs into bench/kernels/accepted (4); both
-# other families in both types (5).
+# other families in both types (5); attention, with all its forms and with FlashInfer where that is on PYTHONPATH (3); forms for one
+# long row (1).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
 # four times as long. A part that fails does not keep the others from running; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    sed -n '2,18s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 out=$(realpath -m "$1") && shift
@@ -116,6 +117,8 @@ for part in $parts; do
     began)
         step began 200 python3 tests/gpu_overlap.py --folder "$model" --parts engine --rows 16,64,128,256 --out "$out/began.json"
         ;;
+    attention) LINES_SHOWN=60 step attention 400 python3 tests/gpu_attention.py --sweep ;;
+    long) LINES_SHOWN=60 step long 120 python3 tests/gpu_long_row.py ;;
     *) echo "no part $part" && exit 2 ;;
     esac
 done
