@@ -109,27 +109,21 @@ static inline int show(const uint32_t* words, int count) {
     });
     return turn;
 }
+// What another thread of my warp shows in the same instruction.
 template <class T>
-T __shfl_xor_sync(uint32_t, T value, int step) {
+T shown_by(int thread, T value) {
     static_assert(sizeof(T) == 4);
     uint32_t word;
     memcpy(&word, &value, 4);
     const int turn = show(&word, 1);
-    memcpy(&value, fibres[current ^ step].shown[turn], 4);
+    memcpy(&value, fibres[thread].shown[turn], 4);
     show(&word, 1);  // nobody shows more before all have read
     return value;
 }
-
 template <class T>
-T __shfl_sync(uint32_t, T value, int from) {
-    static_assert(sizeof(T) == 4);
-    uint32_t word;
-    memcpy(&word, &value, 4);
-    const int turn = show(&word, 1);
-    memcpy(&value, fibres[current / 32 * 32 + from].shown[turn], 4);
-    show(&word, 1);
-    return value;
-}
+T __shfl_xor_sync(uint32_t, T value, int step) { return shown_by(current ^ step, value); }
+template <class T>
+T __shfl_sync(uint32_t, T value, int from) { return shown_by(current / 32 * 32 + from, value); }
 static inline void __syncwarp() {
     const uint32_t nothing = 0;
     show(&nothing, 1);
