@@ -67,6 +67,17 @@ def test_an_idle_engine_gives_an_empty_recording_in_time(engine: Engine) -> None
     assert time.monotonic() - began < 10
 
 
+def test_a_recording_is_stopped_from_outside(engine: Engine) -> None:
+    recorder, began = StepProfiler(engine), time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        recording = pool.submit(recorder.record, 5, timeout_s=60.0)
+        time.sleep(0.2)
+        recorder.stop()
+        assert not recording.result().complete
+    assert time.monotonic() - began < 30
+    assert engine.speak("Hello.", seed=3, max_frames=3).frames.size
+
+
 def test_two_recordings_at_once_are_refused(engine: Engine) -> None:
     recorder = StepProfiler(engine)
     with ThreadPoolExecutor(1) as pool:

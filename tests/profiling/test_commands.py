@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch.profiler import profile
 
 from profiling.plays import WASTE, item, start_up, steps, zeros
 from profiling.scripted import Machine, write_kineto, write_nsight
@@ -34,6 +38,29 @@ def test_our_engine_is_recorded_and_looked_at(
     assert {p.name for p in (here / "profile").iterdir()} == {"timing.json.gz", "mapping.json.gz"}
     kernels = json.loads((here / "report.json").read_text())["kernels"]
     assert any("sonant/" in (kernel["source"] or "") for kernel in kernels)
+
+
+def test_ctrl_c_ends_a_recording(
+    here: Path,
+    few_codebooks: Mapping[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started, pressed_s = profile.start, []
+
+    def start(profiler: profile) -> None:
+        started(profiler)
+        pressed_s.append(time.monotonic())
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+
+    monkeypatch.setattr(profile, "start", start)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background hears none
+    try:
+        code = main(["profile", "run", str(few_codebooks["custom"]), "--steps", "100000", "--device", "cpu"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 130 and "sonant: interrupted" in capsys.readouterr().err
+    assert time.monotonic() - pressed_s[0] < 60  # and not the five minutes that steps may take
 
 
 def test_a_trace_is_read_and_a_budget_held(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

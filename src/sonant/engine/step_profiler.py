@@ -41,6 +41,11 @@ class StepProfiler:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._one_at_a_time = engine, threading.Lock()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """From any thread, for good: a recording ends with the steps that it has, and waits for no more."""
+        self._stopped.set()
 
     def record(self, steps: int, *, stacks: bool = False, graphs: bool = True, timeout_s: float = 60.0) -> Recording:
         """Wait for `steps` steps. With `stacks`: Python lines, shapes and memory too, which makes steps slower.
@@ -52,7 +57,7 @@ class StepProfiler:
         if not self._one_at_a_time.acquire(blocking=False):
             raise Overloaded("a recording is under way; try again when it is done")
         try:
-            return _Session(self._engine, steps, stacks, graphs).run(timeout_s)
+            return _Session(self._engine, steps, stacks, graphs).run(timeout_s, self._stopped)
         finally:
             self._one_at_a_time.release()
 
@@ -68,14 +73,14 @@ class _Session:
         self.failure: Exception | None = None
         self.done = threading.Event()
 
-    def run(self, timeout_s: float) -> Recording:
+    def run(self, timeout_s: float, stopped: threading.Event) -> Recording:
         self.loop.observe(self)
         deadline_s = time.monotonic() + timeout_s
         while not self.done.wait(min(0.1, timeout_s)):
             if not self.loop.alive:
                 self._leave()
                 raise EngineClosed("the engine ended while it was recorded; load it again")
-            if time.monotonic() >= deadline_s:
+            if stopped.is_set() or time.monotonic() >= deadline_s:
                 self.give_up = True
                 self.loop.wake()  # again and again: it may just have missed the last call
         if self.failure is not None:

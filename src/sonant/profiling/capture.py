@@ -50,6 +50,7 @@ async def _record(
         )
         await asyncio.to_thread(mapping.save, out.mapping)
     finally:
+        recorder.stop()  # after Ctrl-C nobody speaks any more, and it would wait for steps that never come
         done.set()
         ended = await asyncio.gather(*streams, return_exceptions=True)
     for result in ended:
