@@ -29,6 +29,26 @@ except SystemExit as e:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
+# torch's import as it meets Ctrl-C: an exception in it is lost.
+INTERRUPT = """
+import importlib.abc, importlib.util, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background hears none
+class Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == "torch" else None
+    def exec_module(self, module):
+        sys.meta_path.remove(self)
+        del sys.modules["torch"]
+        for _ in range(int(sys.argv[1])):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+        sys.modules["torch"] = importlib.import_module("torch")
+sys.meta_path.insert(0, Torch())
+from sonant.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
 LOAD = """
 import sys
 from pathlib import Path
@@ -75,6 +95,23 @@ def test_asking_costs_neither_torch_nor_numpy(bare_package: Path, line: str) -> 
 def test_bad_text_is_refused_without_torch(bare_package: Path) -> None:
     found, _ = modules_after(bare_package, RUN, "say", "", "--model", "nowhere")
     assert "sonant.cli.say" in found and "torch" not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "presses"),
+    [
+        ("bench serve --base-url x", 1),
+        ("bench serve --base-url x", 2),
+        ("say Hello. -o a.wav --device cpu", 1),
+        ("serve --workers 0", 1),
+    ],
+)
+def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path: Path, line: str, presses: int) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(sonant.__file__).parents[1])}
+    command = [sys.executable, "-c", INTERRUPT, str(presses), *line.split()]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and "sonant: interrupted\n" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_model_brings_in_torchs_compiler(

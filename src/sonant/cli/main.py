@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from sonant.cli.commands import Command, CommandParser, add_commands
+from sonant.cli.interrupt import INTERRUPTED, interrupt_waits
 from sonant.errors import SonantError
 from sonant.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 
@@ -69,18 +70,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. `argv` is without the program's name."""
-    args = build_parser().parse_args(argv)
+    debug = False
     try:
+        with interrupt_waits():
+            args = build_parser().parse_args(argv)  # imports the command, and torch with most of them
+        debug = args.debug
         code: int = args.run(args)
         sys.stdout.flush()  # here, so that a reader who went away is noticed where we can answer
         return code
     except SonantError as e:
-        if args.debug:
+        if debug:
             traceback.print_exc()
         print(f"sonant: {e}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print("sonant: interrupted", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes stdout once more at its end, and would complain there.

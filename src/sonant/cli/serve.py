@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sonant.cli.interrupt import interrupt_waits
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
@@ -75,12 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, config: EngineConfig) -> int:
-    from sonant.engine.engine import Engine
-    from sonant.loading import load as load_engine
-    from sonant.loading import pick_device
-    from sonant.models.registry import describe, load_prompter
-    from sonant.serving.cpu_threads import use_threads
-    from sonant.serving.processes.one_process import one_process
+    with interrupt_waits():
+        from sonant.engine.engine import Engine
+        from sonant.loading import load as load_engine
+        from sonant.loading import pick_device
+        from sonant.models.registry import describe, load_prompter
+        from sonant.serving.cpu_threads import use_threads
+        from sonant.serving.processes.one_process import one_process
 
     pick_device(model.device)  # without a GPU it will not come while we wait
     use_threads(model.threads, model.device)

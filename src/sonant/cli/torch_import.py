@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 
+from sonant.cli.interrupt import interrupt_waits
+
 
 def import_torch() -> None:
     """Import it if nobody has.
@@ -20,7 +22,8 @@ def import_torch() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch's libraries are loaded
     gc.disable()
     try:
-        importlib.import_module("torch")
+        with interrupt_waits():
+            importlib.import_module("torch")
     finally:
         gc.freeze()
         gc.enable()
