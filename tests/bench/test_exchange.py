@@ -194,6 +194,16 @@ async def bad_event(call: Call) -> None:
     call.end()
 
 
+async def nested_sound(call: Call) -> None:
+    call.stream_head("text/event-stream")
+    call.event(audio={"data": "AAAA"})
+    call.end()
+
+
+async def nameless(call: Call) -> None:
+    call.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n\0\0")
+
+
 async def empty(call: Call) -> None:
     call.stream_head()
     call.end()
@@ -241,6 +251,10 @@ async def stuck(call: Call) -> None:
     await asyncio.sleep(2)
 
 
+async def silent(call: Call) -> None:
+    await asyncio.sleep(2)
+
+
 @pytest.mark.parametrize(
     ("script", "target", "failure", "detail"),
     [
@@ -251,7 +265,9 @@ async def stuck(call: Call) -> None:
         (unfinished_events, {"sse": True}, Failure.CUT, "without the one that says so"),
         (error_event, {"sse": True}, Failure.SERVER, "the engine died"),
         (bad_event, {"sse": True}, Failure.PROTOCOL, "cannot be read"),
+        (nested_sound, {"sse": True}, Failure.PROTOCOL, "cannot be read"),
         (json_body, {"sse": True}, Failure.PROTOCOL, "asked for events, got application/json"),
+        (nameless, {"sse": True}, Failure.PROTOCOL, "asked for events, got an answer that does not say what it is"),
         (unfinished_events, {}, Failure.PROTOCOL, "asked for sound, got text/event-stream"),
         (empty, {}, Failure.EMPTY, "without any sound"),
         (header_only, {"response_format": "wav"}, Failure.EMPTY, "without any sound"),
@@ -271,6 +287,20 @@ def test_every_wrong_answer_has_its_name(script: Script, target: dict[str, Any],
     sample, _ = ask(script, timeout_s=0.3, **target)
     assert sample.failure is failure
     assert detail in sample.detail
+
+
+@pytest.mark.parametrize("script", [stuck, silent, hung_up, busy])
+def test_a_failure_ends_when_it_failed(script: Script) -> None:
+    async def run() -> Sample:
+        async with scripted(script) as server:
+            aim = Target(server.url)
+            ended = await speak(aim, aim.request(PROMPT), PROMPT, host="127.0.0.1", timeout_s=0.2)
+            await asyncio.sleep(0.5)  # as others of the same load go on
+            return ended.sample()
+
+    sample = asyncio.run(run())
+    assert not sample.ok and sample.end_s < 0.4
+    assert sample.failure is not Failure.TIMEOUT or sample.end_s >= 0.2
 
 
 def test_a_status_is_counted_by_its_number() -> None:

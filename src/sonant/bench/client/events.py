@@ -39,7 +39,7 @@ class SpeechEvents:
             sound = event.get("audio") or event.get("delta")
             if sound and not kind.endswith("error"):
                 self.sound(base64.b64decode(sound, validate=True), at_s)
-        except (ValueError, AttributeError, binascii.Error) as e:
+        except (ValueError, TypeError, AttributeError, binascii.Error) as e:
             raise BadSound(f"an event that cannot be read ({e}): {data[:80]!r}") from e
         if kind.endswith("error") or "error" in event:
             error = event.get("error", event)

@@ -59,11 +59,11 @@ class Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.ended:
             return
-        self.end_s = time.perf_counter()
         framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
         if self.status is None:
             self.fail(Failure.CUT, f"the connection ended before an answer: {exc or 'closed by the server'}")
         elif exc is None and not framed and self.meter is not None:
+            self.end_s = time.perf_counter()
             self.on_message_complete()  # HTTP/1.0's way: the end of the connection is the end of the body
         else:
             self.fail(Failure.CUT, f"the connection ended inside the body: {exc or 'closed by the server'}")
@@ -79,7 +79,8 @@ class Exchange(asyncio.Protocol):
             return
         sse = self.headers.get("content-type", "").startswith("text/event-stream")
         if sse != self.target.sse:
-            raise BadSound(f"asked for {'events' if self.target.sse else 'sound'}, got {self.headers['content-type']}")
+            got = self.headers.get("content-type", "an answer that does not say what it is")
+            raise BadSound(f"asked for {'events' if self.target.sse else 'sound'}, got {got}")
         form, rate = self.target.response_format, self.target.sample_rate
         self.meter = open_meter(form, self.headers, rate, sse=sse, keep=self.keep_sound)
         if sse:
@@ -109,6 +110,7 @@ class Exchange(asyncio.Protocol):
     def fail(self, failure: Failure, detail: str) -> None:
         if not self.ended:
             self.failure, self.detail = failure, detail[:_MAX_DETAIL]
+            self.end_s = time.perf_counter()
             self._close()
 
     def _fail_by(self, error: BaseException) -> None:
@@ -149,7 +151,7 @@ class Exchange(asyncio.Protocol):
             late_s=late_s,
             connect_s=connect_s,
             first_byte_s=None if self.first_byte_s is None else self.first_byte_s - started_s,
-            end_s=(self.end_s or time.perf_counter()) - started_s,
+            end_s=self.end_s - started_s,
             arrivals_s=tuple(t - started_s for t in arrivals),
             durations_s=None if durations is None else tuple(durations),
             audio_s=audio_s,
