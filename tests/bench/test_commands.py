@@ -6,9 +6,12 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,6 +123,13 @@ def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         (["--base-url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
         (["--base-url", "ftp://x"], "no address of a server"),
+        (["--base-url", "http://[::1"], "no address of a server"),
+        (["--base-url", "http://local host:8000"], "no address of a server"),
+        (["--base-url", "http://x", "--api-key", "open…sesame"], "characters that no header can carry"),
+        (["--base-url", "http://x", "--concurrency", "1,16", "--requests", "8"], "8 is less than one for each of 16"),
+        (["--base-url", "http://x", "--timeout", "nan"], "argument --timeout: must be over 0, not nan"),
+        (["--base-url", "http://x", "--ramp", "-1"], "argument --ramp: must be at least 0, not -1"),
+        (["--base-url", "http://x", "--out", "."], "the results cannot be written to .: it is a folder"),
         (["--base-url", "http://x", "--concurrency", "1,x"], "--concurrency takes whole numbers"),
         (["--base-url", "http://x", "--rate", "0"], "--rate takes numbers above 0"),
         (["--base-url", "http://x", "--note", "gpu"], "--note takes KEY=VALUE"),
@@ -138,6 +148,60 @@ def test_what_cannot_be_run_is_told(options: list[str], message: str, capsys: py
         code = int(e.code or 0)
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["serve", "capacity", "quality", "serve --html", "serve --plots", "offline", "kernels"]
+)
+def test_a_place_for_results_is_looked_at_before_anything_is_measured(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, option = (*line.split(), "--out")[:2]
+    (tmp_path / "file").touch()
+    asked = ["--base-url", "http://127.0.0.1:9"] if command in ("serve", "capacity", "quality") else []
+    assert main(["bench", command, *asked, option, str(tmp_path / "file" / "run.json")]) == 2
+    assert f"{tmp_path / 'file'} is no folder" in capsys.readouterr().err
+
+
+def test_results_come_into_folders_that_are_not_there_yet(tmp_path: Path) -> None:
+    with in_thread(quick) as server:
+        asked = ["--base-url", server.url, "--length", "short", "--warmups", "0"]
+        capacity, quality = tmp_path / "a" / "c.json", tmp_path / "b" / "q.json"
+        search = ["--most", "1", "--ramp", "0", "--share", "50"]
+        assert main(["bench", "capacity", *asked, *search, "--out", str(capacity)]) == 0
+        assert main(["bench", "quality", *asked, "--concurrency", "2", "--requests", "4", "--out", str(quality)]) == 0
+    assert json.loads(capacity.read_text())["listeners"] == 1
+    assert json.loads(quality.read_text())["kind"] == "quality"
+
+
+def test_the_server_is_asked_for_its_models_and_metrics_as_the_load_goes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    with in_thread(
+        quick, metrics=lambda: f"# TYPE x_steps_total counter\nx_steps_total {len(server.calls)}\n"
+    ) as server:
+        assert main(["bench", "serve", "--base-url", server.url, "--concurrency", "1", "--requests", "2"]) == 0
+    assert "server: x_steps: +2" in capsys.readouterr().out
+
+
+def test_who_speaks_no_http_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def greet() -> None:
+        with listening, suppress(OSError):
+            while True:
+                caller, _ = listening.accept()
+                with caller:
+                    caller.recv(4096)
+                    caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    threading.Thread(target=greet, daemon=True).start()
+    where = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    assert main(["bench", "serve", "--base-url", where, "--concurrency", "1", "--requests", "2"]) == 1
+    assert "2 failed: protocol: not HTTP" in capsys.readouterr().out
+    listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_the_metronome_sees_a_loop_that_is_late() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import TypeVar, get_args
 
@@ -84,6 +85,21 @@ def whole_number(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
+        return value
+
+    return parse
+
+
+def number(least: float, *, above: bool = False) -> Callable[[str], float]:
+    """An argparse type: a finite number of at least `least`, or above it."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not (math.isfinite(value) and (value > least or (value == least and not above))):
+            raise argparse.ArgumentTypeError(f"must be {'over' if above else 'at least'} {least:g}, not {text}")
         return value
 
     return parse

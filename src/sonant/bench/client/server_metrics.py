@@ -5,16 +5,14 @@ A client sees only when bytes arrive. Steps, tokens and queues are the server's 
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sonant.bench.client.fetch import fetch
 from sonant.bench.client.target import Target
 from sonant.histogram import quantile
 
-_TIMEOUT_S = 5.0
 Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bound)
 
 
@@ -28,15 +26,13 @@ class Scrape:
 
 def scrape(target: Target) -> Scrape | None:
     """The metrics as they are now; None where the server has none, or none that we can read."""
-    request = urllib.request.Request(f"{target.address.root}/metrics")
-    if target.api_key:
-        request.add_header("Authorization", f"Bearer {target.api_key}")
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=target.tls) as response:
-            text = response.read().decode("utf-8")
-    except (urllib.error.URLError, OSError, UnicodeDecodeError):
+    page = fetch(target, "/metrics")
+    if page is None:
         return None
-    return parse(text)
+    try:
+        return parse(page.decode("utf-8"))
+    except UnicodeDecodeError:
+        return None
 
 
 def parse(text: str) -> Scrape | None:

@@ -26,13 +26,18 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        wrong = f"--base-url {url!r} is no address of a server: write http://host:port"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+        except ValueError:  # a bracket that is not closed
+            raise ConfigError(wrong) from None
         try:
             port = parts.port
         except ValueError:
             raise ConfigError(f"--base-url {url!r} has a port that is no number from 1 to 65535") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--base-url {url!r} is no address of a server: write http://host:port")
+        sendable = url.isascii() and url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not sendable:
+            raise ConfigError(wrong)
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port or (443 if tls else 80), tls, path)
@@ -66,6 +71,10 @@ class Target:
             raise ConfigError(f"no format {self.response_format!r}; there are {', '.join(FORMATS)}")
         if self.sse and not self.stream:
             raise ConfigError("--sse is a way to stream: leave --no-stream away")
+        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError(
+                "the API key has characters that no header can carry: was it copied whole, and nothing else?"
+            )
 
     @cached_property
     def address(self) -> Address:

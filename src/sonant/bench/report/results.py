@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -61,6 +62,25 @@ def _level_to_json(level: LoadLevel) -> dict[str, Any]:
         "engine": level.server_metrics,
         "samples": [sample.to_json(level.origin_s) for sample in level.samples],
     }
+
+
+def check_places(*paths: Path | None) -> None:
+    """Call it before a measurement, which would be lost if its results could not be written in the end."""
+    for path in (path for path in paths if path is not None):
+        if (why := _why_not(path)) is not None:
+            raise ConfigError(f"the results cannot be written to {path}: {why}")
+
+
+def _why_not(path: Path) -> str | None:
+    try:
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    except OSError as e:  # a folder that may not be looked into
+        return e.strerror
+    if path.is_dir():
+        return "it is a folder"
+    if there != path and not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK) else "permission denied"
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = None) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.options import whole_number
+from sonant.cli.options import number, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 from sonant.exit_codes import EXIT_INTERRUPTED
@@ -25,9 +24,11 @@ sonant bench capacity --base-url http://localhost:8000 --start 64 --most 512 --l
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ttfp", metavar="MS", type=float, default=500.0, help="bound of p99 (default: 500)")
     parser.add_argument(
-        "--gap", metavar="MS", type=float, default=50.0, help="underrun that still counts as none (default: 50)"
+        "--ttfp", metavar="MS", type=number(0, above=True), default=500.0, help="bound of p99 (default: 500)"
+    )
+    parser.add_argument(
+        "--gap", metavar="MS", type=number(0), default=50.0, help="underrun that still counts as none (default: 50)"
     )
     parser.add_argument(
         "--share", metavar="PERCENT", type=float, default=99.0, help="of streams without a gap (default: 99)"
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start", metavar="N", type=whole_number(1), default=1, help="first load (default: 1)")
     parser.add_argument("--most", metavar="N", type=whole_number(1), default=1024, help="last load (default: 1024)")
     parser.add_argument(
-        "--ramp", metavar="S", type=float, default=2.0, help="seconds in which listeners come in (default: 2)"
+        "--ramp", metavar="S", type=number(0), default=2.0, help="seconds in which listeners come in (default: 2)"
     )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
@@ -51,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.client.load_level import LoadLevel
     from sonant.bench.client.sweep import Sweep
     from sonant.bench.client.worker_pool import WorkerPool
+    from sonant.bench.report.results import check_places, write_json
 
+    check_places(args.out)
     for option, value in (("--share", args.share), ("--confidence", args.confidence)):
         if not 50 <= value < 100:
             raise ConfigError(f"{option} is a percentage from 50 to below 100, not {value:g}")
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         facts = bench_target.client_facts(args, processes)
         data = {"kind": "capacity", "target": target.describe(), "client": facts, **asdict(found)}
-        args.out.write_text(json.dumps(data, indent=1), encoding="utf-8")
+        write_json(args.out, data, indent=1)
     return 0
 
 

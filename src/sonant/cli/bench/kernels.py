@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from sonant.bench.kernels import versus_torch as kernels
     from sonant.bench.kernels.asked import Asked, compile_ahead
-    from sonant.bench.report.results import write_json
+    from sonant.bench.report.results import check_places, write_json
     from sonant.kernels.dispatch import OPS
 
     device = pick_device(args.device)
@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
     _check_gate(args, device)
+    check_places(args.out)
     if args.tune:
         tuned = [p for p in providers if p.TUNED_SIZE in sizes]
         asked_rows = _rows(args.rows) if args.rows else None

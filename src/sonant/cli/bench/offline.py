@@ -16,6 +16,7 @@ from sonant.cli.options import (
     add_kv_cache_dtype,
     add_model,
     add_quantize,
+    number,
     positive_numbers,
     whole_number,
 )
@@ -77,7 +78,11 @@ def _add_sustained(parser: argparse.ArgumentParser) -> None:
         "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
     )
     sustained.add_argument(
-        "--first-audio", metavar="MS", type=float, default=500.0, help="first sound must come in (default: 500)"
+        "--first-audio",
+        metavar="MS",
+        type=number(0, above=True),
+        default=500.0,
+        help="first sound must come in (default: 500)",
     )
     sustained.add_argument(
         "--held-share", metavar="PERCENT", type=float, default=99.0,
@@ -96,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.engine import offline
     from sonant.bench.engine.offline_table import picture, table
     from sonant.bench.report import plots
-    from sonant.bench.report.results import write_json
+    from sonant.bench.report.results import check_places, write_json
 
     wanted = _measurements(args.measure)
     device = pick_device(args.device)
@@ -107,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         plots.need_matplotlib()
         if not {"streams", "steps"} <= wanted:
             raise ConfigError("--plot draws what streams and steps measure: add both to --measure")
+    check_places(args.out, args.plot)
     folder = model_folder(args.model)
     given = {
         "codec": given_codec(args.codec),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.quality.judges import Judges
     from sonant.bench.report import results
 
+    results.check_places(args.out)
     earlier = results.read_json(args.against, "quality") if args.against else None
     judges = Judges.open(args.asr, args.speaker_model)
     print(f"judges: {', '.join(judges.names) or 'none but the length of the sound'}", file=sys.stderr)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     print(quality_table(levels))
     if args.out:
         data = facts | {"judges": judges.names, "levels": [q.to_json() for q in levels]}
-        args.out.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+        results.write_json(args.out, data, indent=1)
     return EXIT_WORSE if earlier is not None and _got_worse(earlier, levels) else 0
 
 
@@ -74,6 +74,7 @@ def _measure(args: argparse.Namespace, judges: Judges) -> tuple[list[Quality], d
 
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
     counts = positive_numbers(args.concurrency, "--concurrency", int)
+    bench_target.check_requests(args.requests, counts)
     loads = [Load(args.requests or max(len(prompts), n), concurrency=n, seed=args.seed) for n in counts]
     processes = bench_target.processes_of(args, max(counts))
     line = ProgressLine(quiet=args.quiet)

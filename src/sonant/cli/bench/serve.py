@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonant.cli.bench import target as bench_target
-from sonant.cli.options import positive_numbers, whole_number
+from sonant.cli.options import number, positive_numbers, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 from sonant.exit_codes import EXIT_INTERRUPTED
@@ -29,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requests", metavar="N", type=whole_number(1), help="by level (default: 4 for each listener, at least 32)"
     )
     parser.add_argument(
-        "--ramp", metavar="S", type=float, default=0.0, help="seconds in which listeners come in (default: 0, at once)"
+        "--ramp",
+        metavar="S",
+        type=number(0),
+        default=0.0,
+        help="seconds in which listeners come in (default: 0, at once)",
     )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
@@ -48,15 +52,19 @@ def run(args: argparse.Namespace) -> int:
     from sonant.bench.client.sweep import Sweep
     from sonant.bench.client.worker_pool import WorkerPool
     from sonant.bench.report import html, plots
-    from sonant.bench.report.results import Run
+    from sonant.bench.report.results import Run, check_places
     from sonant.bench.report.table import run_table
 
+    if args.plots or args.html:
+        plots.need_matplotlib()
+    check_places(args.out, args.html, args.plots and args.plots / "ttfp.png")
     notes = _notes(args.note)
     if args.rate:
         rates = positive_numbers(args.rate, "--rate", float)
         loads = [Load(args.requests or _LEAST_REQUESTS, rate=rate, seed=args.seed) for rate in rates]
     else:
         counts = positive_numbers(args.concurrency or "1,4,16", "--concurrency", int)
+        bench_target.check_requests(args.requests, counts)
         loads = [
             Load(args.requests or max(_LEAST_REQUESTS, 4 * n), concurrency=n, ramp_s=args.ramp, seed=args.seed)
             for n in counts

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonant.bench.client.fetch import fetch
 from sonant.bench.client.prompts import LANGUAGES, LENGTHS, Prompt, Reference, built_in, from_file, worded
 from sonant.bench.client.target import FORMATS, Target
 from sonant.cli.bench.facts import machine_facts
-from sonant.cli.options import whole_number
+from sonant.cli.options import number, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 
@@ -76,7 +76,11 @@ def add_client(parser: argparse.ArgumentParser) -> None:
         "--warmups", metavar="N", type=whole_number(0), default=2, help="requests before each level, apart (default: 2)"
     )
     client.add_argument(
-        "--timeout", metavar="S", type=float, default=300.0, help="seconds a request may take (default: 300)"
+        "--timeout",
+        metavar="S",
+        type=number(0, above=True),
+        default=300.0,
+        help="seconds a request may take (default: 300)",
     )
     client.add_argument(
         "--processes", metavar="N", type=whole_number(1), help="of the client (default: one for 500 streams)"
@@ -122,6 +126,12 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     return found
 
 
+def check_requests(requests: int | None, listeners: Sequence[int]) -> None:
+    """A listener without a request is none, and the level would be named after more than were there."""
+    if requests is not None and requests < max(listeners):
+        raise ConfigError(f"--requests {requests} is less than one for each of {max(listeners)} listeners")
+
+
 def processes_of(args: argparse.Namespace, streams: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return args.processes or max(1, min(cores, 1 + streams // _STREAMS_A_PROCESS))
@@ -156,13 +166,10 @@ def need_bench_packages() -> None:
 
 
 def _first_model(target: Target) -> str | None:
-    request = urllib.request.Request(f"{target.address.root}/v1/models")
-    if target.api_key:
-        request.add_header("Authorization", f"Bearer {target.api_key}")
+    page = fetch(target, "/v1/models")
     try:
-        with urllib.request.urlopen(request, timeout=5, context=target.tls) as response:
-            return str(json.load(response)["data"][0]["id"])
-    except (urllib.error.URLError, OSError, ValueError, LookupError, TypeError):
+        return None if page is None else str(json.loads(page)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
         return None
 
 

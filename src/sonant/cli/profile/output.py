@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sonant.cli.options import number
 from sonant.cli.progress_line import ProgressLine
 from sonant.cli.sound_file import OutputError
 from sonant.errors import ConfigError
@@ -32,7 +32,10 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
         "--step", metavar="NAME", help="the range that is a step, or a part of its name (default: found by itself)"
     )
     parser.add_argument(
-        "--bandwidth", metavar="GB/S", type=_positive, help="the GPU's memory bandwidth (default: by the GPU's name)"
+        "--bandwidth",
+        metavar="GB/S",
+        type=number(0, above=True),
+        help="the GPU's memory bandwidth (default: by the GPU's name)",
     )
 
 
@@ -61,16 +64,6 @@ def _budget(text: str) -> str:
     except ConfigError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
     return text
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be over 0, not {text}")
-    return value
 
 
 @contextmanager
