@@ -60,6 +60,14 @@ def test_failures_and_gaps_count() -> None:
     assert verdicts(runs[0], runs[0])["failures"] is Verdict.SAME
 
 
+@pytest.mark.parametrize("count", [1, 6, 32])
+def test_a_server_that_answers_nobody_any_more_is_worse(count: int) -> None:
+    before = Run(TARGET, {}, [level([sample(f"p{i}") for i in range(count)])], {}, 2, "now")
+    after = Run(TARGET, {}, [level([failed(Failure.STATUS, 500)] * count)], {}, 2, "now")
+    assert compare(before, after).regressed
+    assert not compare(after, before).regressed and not compare(after, after).regressed
+
+
 def test_other_prompts_are_compared_run_against_run() -> None:
     before, after = noisy_run(1), noisy_run(2)
     other = [sample(f"other{i}", audio_s=1 + i % 30) for i in range(128)]

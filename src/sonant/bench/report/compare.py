@@ -7,7 +7,7 @@ holds for the whole table, not for each row of it: twenty rows at 95 % each woul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -141,6 +141,8 @@ def _changes(a: LoadLevel, b: LoadLevel, threshold: float, confidence: float) ->
         if was and now:
             interval = unpaired(was, now, _mean, confidence, relative=False)
             note(metric, float(np.mean(was)), float(np.mean(now)), interval, relative=False)
+    if a.good and b.samples and not b.good:  # however few they were, nothing is left that could be compared
+        changes[-1] = replace(changes[-1], verdict=Verdict.WORSE)
     return changes
 
 
