@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,8 +95,8 @@ def test_a_table_is_read_as_it_was_written_and_keeps_what_was_not_measured(tmp_p
     first = report(timed(STEP, 60.0), timed(NORM, 2.0))
     assert gate.write(path, first, first.times, {}) == 2
     second = report(timed(STEP, 50.0))
-    assert gate.write(path, second, second.times, gate.read(path, second)) == 2
-    assert gate.read(path, second) == {STEP: 1.0, NORM: 25.0}
+    assert gate.write(path, second, second.times, gate.read(path, second.device, second.dtype)) == 2
+    assert gate.read(path, second.device, second.dtype) == {STEP: 1.0, NORM: 25.0}
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
 
 
@@ -120,7 +120,7 @@ def test_a_table_that_says_nothing_about_this_gpu_is_refused(content: Any, reaso
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(good | content))
     with pytest.raises(ConfigError, match=reason):
-        gate.read(path, report())
+        gate.read(path, report().device, report().dtype)
 
 
 @pytest.fixture
@@ -208,6 +208,28 @@ def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(
     monkeypatch.setattr(gate, "shipped", lambda gpu, quantize: tmp_path / "file" / "accepted" / "table.json")
     assert command("shipped", "--accept") == 2
     assert "cannot be written; name a file of your own: --against FILE --accept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--accept",)])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [({"device": "NVIDIA H200"}, "is of NVIDIA H200 in float32, and this is"), ({"share_of_floor": 1}, "is no table")],
+    ids=["another GPU", "broken"],
+)
+def test_a_table_of_no_use_here_is_told_before_anything_is_measured(
+    made_up: list[float],
+    content: Mapping[str, Any],
+    reason: str,
+    more: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = tmp_path / "table.json"
+    made_up += [10.0, 20.0]
+    assert command(table, "--accept") == 0
+    table.write_text(json.dumps(json.loads(table.read_text()) | content))
+    assert command(table, *more) == 2  # where nothing is left to measure
+    assert reason in capsys.readouterr().err
 
 
 def test_out_of_time_nothing_more_is_begun_and_what_was_measured_is_kept(

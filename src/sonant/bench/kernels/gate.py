@@ -92,22 +92,22 @@ def shipped(gpu: str, quantize: Quantization | None = None) -> Path:
     return Path(__file__).with_name("accepted") / f"{name}.json"
 
 
-def read(path: Path, report: KernelReport) -> dict[str, float]:
+def read(path: Path, device: str, dtype: str) -> dict[str, float]:
     """Figures of another GPU or type would say nothing about this one's."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ConfigError(f"{path} has format {data['format']}, not {FORMAT}: accept its figures anew")
         figures = {str(name): float(share) for name, share in data["share_of_floor"].items()}
-        device, dtype = str(data["device"]), str(data["dtype"])
+        told = str(data["device"]), str(data["dtype"])
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; --accept writes it") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no table of accepted figures: {error!r}") from None
     if any(not share > 0 for share in figures.values()):
         raise ConfigError(f"{path} has a share of the floor that is not over 0")
-    if (device, dtype) != (report.device, report.dtype):
-        raise ConfigError(f"{path} is of {device} in {dtype}, and this is {report.device} in {report.dtype}")
+    if told != (device, dtype):
+        raise ConfigError(f"{path} is of {told[0]} in {told[1]}, and this is {device} in {dtype}")
     return figures
 
 

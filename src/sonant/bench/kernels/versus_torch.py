@@ -106,7 +106,7 @@ def run(
     return KernelReport(
         device=device_name(device),
         torch=torch.__version__,
-        dtype=str(dtype).removeprefix("torch.") + (f", weights {quantize}" if quantize else ""),
+        dtype=dtype_name(dtype, quantize),
         ceiling=ceiling,
         times=times,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -116,6 +116,10 @@ def run(
 def ceiling_of(device: torch.device, dtype: torch.dtype, quantize: Quantization | None) -> Ceiling:
     """As it is now: a GPU's clock follows its power and warmth, that of a large product by a tenth."""
     return Ceiling(copy_bandwidth(device), product_rate(device, dtype, quantize))
+
+
+def dtype_name(dtype: torch.dtype, quantize: Quantization | None) -> str:
+    return str(dtype).removeprefix("torch.") + (f", weights {quantize}" if quantize else "")
 
 
 def device_name(device: torch.device) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = args.size.split(",") if args.size else _sizes(providers)
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
         raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
-    _check_gate(args, device)
+    accepted = _accepted(args, device, dtype)
     check_places(args.out)
     if args.tune:
         tuned = [p for p in providers if p.TUNED_SIZE in sizes]
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
-    return 0 if args.against is None else _hold(report, asked, device, args)
+    return 0 if args.against is None else _hold(report, accepted, asked, device, args)
 
 
 def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
@@ -147,13 +147,14 @@ def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
         yield case
 
 
-def _hold(report: KernelReport, asked: Asked, device: torch.device, args: argparse.Namespace) -> int:
+def _hold(
+    report: KernelReport, accepted: Mapping[str, float], asked: Asked, device: torch.device, args: argparse.Namespace
+) -> int:
     """What was measured against what was accepted; what seems slower is measured again."""
     from sonant.bench.kernels import gate
     from sonant.bench.kernels.versus_torch import ceiling_of, measure_all
 
     path = _table_path(args, device)
-    accepted = {} if args.accept and not path.exists() else gate.read(path, report)
 
     def again(names: Collection[str]) -> Iterator[KernelTime]:
         _say(f"measured again: {', '.join(sorted(names))}")
@@ -169,18 +170,23 @@ def _hold(report: KernelReport, asked: Asked, device: torch.device, args: argpar
     return int(not verdict.passed)
 
 
-def _check_gate(args: argparse.Namespace, device: torch.device) -> None:
-    """Before anything is measured."""
+def _accepted(args: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """The table of --against, before anything is measured: what is wrong with it would be told after minutes."""
     from sonant.bench.kernels import gate
+    from sonant.bench.kernels.versus_torch import device_name, dtype_name
 
     if not 0 < args.tolerance < 100:
         raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
     if args.accept and not args.against:
         raise ConfigError("--accept writes the table that --against names; name one")
-    if args.against and not args.accept and not (path := _table_path(args, device)).is_file():
+    if not args.against:
+        return {}
+    path = _table_path(args, device)
+    if not args.accept and not path.is_file():
         raise ConfigError(f"there is no table {path} of accepted figures; --accept writes it")
-    if args.accept and not gate.can_write(path := _table_path(args, device)):
+    if args.accept and not gate.can_write(path):
         raise ConfigError(f"{path} cannot be written; name a file of your own: --against FILE --accept")
+    return gate.read(path, device_name(device), dtype_name(dtype, args.quantize)) if path.exists() else {}
 
 
 def _table_path(args: argparse.Namespace, device: torch.device) -> Path:
