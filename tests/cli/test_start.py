@@ -122,6 +122,24 @@ def test_no_model_brings_in_torchs_compiler(
     assert found.isdisjoint({"torch._dynamo", "sympy"})
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_is_shown_in_every_encoding(encoding: str) -> None:
+    command = [sys.executable, "-m", "sonant.cli.main", "serve", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(Path(sonant.__file__).parents[1]), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"usage: sonant serve ")
+
+
+def test_streams_may_be_closed() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(sonant.__file__).parents[1])}
+    command = f"{sys.executable} -m sonant.cli.main"
+    closed = {f"{command} say - <&-": 2, f"{command} --version >&-": 0, f"{command} say '' 2>&-": 2}
+    for line, code in closed.items():
+        done = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (code, "") and "Traceback" not in done.stderr, line
+
+
 def every_command(commands: tuple[Command, ...] = COMMANDS, *before: str) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for command in commands:

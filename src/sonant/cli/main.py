@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sonant.cli.commands import Command, CommandParser, add_commands
 from sonant.cli.interrupt import INTERRUPTED, interrupt_waits
+from sonant.cli.streams import prepare_streams
 from sonant.errors import SonantError
 from sonant.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. `argv` is without the program's name."""
+    prepare_streams()
     debug = False
     try:
         with interrupt_waits():
