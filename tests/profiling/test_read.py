@@ -125,6 +125,14 @@ def test_a_truncated_trace_is_told_as_such(tmp_path: Path) -> None:
             read_trace(path)
 
 
+def test_a_trace_may_be_cut_at_every_character_of_an_event(tmp_path: Path) -> None:
+    path, event = tmp_path / "cut.json", b'{"ph": "X", "cat": "kernel", "name": "a", "ts": 1.5, "args": {"stream": 7}}'
+    for end in range(1, len(event)):
+        path.write_bytes(b'{"traceEvents": [' + event[:end])
+        with pytest.raises(TraceError, match=r"cut.json ends in the middle, after"):
+            read_trace(path)
+
+
 def test_a_truncated_gzip_is_told_as_such(tmp_path: Path) -> None:
     path = good(tmp_path, "cut.json.gz")
     path.write_bytes(path.read_bytes()[:-500])

@@ -48,7 +48,9 @@ class JsonStream:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as e:
                 if len(self._text) - self._at > _LARGEST_VALUE or not self._more():
-                    self._broken("" if self._over and e.pos >= len(self._text) - 1 else e.msg)
+                    # A string that is cut is told by where it begins.
+                    at_end = e.pos >= len(self._text) - 1 or e.msg.startswith("Unterminated string")
+                    self._broken("" if self._over and at_end else e.msg)
                 continue
             if end == len(self._text) and self._more():
                 continue  # a number may go on in the next block
