@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,6 +83,32 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     assert "10/10" in out and "interrupted: only what had ended" in out
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run.json").read_text())["interrupted"] is True
+
+
+def test_no_load_stays_behind_when_the_command_is_killed(tmp_path: Path) -> None:
+    async def long(call: Call) -> None:
+        try:
+            await call.paced([0.05] * 400)
+        finally:
+            call.writer.transport.abort()
+
+    def until(true: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    with in_thread(long) as server, (tmp_path / "err").open("wb") as err:
+        load = ["--concurrency", "2", "--requests", "400", "--processes", "2", "--warmups", "0"]
+        running = subprocess.Popen([*COMMAND, "serve", "--base-url", server.url, *load], stderr=err)
+        until(lambda: server.in_flight == 2 and all(len(call.sent_s) > 2 for call in server.calls))
+        running.kill()
+        running.wait()
+        seen = len(server.calls)
+        until(lambda: server.calls[0].writer.is_closing() and server.calls[1].writer.is_closing())
+        time.sleep(0.3)
+        assert len(server.calls) == seen
+    assert "Traceback" not in (tmp_path / "err").read_text()
 
 
 def test_a_level_without_any_success_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -72,7 +73,7 @@ def allow_files(count: int, *, at_most: bool = False) -> None:
 def main(jobs: Connection, results: Connection, target: Target, prompts: Sequence[Prompt], timeout_s: float) -> None:
     """Takes jobs until their pipe closes. Ctrl-C is the parent's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with suppress(BrokenPipeError), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(jobs, results, Driver(target, prompts, timeout_s=timeout_s)))
 
 
@@ -91,6 +92,7 @@ async def _serve(jobs: Connection, results: Connection, driver: Driver) -> None:
         except (EOFError, OSError):
             loop.remove_reader(jobs.fileno())
             message = None
+            driver.stop()  # whoever asked is gone, killed perhaps: the server must not go on under a load of nobody's
         if message == "stop":
             driver.stop()
         else:
@@ -123,7 +125,8 @@ async def _run_job(results: Connection, driver: Driver, metronome: Metronome, jo
 
 
 async def _send_progress(results: Connection, driver: Driver) -> None:
-    while True:
-        await asyncio.sleep(_PROGRESS_S)
-        failed = sum(ended.failed for ended in driver.ended)
-        results.send(LoadProgress(len(driver.ended), failed, driver.in_flight))
+    with suppress(BrokenPipeError):  # the jobs' pipe closes then too, and ends the process
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            failed = sum(ended.failed for ended in driver.ended)
+            results.send(LoadProgress(len(driver.ended), failed, driver.in_flight))
