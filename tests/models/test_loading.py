@@ -19,6 +19,7 @@ from peak_memory import needs_peak_memory, run_python
 from sonant.config import EngineConfig
 from sonant.errors import CheckpointError, ConfigError, Unsupported
 from sonant.models.registry import check_model
+from sonant.types import SpeechRequest
 
 Edit = Callable[[dict[str, torch.Tensor]], object]
 
@@ -142,6 +143,18 @@ def test_a_fine_tuned_folder_speaks_with_its_one_voice(
         assert len(engine.speak("hello the world", voice="anna", seed=3, max_frames=6).frames)
         with pytest.raises(Unsupported, match="cannot clone"):
             engine.clone(reference_clip(), None)
+
+
+def test_a_fine_tuned_voice_may_have_capital_letters(few_codebooks: Mapping[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(few_codebooks["custom"], tmp_path / "tuned")
+    config = json.loads((folder / "config.json").read_text())
+    config["talker_config"] |= {"spk_id": {"Anna": 3000}, "spk_is_dialect": {"Anna": "beijing_dialect"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with sonant.load(folder, device="cpu") as engine:
+        assert engine.voices == ("Anna",)
+        prompts = [engine.model.prompter.prompt(SpeechRequest(text="hi", voice=v)) for v in (None, "Anna", "anna")]
+    for prompt in prompts:
+        assert {3000, 2074} <= set(prompt.payload.codes[:, 0]), "the speaker, and the dialect that it speaks"
 
 
 @pytest.mark.parametrize("kind", ["custom", "design"])

@@ -40,6 +40,7 @@ class PromptBuilder:
         self.config, self.tokenizer, self.front_end = config, tokenizer, front_end
         talker = config.talker
         self.voices = tuple(talker.spk_id) if config.kind == "custom_voice" else ()
+        self._by_key = {name.lower(): name for name in self.voices}  # who fine-tunes may have named one "Anna"
         self.languages = ("auto", *(name for name in talker.codec_language_id if "dialect" not in name))
 
     def layout(self, request: SpeechRequest) -> Layout:
@@ -137,8 +138,8 @@ class PromptBuilder:
         if kind == "custom_voice":
             if isinstance(voice, Voice):
                 raise Unsupported("this checkpoint has fixed voices and cannot clone; use a Base checkpoint")
-            name = (voice or self.voices[0]).lower()
-            if name not in self.voices:
+            name = self._by_key.get((voice or self.voices[0]).lower())
+            if name is None:
                 raise UnknownVoice(f"no voice {voice!r}; this checkpoint has {', '.join(self.voices)}")
             return name
         if kind == "voice_design":
