@@ -146,3 +146,12 @@ def test_nobody_gets_a_pickle_without_asking_for_it(tmp_path: Path) -> None:
     torch.save(stored(), tmp_path / "model.pth")
     with pytest.raises(CheckpointError, match=r"model\.pth is a pickle.*convert it to safetensors"):
         open_weights(tmp_path)
+
+
+def test_a_pickle_of_other_weights_is_not_offered_in_their_place(tmp_path: Path) -> None:
+    torch.save(stored(), tmp_path / "audiovae.pth")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing$"):
+        open_weights(tmp_path)
+    torch.save(stored(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"is missing; pytorch_model\.bin is a pickle"):
+        open_weights(tmp_path)

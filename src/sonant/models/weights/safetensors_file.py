@@ -70,7 +70,8 @@ class SafetensorsFile:
 def check_whole(path: Path) -> None:
     """Refuse a file that is missing, cut short or of another kind, with a reason a person can act on."""
     if not path.exists():
-        pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in _PICKLES)
+        # Of the same weights: what else lies there, such as a codec, is no help.
+        pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in _PICKLES and path.stem in p.name)
         hint = f"; {pickles[0]} is a pickle, which can run code when read: convert it to safetensors" if pickles else ""
         raise CheckpointError(f"{path} is missing{hint}")
     try:
