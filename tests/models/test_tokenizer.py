@@ -106,3 +106,15 @@ def test_merges_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("not there\n")
     with pytest.raises(CheckpointError, match=r"merges\.txt do not belong together"):
         TextTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_merges_that_were_cut_short_are_refused(tmp_path: Path, kept: int) -> None:
+    write_tokenizer(tmp_path, None)
+    path = tmp_path / "merges.txt"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(["#version: 0.2\n", *lines]), encoding="utf-8")
+    TextTokenizer(tmp_path)
+    path.write_text("".join(["#version: 0.2\n", *lines[:kept]]), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=rf"merges\.txt has {kept} merges, fewer than .* fetch it again"):
+        TextTokenizer(tmp_path)

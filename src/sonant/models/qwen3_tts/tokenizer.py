@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from sonant.errors import BadText, CheckpointError
+from sonant.models.byte_vocabulary import byte_characters
 from sonant.models.published import read_json
 
 # Qwen2's own, as the base language model's tokenizer has it. The official code asks transformers for
@@ -99,7 +100,9 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    made = Tokenizer(_bpe(folder / "vocab.json", folder / "merges.txt"))
+    vocab_path, merges_path = folder / "vocab.json", folder / "merges.txt"
+    made = Tokenizer(_bpe(vocab_path, merges_path))
+    _check_whole(made, vocab_path, merges_path)
     made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -108,6 +111,19 @@ def _tokenizer(folder: Path) -> Tokenizer:
         ]
     )
     return made
+
+
+def _check_whole(made: Tokenizer, vocab_path: Path, merges_path: Path) -> None:
+    """merges.txt cut short at the end of a line reads well, and words come apart: every token but the single bytes has
+    a merge of its own."""
+    merged = made.get_vocab_size() - sum(made.token_to_id(byte) is not None for byte in byte_characters())
+    lines = merges_path.read_bytes().splitlines()
+    found = sum(1 for line in lines if line.strip() and not line.startswith(b"#version:"))
+    if found < merged:
+        raise CheckpointError(
+            f"{merges_path} has {found} merges, fewer than the {merged} that {vocab_path.name} needs: it was perhaps "
+            "cut short; fetch it again"
+        )
 
 
 def _bpe(vocab_path: Path, merges_path: Path) -> models.BPE:
