@@ -14,7 +14,7 @@ def config_for(tokenizer: TextTokenizer) -> VoxCPM2Config:
         lm=LanguageModelConfig(
             vocab_size=tokenizer.size, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, kv_channels=4, rms_norm_eps=1e-5, rope_theta=1e4, max_position_embeddings=32768,
-            rope_scaling={},
+            rope_scaling={}, use_mup=False,
         ),
         rope=LongRope((1.0, 1.0), 1.0),
         encoder=local,

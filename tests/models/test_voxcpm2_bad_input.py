@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from clips import reference_clip
 from sonant import Engine, Sampling, Voice
 from sonant.engine.graphs import buckets_up_to
 from sonant.errors import BadAudio, BadRequest, BadSampling, BadText, CheckpointError, UnknownVoice, Unsupported
+from sonant.models.voxcpm2.config import VoxCPM2Config
 from sonant.models.voxcpm2.knobs import FLOW_STEPS, USUAL_STEPS
 from sonant.types import Samples
 
@@ -157,6 +159,24 @@ def test_a_clip_or_voice_that_is_none_is_refused(engine: Engine, spoilt: str) ->
         voice = Voice({"reference": patches[:, :, :-1]}, family=voice.family)
     with pytest.raises(UnknownVoice, match="encoded by another model"):
         engine.speak("hello", voice=voice)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda lm: lm.update(use_mup=True), "use_mup is True; Sonant supports only False"),
+        (lambda lm: lm.pop("use_mup"), "lm_config lacks 'use_mup'"),  # which is true officially
+    ],
+    ids=["on", "left out"],
+)
+def test_a_model_that_scales_its_embeddings_is_refused(
+    tiny_voxcpm2: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    config = json.loads((tiny_voxcpm2 / "config.json").read_text())
+    change(config["lm_config"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=says):
+        VoxCPM2Config.read(tmp_path)
 
 
 class Loud:

@@ -23,7 +23,8 @@ def _whole_groups(given: Any, raw: Raw) -> bool:
 
 @dataclass(frozen=True)
 class LanguageModelConfig(Published):
-    """MiniCPM4. `use_mup` would scale embeddings and residuals; no published checkpoint does."""
+    """MiniCPM4. `use_mup` would scale embeddings and residuals; no published checkpoint does, and all say so: left out
+    it is true officially."""
 
     rules = (
         only("use_mup", False),
@@ -42,6 +43,7 @@ class LanguageModelConfig(Published):
     rope_theta: float
     max_position_embeddings: int
     rope_scaling: dict[str, Any]
+    use_mup: bool
 
     def rope(self, where: str) -> LongRope:
         """One table for all lengths: which factors hold is decided by the longest position, as officially."""
