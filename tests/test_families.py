@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from sonant.models.base import SpeechModel
+from sonant.models.prompt import Prompter
 from sonant.models.registry import FAMILIES
+from sonant.models.spec import ModelSpec
 
-SOURCE = Path(__file__).parents[1] / "src" / "sonant"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "sonant"
+GUIDE = (ROOT / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
 TEXTS = (".py", ".js", ".html", ".css", ".json")
 REGISTRY = Path("models/registry.py")
 # These are words of ours, or files of a voice that has a family.
@@ -50,3 +57,20 @@ def test_a_mention_is_found(tmp_path: Path, line: str) -> None:
     (tmp_path / "models" / "qwen3_tts").mkdir(parents=True)
     (tmp_path / "models" / "qwen3_tts" / "model.py").write_text(line)
     assert [m.split(":")[:2] for m in mentions(tmp_path, names())] == [["engine/loop.py", "2"]]
+
+
+@pytest.mark.parametrize("contract", [SpeechModel, Prompter], ids=lambda contract: contract.__name__)
+def test_the_guide_tells_all_that_is_asked_of_a_family(contract: type) -> None:
+    asked = [*contract.__annotations__, *(name for name, part in vars(contract).items() if inspect.isfunction(part))]
+    assert [n for n in asked if not n.startswith("_") and not re.search(rf"`{n}[`(]", GUIDE)] == []
+
+
+def test_the_guide_tells_all_that_a_family_declares() -> None:
+    assert [f.name for f in fields(ModelSpec) if f"`{f.name}`" not in GUIDE] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_guide_tells_how_a_family_is_loaded(family: str) -> None:
+    load = importlib.import_module(f"{family}.load").load
+    told = re.search(r"`load\(([^)]*)\)`", GUIDE)
+    assert told is not None and len(told[1].split(", ")) == len(inspect.signature(load).parameters)
