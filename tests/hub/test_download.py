@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,6 +135,26 @@ def test_a_later_run_goes_on_where_an_earlier_one_gave_up(hub: StandIn, run: Run
     assert run("download", NAME, "--yes")[0] == 0
     assert hub.ranges == [("model.safetensors", f"bytes={KEPT}-")]
     assert hub.fetched["merges.txt"] == before["merges.txt"] == 1
+
+
+def test_what_has_come_already_needs_no_room_again(
+    hub: StandIn, run: Run, tiny_checkpoints: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that had room for a checkpoint has room for the rest of it."""
+    hub.repositories[QWEN] = Stored(tiny_checkpoints["base"])
+    whole = sum(len(content) for content in hub.repositories[QWEN].files().values())
+
+    def leave(free: int) -> None:
+        monkeypatch.setattr("sonant.hub.download.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+
+    leave(KEPT)
+    assert "and 0.0 GB are free there" in refused(run, NAME, "--yes")
+    leave(whole)
+    hub.cuts["model.safetensors"] = [KEPT + 1000] + 20 * [0]
+    refused(run, NAME, "--yes")
+    hub.cuts.clear()
+    leave(whole - KEPT)
+    assert run("download", NAME, "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "vocab.json"])

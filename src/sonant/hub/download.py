@@ -55,7 +55,7 @@ def fetch(hub: Hub, parts: Iterable[Part], folder: Path, on_file: OnFile) -> Non
     """Into `folder`; `on_file` is told of each that is there and has been checked. The main part's config.json is last,
     so that nothing takes half of a checkpoint for one."""
     parts = tuple(parts)
-    left = sum(f.size for p in parts for f in p.files if not (folder / p.into / f.path).exists())
+    left = sum(f.bytes_left(folder / p.into) for p in parts for f in p.files)
     (folder / PARTIAL).mkdir(parents=True, exist_ok=True)  # with it a later run knows the folder for its own
     free = shutil.disk_usage(folder).free
     if left > free:

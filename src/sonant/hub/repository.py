@@ -24,6 +24,17 @@ class StoredFile:
     sha256: str | None  # of a large file …
     blob: str | None  # … and what git calls a small one's content
 
+    def part_in(self, folder: Path) -> Path:
+        """Where it grows until it is whole, under the name of its checksum."""
+        return folder / PARTIAL / (self.sha256 or self.blob or self.path)
+
+    def bytes_left(self, folder: Path) -> int:
+        """That are still to be fetched into `folder`."""
+        if (folder / self.path).exists():
+            return 0
+        part = self.part_in(folder)
+        return max(0, self.size - part.stat().st_size) if part.exists() else self.size
+
     def is_at(self, place: Path) -> bool:
         if not place.is_file() or place.stat().st_size != self.size:
             return False
@@ -62,10 +73,10 @@ class Hub:
     def fetch(self, repository: Repository, file: StoredFile, folder: Path) -> None:
         """Into the same place under `folder`; what is there already is only checked.
 
-        It grows in `PARTIAL` under the name of its checksum, so that a later run goes on where this one ends, and is
-        moved when it is whole and right. (The library's own download keeps nothing of a transfer that it gave up.)
+        It grows in `PARTIAL`, so that a later run goes on where this one ends, and is moved when it is whole and
+        right. (The library's own download keeps nothing of a transfer that it gave up.)
         """
-        place, part = folder / file.path, folder / PARTIAL / (file.sha256 or file.blob or file.path)
+        place, part = folder / file.path, file.part_in(folder)
         if file.is_at(place):
             return
         for path in (place, part):
