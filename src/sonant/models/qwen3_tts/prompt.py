@@ -170,7 +170,7 @@ class PromptBuilder:
     def _language(self, language: str, voice: str | Voice | None) -> int | None:
         t = self.config.talker
         name = language.lower()
-        name = _ISO.get(name, name)
+        name = _ISO.get(name.replace("_", "-").partition("-")[0], name)  # of a tag such as en-US the language
         if name not in self.languages:
             raise UnknownLanguage(f"no language {language!r}; this checkpoint speaks {', '.join(self.languages)}")
         if name in ("auto", "chinese") and isinstance(voice, str):
