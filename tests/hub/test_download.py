@@ -157,6 +157,20 @@ def test_what_has_come_already_needs_no_room_again(
     assert run("download", NAME, "--yes")[0] == 0
 
 
+def test_half_of_a_newer_revision_is_no_checkpoint(hub: StandIn, run: Run, tiny_checkpoints: Folders) -> None:
+    hub.repositories[QWEN] = Stored(tiny_checkpoints["base"])
+    assert run("download", NAME, "--yes")[0] == 0
+    assert run("download", NAME, "--yes")[0] == run("voices", "--model", NAME)[0] == 0  # again: nothing is newer
+    hub.repositories[QWEN] = Stored(tiny_checkpoints["custom"])
+    hub.cuts["model.safetensors"] = [KEPT + 1000] + 20 * [0]
+    refused(run, NAME, "--yes")
+    code, _, err = run("voices", "--model", NAME)
+    assert code == 2 and f"sonant download {NAME}" in err
+    hub.cuts.clear()
+    assert run("download", NAME, "--yes")[0] == 0
+    assert "ryan" in run("voices", "--model", NAME)[1]
+
+
 @pytest.mark.parametrize("path", ["model.safetensors", "vocab.json"])
 def test_a_wrong_checksum_is_told_and_the_file_removed(
     hub: StandIn, run: Run, tiny_checkpoints: Folders, path: str

@@ -53,7 +53,7 @@ def look(hub: Hub, name: str) -> tuple[Part, ...]:
 
 def fetch(hub: Hub, parts: Iterable[Part], folder: Path, on_file: OnFile) -> None:
     """Into `folder`; `on_file` is told of each that is there and has been checked. The main part's config.json is last,
-    so that nothing takes half of a checkpoint for one."""
+    so that nothing takes half of a checkpoint for one; nor half of a newer one: until the end the note is gone."""
     parts = tuple(parts)
     left = sum(f.bytes_left(folder / p.into) for p in parts for f in p.files)
     (folder / PARTIAL).mkdir(parents=True, exist_ok=True)  # with it a later run knows the folder for its own
@@ -62,7 +62,9 @@ def fetch(hub: Hub, parts: Iterable[Part], folder: Path, on_file: OnFile) -> Non
         raise HubError(f"{left / 1e9:.1f} GB are to be fetched into {folder}, and {free / 1e9:.1f} GB are free there")
     for part in reversed(parts):
         for file in part.files:
-            hub.fetch(part.repository, file, folder / part.into)
+            if not file.is_at(folder / part.into / file.path):
+                (folder / NOTE).unlink(missing_ok=True)
+                hub.fetch(part.repository, file, folder / part.into)
             on_file(part, file)
     note = {p.repository.name: {"revision": p.repository.revision, "files": [f.path for f in p.files]} for p in parts}
     for part in parts:

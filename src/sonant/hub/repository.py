@@ -30,9 +30,9 @@ class StoredFile:
 
     def bytes_left(self, folder: Path) -> int:
         """That are still to be fetched into `folder`."""
-        if (folder / self.path).exists():
+        place, part = folder / self.path, self.part_in(folder)
+        if place.is_file() and place.stat().st_size == self.size:
             return 0
-        part = self.part_in(folder)
         return max(0, self.size - part.stat().st_size) if part.exists() else self.size
 
     def is_at(self, place: Path) -> bool:
@@ -71,14 +71,12 @@ class Hub:
         return Repository(name, info.sha, files, _licence(info.card_data))
 
     def fetch(self, repository: Repository, file: StoredFile, folder: Path) -> None:
-        """Into the same place under `folder`; what is there already is only checked.
+        """Into the same place under `folder`, whatever is there.
 
         It grows in `PARTIAL`, so that a later run goes on where this one ends, and is moved when it is whole and
         right. (The library's own download keeps nothing of a transfer that it gave up.)
         """
         place, part = folder / file.path, file.part_in(folder)
-        if file.is_at(place):
-            return
         for path in (place, part):
             path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors(repository.name):
