@@ -59,8 +59,9 @@ def test_a_checkpoint_is_fetched_checked_and_found_by_its_name(
 ) -> None:
     extra = {"README.md": b"# card", "LICENSE": b"words", "text_encoder/model.safetensors": b"x", "onnx/a.onnx": b"x"}
     hub.repositories[QWEN] = Stored(tiny_checkpoints["base"], extra=extra)
-    code, _, err = run("voices", "--model", NAME)
-    assert (code, hub.fetched.total()) == (2, 0) and f"sonant download {NAME}" in err
+    for name in (NAME, QWEN):
+        code, _, err = run("voices", "--model", name)
+        assert (code, hub.fetched.total()) == (2, 0) and f"sonant download {name}" in err
     code, out, err = run("download", NAME, "--yes")
     assert code == 0 and f"--model {NAME}" in out
     assert "licence: apache-2.0" in err and "model.safetensors" in err and "checked" in err

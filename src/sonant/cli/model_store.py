@@ -28,6 +28,6 @@ def downloaded(name: str) -> Path | None:
     folder = store_folder(repository)
     if is_whole(folder):
         return folder
-    if name.lower() in known_names():
+    if name.lower() in known_names() or name in known_names().values():
         raise ConfigError(f"{name} has not been downloaded yet: sonant download {name}")
     return None
