@@ -18,6 +18,7 @@ _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'“])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Fig|Gen|Col|Capt|e\.g|i\.e|approx|etc|[A-Za-z]\.[A-Za-z])\.$"
 )
 
+_LONGEST_ABBREVIATION = 8  # characters, with what stands before it and its full stop
 _LONGEST_TAG = 24  # characters, with its brackets
 
 
@@ -61,9 +62,17 @@ def fit(sentence: str, max_chars: int) -> list[str]:
     clauses = _cut(sentence, CLAUSE_END)
     if len(clauses) > 1:
         return [p for clause in clauses for p in fit(clause, max_chars)]
-    cut = sentence.rfind(" ", 1, max_chars)
-    cut = _before_tag(sentence, max_chars if cut <= 0 or not sentence[:cut].strip() else cut + 1)
-    return [sentence[:cut], *fit(sentence[cut:], max_chars)]
+    return _fit_words(sentence, max_chars)
+
+
+def _fit_words(clause: str, max_chars: int) -> list[str]:
+    fitting = []
+    while len(clause.strip()) > max_chars:
+        cut = clause.rfind(" ", 1, max_chars)
+        cut = _before_tag(clause, max_chars if cut <= 0 or not clause[:cut].strip() else cut + 1)
+        fitting.append(clause[:cut])
+        clause = clause[cut:]
+    return [*fitting, clause]
 
 
 def _before_tag(text: str, cut: int) -> int:
@@ -76,10 +85,14 @@ def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:
     """Where sentences or clauses end. The full stop of an abbreviation ends nothing."""
     start = 0
     for match in ends.finditer(text):
-        if match.group().startswith(".") and _ABBREVIATION.search(text[start : match.start() + 1]):
+        if match.group().startswith(".") and _is_abbreviation(text, start, match.start() + 1):
             continue
         start = match.end()
         yield start
+
+
+def _is_abbreviation(text: str, start: int, stop: int) -> bool:
+    return bool(_ABBREVIATION.search(text[max(start, stop - _LONGEST_ABBREVIATION) : stop]))
 
 
 def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
