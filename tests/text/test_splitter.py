@@ -55,6 +55,31 @@ def test_cuts_are_where_a_reader_would_pause(granularity: Granularity, text: str
     assert spoken(granularity, list(text)) == segments
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "She has a Ph.D. in physics and left the U.S.A. in May.",
+        "Sgt. Pepper met Lt. Col. Fox on Sept. 5 near Mt. Everest.",
+        "Smith et al. asked Acme Inc. for it.",
+        "1. Buy milk.",
+        "Am 3. Mai kam Hr. Maier, bzw. seine Frau, für ca. eine Stunde.",
+        "Der 2. Weltkrieg und das 19. Jahrhundert.",
+        "El Sr. García y la Sra. López viven en EE. UU. desde mayo.",
+        "А. С. Пушкин родился в 1799 г. в Москве.",
+    ],
+)
+def test_an_abbreviation_or_an_ordinal_is_not_spoken_apart(text: str) -> None:
+    assert spoken("sentence", list(text)) == [text]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [["No, I can't.", "You must."], ["It's Bob's.", "Good."], ["Call me at 5.", "Then go."], ["못 해.", "네."]],
+)
+def test_what_only_looks_like_an_abbreviation_ends_a_sentence(sentences: list[str]) -> None:
+    assert spoken("sentence", list(" ".join(sentences))) == sentences
+
+
 def test_a_waiting_listener_gets_the_clauses_and_others_the_sentence() -> None:
     eager, patient = IncrementalSplitter("auto", 300), IncrementalSplitter("auto", 300)
     for splitter in (eager, patient):

@@ -10,15 +10,12 @@ import unicodedata
 from collections.abc import Iterator
 
 from sonant.errors import BadText
+from sonant.text.inner_stop import is_inner_stop
 
 # A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it.
 SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
 CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(\"'“])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Fig|Gen|Col|Capt|e\.g|i\.e|approx|etc|[A-Za-z]\.[A-Za-z])\.$"
-)
 
-_LONGEST_ABBREVIATION = 8  # characters, with what stands before it and its full stop
 _LONGEST_TAG = 24  # characters, with its brackets
 
 
@@ -82,17 +79,13 @@ def _before_tag(text: str, cut: int) -> int:
 
 
 def ends_in(text: str, ends: re.Pattern[str]) -> Iterator[int]:
-    """Where sentences or clauses end. The full stop of an abbreviation ends nothing."""
+    """Where sentences or clauses end. The full stop of an abbreviation ends nothing, nor that of an ordinal."""
     start = 0
     for match in ends.finditer(text):
-        if match.group().startswith(".") and _is_abbreviation(text, start, match.start() + 1):
+        if match.group().startswith(".") and is_inner_stop(text, start, match.start() + 1):
             continue
         start = match.end()
         yield start
-
-
-def _is_abbreviation(text: str, start: int, stop: int) -> bool:
-    return bool(_ABBREVIATION.search(text[max(start, stop - _LONGEST_ABBREVIATION) : stop]))
 
 
 def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
