@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from sonant.errors import BadText
 from sonant.text.inner_stop import is_inner_stop
 
-# A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it.
-SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
+# A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it. A
+# run of marks is matched from its beginning only, or a long one would take time by its square.
+SENTENCE_END = re.compile(r"(?:(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
 CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
 
 _LONGEST_TAG = 24  # characters, with its brackets
