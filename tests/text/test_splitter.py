@@ -48,6 +48,11 @@ def test_cuts_do_not_depend_on_how_the_text_was_dealt_out(text: str) -> None:
         ("clause", "It costs 1,000, or 2,000; who knows?", ["It costs 1,000,", "or 2,000;", "who knows?"]),
         ("none", "One. Two, three.", ["One. Two, three."]),
         ("sentence", "你好。世界！", ["你好。", "世界！"]),
+        ("sentence", "„Halt.“ Er ging. »Nein.« Sie blieb.", ["„Halt.“", "Er ging.", "»Nein.«", "Sie blieb."]),
+        ("sentence", "**Note this.** Then *this.* And this.", ["**Note this.**", "Then *this.*", "And this."]),
+        ("sentence", "It works.[12] So it does.² It ends.", ["It works.[12]", "So it does.²", "It ends."]),
+        ("sentence", "यह एक वाक्य है। यह दूसरा है।", ["यह एक वाक्य है।", "यह दूसरा है।"]),
+        ("clause", "هل أنت بخير؟ نعم، أنا بخير.", ["هل أنت بخير؟", "نعم،", "أنا بخير."]),
         ("sentence", '"Wait..." he said. ... ', ['"Wait..."', "he said."]),
     ],
 )

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from sonant.errors import BadText
 from sonant.text.inner_stop import is_inner_stop
 
-# A sentence ends at a full stop before white space, or at a full-width one anywhere; closing quotes belong to it. A
-# run of marks is matched from its beginning only, or a long one would take time by its square.
-SENTENCE_END = re.compile(r"(?:(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n+)")
-CLAUSE_END = re.compile(r"(?:[,;:—–][\"'”’»)\]]*(?=\s)|[，、；：]+)")
+# What may stand between a mark and the white space behind it: quotes and brackets (German closes with what opens in
+# English), the end of what is bold or slanted in Markdown, the number of a note.
+_CLOSING = r"(?:[\"'“”‘’«»‹›)\]*_]|\[\d{1,3}\]|[⁰¹²³⁴-⁹])*"
+# A sentence ends at a full stop before white space, or anywhere at one that stands nowhere else, such as the full-width
+# one and the danda. A run of marks is matched from its beginning only, or a long one would take time by its square.
+SENTENCE_END = re.compile(rf"(?:(?<![.!?…؟۔])[.!?…؟۔]+{_CLOSING}(?=\s)|[。！？｡।॥။።]+[”’」』）》】]*|\n+)")
+CLAUSE_END = re.compile(rf"(?:[,;:—–،؛]{_CLOSING}(?=\s)|[，、；：]+)")
 
 _LONGEST_TAG = 24  # characters, with its brackets
 
