@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonant.text.sentences import split_text
 from sonant.text.splitter import Granularity, IncrementalSplitter
 
 
@@ -114,3 +115,10 @@ def test_a_mark_at_the_end_may_still_be_part_of_a_number() -> None:
 
 def test_text_without_a_pause_is_cut_all_the_same() -> None:
     assert all(len(p) <= 40 for p in spoken("sentence", ["word " * 100], 40))
+
+
+def test_a_sentence_that_is_too_long_is_cut_at_the_last_clause_that_fits() -> None:
+    clause = "to be honest with you I do not know what to say about this, "
+    text = f"Well, {clause * 6}sorry."
+    assert spoken("sentence", list(text)) == spoken("sentence", [text]) == split_text(text, 300)
+    assert [len(part) for part in split_text(text, 300)] == [245, 126]

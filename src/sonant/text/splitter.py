@@ -49,7 +49,7 @@ class IncrementalSplitter:
             if end is None and len(window) <= self.max_chars:
                 return None
             # Without an end nobody would pause here, but a breath is better than waiting.
-            segment = self._cut(len(fit(window, self.max_chars)[0]) if end is None else end)
+            segment = self._cut(self._breath(window) if end is None else end)
             if speakable(segment):
                 return segment
 
@@ -70,6 +70,11 @@ class IncrementalSplitter:
             *ends_in(text, CLAUSE_END),
         )  # the last, since more at once is spoken better, and as soon
         return clause if clause is not None and _letters(text[:clause]) >= _LEAST_CLAUSE else None
+
+    def _breath(self, window: str) -> int:
+        """Where a sentence that is too long can be cut, as late as can be."""
+        *clauses, rest = fit(window, self.max_chars)
+        return len(window) - len(rest) if clauses else len(window)
 
     def _cut(self, end: int) -> str:
         segment, self._buffer = self._buffer[:end].strip(), self._buffer[end:]
