@@ -42,6 +42,20 @@ def test_cuts_do_not_depend_on_how_the_text_was_dealt_out(text: str) -> None:
         assert spoken(granularity, list(text), 1000) == spoken(granularity, [text], 1000)
 
 
+def test_a_quote_that_closes_after_its_sentence_was_taken_is_not_the_next_ones() -> None:
+    text = "“你好。”他说。「真的？！」她问。"
+    assert spoken("sentence", [text]) == ["“你好。”", "他说。", "「真的？！」", "她问。"]
+    assert spoken("sentence", list(text)) == ["“你好。", "他说。", "「真的？", "她问。"]
+
+
+@given(st.text(st.sampled_from(list("ab你好世 ，。！？”」\n")), max_size=100), st.integers(1, 5))
+def test_what_is_said_does_not_depend_on_how_chinese_was_dealt_out(text: str, size: int) -> None:
+    dealt = [text[i : i + size] for i in range(0, len(text), size)]
+    for granularity in ("sentence", "clause"):
+        parts = [[p.strip("，。！？”」") for p in spoken(granularity, bits, 1000)] for bits in (dealt, [text])]
+        assert parts[0] == parts[1]
+
+
 @pytest.mark.parametrize(
     ("granularity", "text", "segments"),
     [

@@ -15,9 +15,11 @@ from sonant.text.inner_stop import is_inner_stop
 # What may stand between a mark and the white space behind it: quotes and brackets (German closes with what opens in
 # English), the end of what is bold or slanted in Markdown, the number of a note.
 _CLOSING = r"(?:[\"'“”‘’«»‹›)\]*_]|\[\d{1,3}\]|[⁰¹²³⁴-⁹])*"
+_WIDE, _WIDE_CLOSING = "。！？｡।॥။።", "”’」』）》】"
 # A sentence ends at a full stop before white space, or anywhere at one that stands nowhere else, such as the full-width
 # one and the danda. A run of marks is matched from its beginning only, or a long one would take time by its square.
-SENTENCE_END = re.compile(rf"(?:(?<![.!?…؟۔])[.!?…؟۔]+{_CLOSING}(?=\s)|[。！？｡।॥။።]+[”’」』）》】]*|\n+)")
+SENTENCE_END = re.compile(rf"(?:(?<![.!?…؟۔])[.!?…؟۔]+{_CLOSING}(?=\s)|[{_WIDE}]+[{_WIDE_CLOSING}]*|\n+)")
+WIDE_END = re.compile(f"[{_WIDE}{_WIDE_CLOSING}]+")
 CLAUSE_END = re.compile(rf"(?:[,;:—–،؛]{_CLOSING}(?=\s)|[，、；：]+)")
 
 _LONGEST_TAG = 24  # characters, with its brackets

@@ -1,14 +1,15 @@
 """Text that comes bit by bit, split into segments that can be spoken as soon as each is known to be whole.
 
 A full stop may still become a decimal point and "Mr." is no end: a mark counts once the white space behind it has
-come, or at once where the script leaves no doubt. The cuts are those of `sentences.py`.
+come, or at once where the script leaves no doubt. The cuts are those of `sentences.py`, but that a quote which closes
+behind such a mark is left out if it comes only when the segment has been taken.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from sonant.text.sentences import CLAUSE_END, SENTENCE_END, ends_in, fit, speakable
+from sonant.text.sentences import CLAUSE_END, SENTENCE_END, WIDE_END, ends_in, fit, speakable
 from sonant.text.turns import without_turns
 
 Granularity = Literal["auto", "none", "sentence", "clause"]
@@ -27,6 +28,7 @@ class IncrementalSplitter:
     def __init__(self, granularity: Granularity, max_chars: int) -> None:
         self.granularity, self.max_chars = granularity, max_chars
         self._buffer = ""
+        self._may_close = False  # nothing has come since the last segment, whose end may have more marks or a quote
 
     @property
     def buffered_chars(self) -> int:
@@ -43,6 +45,7 @@ class IncrementalSplitter:
         if self.granularity == "none":
             return None
         while True:
+            self._pass_over_end()
             self._buffer = self._buffer.lstrip()
             window = self._buffer[: self.max_chars + 1]
             end = self._end(window, eager)
@@ -78,7 +81,14 @@ class IncrementalSplitter:
 
     def _cut(self, end: int) -> str:
         segment, self._buffer = self._buffer[:end].strip(), self._buffer[end:]
+        self._may_close = not self._buffer and WIDE_END.match(segment[-1:]) is not None
         return segment
+
+    def _pass_over_end(self) -> None:
+        if self._may_close and self._buffer:
+            end = WIDE_END.match(self._buffer)
+            self._buffer = self._buffer[end.end() if end else 0 :]
+            self._may_close = not self._buffer
 
 
 def _has_words(text: str) -> bool:
