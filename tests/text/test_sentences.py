@@ -51,6 +51,32 @@ def test_cuts_are_where_a_reader_would_pause(text: str, parts: list[str] | None)
         assert all(p[-1] in "。！？，" for p in got) and len(got) > 2
 
 
+def test_a_text_of_broken_lines_is_cut_at_its_sentences() -> None:
+    """As books come, that were broken into lines for a screen or for paper."""
+    text = (
+        "However little known the feelings or views of such a\nman may be. This truth is well\n"
+        "fixed in the minds of the\nsurrounding families.\n\n"
+        "“My dear,” said his lady to him one day,\n“have you heard it?”"
+    )
+    assert split_text(text, 110) == [
+        "However little known the feelings or views of such a\nman may be.",
+        "This truth is well\nfixed in the minds of the\nsurrounding families.",
+        "“My dear,” said his lady to him one day,\n“have you heard it?”",
+    ]
+
+
+def test_lines_without_marks_are_not_broken() -> None:
+    assert split_text("some apples, red\nripe pears, green\nplums, all of them\n", 20) == [
+        "some apples, red",
+        "ripe pears, green",
+        "plums, all of them",
+    ]
+
+
+def test_the_number_of_a_list_stays_with_what_it_counts() -> None:
+    assert split_text("1. Buy milk\n2. Walk the dog\n  3. Sleep", 18) == ["1. Buy milk", "2. Walk the dog", "3. Sleep"]
+
+
 def test_a_sentence_without_any_pause_is_cut_at_a_space_and_a_word_without_one_anywhere() -> None:
     words = "word " * 50
     assert all(len(p) <= 40 and not p.startswith("ord") for p in split_text(words, 40))

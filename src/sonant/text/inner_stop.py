@@ -22,11 +22,14 @@ _SHORT_FORMS = (
 _ABBREVIATION = re.compile(rf"(?<![\w.-])(?<!\w['’])(?:(?:{_LETTER}\.)*{_LETTER}|{_SHORT_FORMS})\.$")
 # "Am 3. Mai" is the third of May.
 _ORDINAL = re.compile(r"(?<!\w)(?i:am|ab|beim|bis|das|dem|den|der|des|die|im|seit|und|vom|zum) \d{1,2}\.$")
-_MARKER = re.compile(r"\W*\d{1,3}\.$")  # "1. Buy milk"
+# "1. Buy milk", at the beginning of a sentence or of a line.
+_FIRST_MARKER, _MARKER = re.compile(r"\W*\d{1,3}\.$"), re.compile(r"\n[^\w\n]*\d{1,3}\.$")
 _LOOKED_AT = 24  # characters up to the full stop: more than any of these has, so that time grows with the text only
 
 
 def is_inner_stop(text: str, start: int, stop: int) -> bool:
     """Whether the full stop that ends text[start:stop] ends nothing, where a sentence begins at `start`."""
     before = text[max(start, stop - _LOOKED_AT) : stop]
-    return any(kind.search(before) for kind in (_ABBREVIATION, _ORDINAL)) or bool(_MARKER.match(text, start, stop))
+    if any(kind.search(before) for kind in (_ABBREVIATION, _ORDINAL, _MARKER)):
+        return True
+    return _FIRST_MARKER.match(text, start, stop) is not None

@@ -19,6 +19,10 @@ _WIDE, _WIDE_CLOSING = "。！？｡।॥။።", "”’」』）》】"
 # A sentence ends at a full stop before white space, or anywhere at one that stands nowhere else, such as the full-width
 # one and the danda. A run of marks is matched from its beginning only, or a long one would take time by its square.
 SENTENCE_END = re.compile(rf"(?:(?<![.!?…؟۔])[.!?…؟۔]+{_CLOSING}(?=\s)|[{_WIDE}]+[{_WIDE_CLOSING}]*|\n+)")
+# Of a text that is there as a whole, a line's end is none of a sentence unless the line after it is blank: books are
+# broken into lines anywhere.
+_WHOLE_SENTENCE_END = re.compile(SENTENCE_END.pattern.replace(r"\n+", r"\n\s*\n"))
+_LINE_END = re.compile(r"\n+")
 WIDE_END = re.compile(f"[{_WIDE}{_WIDE_CLOSING}]+")
 CLAUSE_END = re.compile(rf"(?:[,;:—–،؛]{_CLOSING}(?=\s)|[，、；：]+)")
 
@@ -49,7 +53,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
     if len(text) <= max_chars:
         return [text.strip()]
     segments: list[str] = []
-    for clause in (p for sentence in _cut(text, SENTENCE_END) for p in fit(sentence, max_chars)):
+    for clause in (p for sentence in _cut(text, _WHOLE_SENTENCE_END) for p in fit(sentence, max_chars)):
         joined = f"{segments[-1]}{clause}" if segments else clause
         if segments and (len(joined.strip()) <= max_chars or not speakable(clause) or not speakable(segments[-1])):
             segments[-1] = joined
@@ -59,12 +63,13 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 def fit(sentence: str, max_chars: int) -> list[str]:
-    """What a sentence is cut into to be within `max_chars`: clauses if it has any, else as many words as fit."""
+    """What a sentence is cut into to be within `max_chars`: lines, clauses if it has any, else as many words as fit."""
     if len(sentence.strip()) <= max_chars:
         return [sentence]
-    clauses = _cut(sentence, CLAUSE_END)
-    if len(clauses) > 1:
-        return [p for clause in clauses for p in fit(clause, max_chars)]
+    for ends in (_LINE_END, CLAUSE_END):
+        clauses = _cut(sentence, ends)
+        if len(clauses) > 1:
+            return [p for clause in clauses for p in fit(clause, max_chars)]
     return _fit_words(sentence, max_chars)
 
 
