@@ -29,6 +29,7 @@ FORMATS = {
     "ADTS": ("adts", "aac", False),
     "MOV": ("mov", "pcm_s16le", False),
     "WavPack": ("wv", "wavpack", False),
+    "FLAC in Ogg": ("ogg", "flac", False),
 }
 
 

@@ -95,7 +95,10 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
         raise
     # TypeError is soundfile's answer to a name that ends in .raw.
     except (sf.SoundFileError, TypeError) as e:
-        kind = None if getattr(e, "code", None) not in _UNKNOWN_TO_LIBSNDFILE else libav_clip.kind_of(_start(file))
+        kind = libav_clip.kind_of(_start(file))
+        # What else than Vorbis and Opus is in Ogg, Speex say, has error codes of many kinds.
+        if kind != "ogg" and getattr(e, "code", None) not in _UNKNOWN_TO_LIBSNDFILE:
+            kind = None
         if kind is not None and libav_clip.is_installed():
             return _decode_other(file, kind, name, min_s, max_s)
         reason = getattr(e, "error_string", str(e)).strip().rstrip(".")
