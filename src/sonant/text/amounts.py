@@ -46,6 +46,8 @@ _UNITS = {
     "mph": "mile per hour", "kph": "kilometer per hour", "km/h": "kilometer per hour", "m/s": "meter per second",
     "rpm": "revolution per minute", "fps": "frame per second", "px": "pixel", "ha": "hectare", "pt": "point",
     "sq ft": "square foot", "sq m": "square meter", "sq km": "square kilometer", "fl oz": "fluid ounce",
+    "µm": "micrometer", "µg": "microgram", "ug": "microgram", "mcg": "microgram", "µs": "microsecond",
+    "µl": "microliter", "µL": "microliter", "µV": "microvolt", "µA": "microamp", "mV": "millivolt",
 }  # fmt: skip
 _UNIT = "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True))
 _NO_PLURAL = frozenset({"hertz", "kilohertz", "megahertz", "gigahertz"})

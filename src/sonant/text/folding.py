@@ -11,8 +11,10 @@ import unicodedata
 from functools import lru_cache
 
 CURRENCIES = "$£€¥₹¢"
+# Where a unit follows it is the sign for a millionth, which keyboards and normal forms give as the Greek letter.
+_MICRO = re.compile(r"(?<![Ͱ-Ͽ])μ(?=(?:[gmslLVAFWJ]|mol|Sv)(?![A-Za-zͰ-Ͽ]))")
 _SPACES = re.compile(r"[^\S\n]+")
-KEPT = frozenset(CURRENCIES + "°±×÷")  # beyond ASCII: later rules know how to say these
+KEPT = frozenset(CURRENCIES + "°±×÷µ")  # beyond ASCII: later rules know how to say these
 
 _PUNCTUATION = {
     **dict.fromkeys("‘’‚‛′ʼʹ`´", "'"),
@@ -35,7 +37,7 @@ _PUNCTUATION = {
 _SYMBOLS = {
     "≈": " about ", "≠": " is not equal to ", "≤": " at most ", "≥": " at least ", "∞": " infinity ",
     "√": " square root of ", "∑": " sum ", "∆": " delta ", "∂": " d ", "∫": " integral ", "§": " section ",
-    "¶": " paragraph ", "№": " number ", "℃": " °C ", "℉": " °F ", "µ": "u", "Ω": " ohms ", "²": "^2", "³": "^3",
+    "¶": " paragraph ", "№": " number ", "℃": " °C ", "℉": " °F ", "Ω": " ohms ", "²": "^2", "³": "^3",
     "→": " to ", "←": " from ", "⇒": " so ", "₽": " rubles ", "₩": " won ", "₿": " bitcoin ", "™": " ", "®": " ",
     "©": " ", "ª": "a", "º": "°", "⋅": " times ",
 }  # fmt: skip
@@ -60,7 +62,7 @@ _CYRILLIC = _spellings(
 def fold(text: str) -> str:
     """White space comes out as single spaces and line ends."""
     if not (text.isascii() and text.isprintable()):
-        text = "".join(map(_fold_character, _named_letters(text)))
+        text = "".join(map(_fold_character, _named_letters(_MICRO.sub("µ", text))))
     return _SPACES.sub(" ", text)
 
 

@@ -41,6 +41,7 @@ _SIGNS = (
     (re.compile(r"(?<=\s)>(?=\s\w)"), " is greater than "),
     (re.compile(r"%"), " percent "),
     (re.compile(r"°"), " degrees "),
+    (re.compile(r"µ"), "u"),
     (re.compile(r"±"), " plus or minus "),
     (re.compile(r"×"), " times "),
     (re.compile(r"÷"), " divided by "),
