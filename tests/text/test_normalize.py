@@ -64,6 +64,9 @@ CASES = {
         ("$1 and $0.99", "one dollar and ninety nine cents."),
         ("$1,234.56", "one thousand two hundred thirty four dollars and fifty six cents."),
         ("£1.2 million and €5 and ¥500", "one point two million pounds and five euros and five hundred yen."),
+        ("The balance is -$50, and -£3.", "The balance is minus fifty dollars, and minus three pounds."),
+        ("$.50 or $1-$5 or $1 - $5", "fifty cents or one to five dollars or one to five dollars."),
+        ("$20/month, €5k/yr, 3/day", "twenty dollars per month, five thousand euros per year, three per day."),
         ("$5-10, 20€, $5M", "five to ten dollars, twenty euros, five million dollars."),
     ],
     "units": [

@@ -49,6 +49,15 @@ _UNITS = {
     "µm": "micrometer", "µg": "microgram", "ug": "microgram", "mcg": "microgram", "µs": "microsecond",
     "µl": "microliter", "µL": "microliter", "µV": "microvolt", "µA": "microamp", "mV": "millivolt",
 }  # fmt: skip
+# What a price or a rate is for, where a stroke stands before it.
+_PER = {
+    **{w: w for w in (
+        "month", "year", "annum", "week", "day", "night", "hour", "minute", "second", "user", "person", "seat", "head",
+        "item", "unit", "piece", "share", "ticket", "request", "word", "page", "mile", "pound", "gallon", "liter",
+    )},
+    "mo": "month", "yr": "year", "wk": "week", "hr": "hour", "min": "minute", "sec": "second",
+    "kg": "kilogram", "lb": "pound", "gal": "gallon",
+}  # fmt: skip
 _UNIT = "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True))
 _NO_PLURAL = frozenset({"hertz", "kilohertz", "megahertz", "gigahertz"})
 # Words in s that follow a year without making it a count: "In 1900 was", not "1900 horses".
@@ -147,7 +156,10 @@ RULES: tuple[TextRule, ...] = (
         ),
         money_range,
     ),
-    (re.compile(r"(?<=\w)\s?-\s?(?=[$£€¥₹]\d)"), _words(" to ")),
+    (re.compile(r"(?<=[\w%])(?:-| - )(?=[$£€¥₹]\d)"), _words(" to ")),
+    (re.compile(r"(?<![\w/-])-(?=[$£€¥₹]\.?\d)"), _words("minus ")),
+    (re.compile(r"(?<=[$£€])(?=\.\d)"), _words("0")),
+    (re.compile(rf"(?<=\d)([kKmMbB]?)/({'|'.join(_PER)})\b"), lambda m: f"{m[1]} per {_PER[m[2]]}"),
     (
         re.compile(
             rf"(?:\bUS)?(?P<sign>[$£€¥₹]|\b(?:USD|GBP|EUR|JPY|INR))\s?(?P<amount>{NUMBER})"
