@@ -129,6 +129,9 @@ CASES = {
         ("See https://www.example.com/a-page now.", "See W W W dot example dot com slash a dash page now."),
         ("Write to john.doe@example.co.uk!", "Write to john dot doe at example dot co dot U K!"),
         ("Open report.pdf.", "Open report dot P D F."),
+        ("Read [the docs](https://docs.example.com/a_(b)?x=1), then go.", "Read the docs, then go."),
+        ('![A cat](cat.png "so big") and [dogs](/d#1)', "A cat and dogs."),
+        ("It works.[1] So it does,[12][13] mostly.", "It works. So it does, mostly."),
     ],
     "symbols": [
         ("x² + y² = z²", "x squared plus y squared equals z squared."),
@@ -198,7 +201,8 @@ def test_any_mixture_of_forms_becomes_plain_words_and_stays_so(pieces: list[tupl
 
 
 @pytest.mark.parametrize(
-    "unit", ["1", "1,234", "1.", "a.", "A", "-", "( ", "a@", "www.a.", "12:30:", "$1", "1/2", "' "]
+    "unit",
+    ["1", "1,234", "1.", "a.", "A", "-", "( ", "a@", "www.a.", "12:30:", "$1", "1/2", "' ", "[a](", "[a](b(", "[1]"],
 )
 def test_time_grows_with_length_only(unit: str) -> None:
     """A quadratic rule would need minutes for the longer text."""

@@ -25,6 +25,9 @@ _ADDRESS = re.compile(
     rf"|(?P<host>(?:[A-Za-z0-9_-]+\.)+(?:{_ENDINGS})(?::\d+)?(?:/\S*)?)"
 )
 _CHUNK = re.compile(r"\S+")
+# Of a link in Markdown its words are read, and of a note's number nothing: only behind a mark can it be no index.
+_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\((?:[^()\s]|\([^()\s]*\))*(?: \"[^\"\n]*\")?\)")
+_NOTE = re.compile(r"(?<=[.,;:!?\"')])(?:\[\d{1,3}\])+")
 _ADDRESS_SIGNS = {
     ".": "dot", "/": "slash", "-": "dash", "_": "underscore", "@": "at", ":": "colon", "?": "question mark",
     "=": "equals", "&": "and", "#": "hash", "%": "percent", "~": "tilde", "+": "plus",
@@ -75,6 +78,7 @@ def normalize_english(text: str) -> str:
 
 def _once(text: str) -> str:
     plain = fold(text)
+    plain = _NOTE.sub("", _LINK.sub(r"\1", plain))
     plain = _CHUNK.sub(lambda m: _address(m[0]), plain)
     plain = capitals.calm(plain)
     # Dates come before abbreviations: "7 p.m." has its own reading, and "Sept. 5" is not a sentence's end.
