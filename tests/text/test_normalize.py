@@ -135,6 +135,9 @@ CASES = {
     ],
     "symbols": [
         ("x² + y² = z²", "x squared plus y squared equals z squared."),
+        ("2^10, 10⁶, x⁴", "two to the power of ten, ten to the power of six, x to the power of four."),
+        ("10^-3 or 10⁻³", "ten to the power of minus three or ten to the power of minus three."),
+        ("It ends.² So does this⁴ note.¹²", "It ends. So does this note."),
         ("C++ & #tag @bob", "C plus plus and hashtag tag at bob."),
         ("I ❤️ you 😀!", "I you!"),
         ("“Quoted” — ‘text’… and (more)", "Quoted, text, and, more."),

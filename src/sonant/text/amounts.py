@@ -186,6 +186,7 @@ RULES: tuple[TextRule, ...] = (
     ),
     (re.compile(r"(?<=\w)\^2\b"), _words(" squared")),
     (re.compile(r"(?<=\w)\^3\b"), _words(" cubed")),
+    (re.compile(r"(?<=[\w)])\^\(?(?=-?\w|minus )"), _words(" to the power of ")),
     (re.compile(r"(?<![\w/.,])(?:(?P<whole>\d{1,4}) )?(?P<above>\d{1,4})/(?P<below>\d{1,4})(?![\w/])"), mixed),
     (re.compile(r"(?:#|\b[Nn]os?\.) ?(?=\d)"), _words("number ")),
     (re.compile(rf"{_START}(\d{{1,3}}(?:,\d{{3}})+|\d+)(?:st|nd|rd|th)\b"), lambda m: numbers.ordinal(m[1])),

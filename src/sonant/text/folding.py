@@ -13,6 +13,8 @@ from functools import lru_cache
 CURRENCIES = "$£€¥₹¢"
 # Where a unit follows it is the sign for a millionth, which keyboards and normal forms give as the Greek letter.
 _MICRO = re.compile(r"(?<![Ͱ-Ͽ])μ(?=(?:[gmslLVAFWJ]|mol|Sv)(?![A-Za-zͰ-Ͽ]))")
+# Small raised digits are a power behind a digit, a bracket or a lone letter, and where they have a sign; else a note's.
+_RAISED = re.compile(r"(?P<base>(?<![A-Za-zÀ-ɏͰ-ӿ])[A-Za-zÀ-ɏͰ-ӿ]|[\d)])?(?P<sign>[⁺⁻]?)(?P<digits>[⁰¹²³⁴-⁹]+)")
 _SPACES = re.compile(r"[^\S\n]+")
 KEPT = frozenset(CURRENCIES + "°±×÷µ")  # beyond ASCII: later rules know how to say these
 
@@ -62,8 +64,16 @@ _CYRILLIC = _spellings(
 def fold(text: str) -> str:
     """White space comes out as single spaces and line ends."""
     if not (text.isascii() and text.isprintable()):
-        text = "".join(map(_fold_character, _named_letters(_MICRO.sub("µ", text))))
+        text = "".join(map(_fold_character, _named_letters(_RAISED.sub(_raised, _MICRO.sub("µ", text)))))
     return _SPACES.sub(" ", text)
+
+
+def _raised(match: re.Match[str]) -> str:
+    base, digits = match["base"] or "", unicodedata.normalize("NFKC", match["digits"])
+    if base or match["sign"]:
+        return f"{base}^{match['sign'].replace('⁻', '-').replace('⁺', '')}{digits}"
+    of_unit = digits in ("2", "3") and match.string[match.start() - 1 : match.start()].isalpha()
+    return f"^{digits}" if of_unit else ""
 
 
 def _named_letters(text: str) -> list[str]:
