@@ -46,8 +46,17 @@ _KINGS = (
     "Catherine|Alexander|Nicholas|Frederick|Wilhelm|Ferdinand|Leopold|Gustav|Christian|Haakon|Pius|Benedict|Gregory|"
     "Innocent|Clement|Leo|Urban|Paul|Victoria|Victor|Robert|David|Malcolm|Otto|Ivan|Carl|Karl|Juan|Carlos|Felipe|Ramses"
 )
-_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
-_ROMAN = r"(?=[IVXL])(?:XL|X{0,3})(?:IX|IV|V?I{0,3})"
+_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+# Up to 399. L and C alone are letters: nobody says "Class one hundred".
+_ROMAN = r"(?=[IVXLC])(?![LC](?![IVXLC]))C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
+
+# What is numbered so. In small letters some of these are other words: a title, a bowl, a mark.
+_DIVISION = "|".join(
+    [f"[{w[0].upper()}{w[0]}]{w[1:]}|{w.upper()}" for w in (
+        "chapter", "canto", "psalm", "part", "volume", "book", "act", "scene", "section", "war", "phase", "stage",
+        "type", "level", "article", "class", "grade", "episode",
+    )] + ["Title", "Bowl", "Mark"]
+)  # fmt: skip
 
 
 def roman(text: str) -> int:
@@ -119,16 +128,18 @@ RULES: tuple[TextRule, ...] = (
         re.compile(r"(?<![\w.])((?:[A-Za-z]\.){2,})(?![A-Za-z]\b)"),
         lambda m: spelled(m[1].replace(".", "")) + ends_sentence(m),
     ),
-    (re.compile(r"(?<![\w.])([A-Z])\.[ ]?(?=[A-Z])"), initial),
-    (re.compile(rf"\b({_KINGS}) ({_ROMAN})(?![\w'.]|-)(?=[ ,;:!?)]|$)(?<! I)"), king),
-    (re.compile(rf"\b({_KINGS}) (I)(?=[,;:!?.)]| of | and | was |$)"), king),
+    (re.compile(rf"\b({_DIVISION}) (?!I\b)({_ROMAN})(?!\w|'|-)"), numbered),
+    # The book I read is not the first.
+    (re.compile(r"\b((?i:World War)) (I)\b"), numbered),
+    (re.compile(rf"\b({_DIVISION}) (I)(?=\s*$|\s*\n|[,;:.!?)]| (?:of|and) )"), numbered),
     (
-        re.compile(
-            rf"\b([Cc]hapter|[Pp]art|[Vv]olume|[Bb]ook|[Aa]ct|[Ss]cene|[Ss]ection|War|[Pp]hase|[Ss]tage|[Tt]ype|[Ll]evel|"
-            rf"[Aa]rticle|Title|Bowl|Mark|[Cc]lass|[Gg]rade|[Ee]pisode) ({_ROMAN})(?!\w|'|-)"
-        ),
+        re.compile(r"\b(Chapter|Part|Act|Scene|Type|Phase|Book) (I)(?= (?:is|was|in|begins|ends) )"),
         numbered,
     ),
+    (re.compile(r"\b([Tt]ype) (I)(?= (?:error|diabet|or II\b))"), numbered),
+    (re.compile(r"(?<![\w.])([A-Z])\.[ ]?(?=[A-Z])"), initial),
+    (re.compile(rf"\b(?!Malcolm X\b)({_KINGS}) ({_ROMAN})(?![\w'.]|-)(?=[ ,;:!?)]|$)(?<! I)"), king),
+    (re.compile(rf"\b({_KINGS}) (I)(?=[,;:!?.)]| of | and | was |$)"), king),
     (re.compile(rf"\b([A-Z][a-z]+) (?=[IVX]{{2}})({_ROMAN})(?!\w|'|-)"), numbered),
 )
 

@@ -39,6 +39,8 @@ _SPELLED = word_set(
     "UX API CPU GPU USB IRA IRS NYC EPA FDA IPO ICU AOL ABC ESL GOP IOU IVF MIA POW RIP RSVP SOS SUV UPS YMCA ADHD "
     "AC AM PA PE PI VAT EBIT OECD OED"
 )
+# Of two letters and more: a shout has no other words of these letters.
+_ROMAN = re.compile(r"(?=[IVXLC]{2})C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _FIXED = {"OK": "okay", "JPEG": "J peg", "COVID": "Covid"}
 _TOKEN = re.compile(r"(?<![A-Za-z'])([A-Z]{2,})('?s|'S)?(?![A-Za-z])")
 _CONTRACTION = re.compile(r"(?<![A-Za-z'])([A-Z]+)('(?:[A-Z]{2}|[A-RT-Z]|(?<=[IT]')S))(?![A-Za-z'])")
@@ -83,7 +85,12 @@ def _calm_sentence(sentence: str) -> str:
 def _calm_word(word: str) -> str:
     if word == "A":
         return "a"
-    keep = len(word) == 1 or word in _SPELLED or (len(word) < 6 and not re.search("[AEIOUY]", word))
+    keep = (
+        len(word) == 1
+        or word in _SPELLED
+        or _ROMAN.fullmatch(word)
+        or (len(word) < 6 and not re.search("[AEIOUY]", word))
+    )
     return word if keep else word.lower()
 
 
