@@ -109,6 +109,8 @@ CASES = {
     "abbreviations": [
         ("Mr. and Mrs. Smith met Dr. Lee.", "Mister and Missus Smith met Doctor Lee."),
         ("St. Anna's church on Clark St., Boston", "Saint Anna's church on Clark Street, Boston."),
+        ("Chicago, St. Louis. St. Paul.", "Chicago, Saint Louis. Saint Paul."),
+        ("Mount St. Helens. Yes, Dr.", "Mount Saint Helens. Yes, Doctor."),
         ("He lives on Sunset Dr.", "He lives on Sunset Drive."),
         ("e.g. cats, i.e. animals, etc.", "for example cats, that is animals, et cetera."),
         ("pens, etc. Then we left.", "pens, et cetera. Then we left."),

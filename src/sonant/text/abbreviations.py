@@ -10,7 +10,7 @@ from sonant.text.capitals import spelled
 from sonant.text.dates import MONTHS
 from sonant.text.full_stop import STARTERS, ends_sentence, word_set
 
-_BEFORE_SAINT = word_set("In At To From The On Of By And Near Visit Or For With Is Was When Where")
+_BEFORE_SAINT = word_set("In At To From The On Of By And Near Visit Or For With Is Was When Where Mount Fort Sault")
 
 # These are read out before a name only, since some are words of their own.
 _TITLES = {
@@ -69,17 +69,22 @@ def _word_before(match: re.Match[str]) -> str:
     return words[-1] if words else ""
 
 
+def _may_be_named(before: str) -> bool:
+    """Whether a street may have the name that ends so. No name goes on behind a mark: "Chicago, St. Louis"."""
+    return before[:1].isupper() and before[-1].isalnum() and before not in _BEFORE_SAINT
+
+
 def saint_or_street(match: re.Match[str]) -> str:
     before = _word_before(match)
     named = re.match(r" ?[A-Z]", match.string[match.end() : match.end() + 2])
-    street = before[:1].isupper() and before not in _BEFORE_SAINT
+    street = _may_be_named(before)
     return "Saint" if named and not street else f"Street{ends_sentence(match)}"
 
 
 def doctor_or_drive(match: re.Match[str]) -> str:
     named = re.match(r" [A-Z]", match.string[match.end() : match.end() + 2])
     before = _word_before(match)
-    if not named and before[:1].isupper() and before not in _BEFORE_SAINT:
+    if not named and _may_be_named(before):
         return f"Drive{ends_sentence(match)}"
     return "Doctor"
 
