@@ -59,6 +59,13 @@ CASES = {
         ("It opens at 7 a.m. and closes at 5pm.", "It opens at seven A M and closes at five P M."),
         ("It ends at 7 p.m. The door shuts.", "It ends at seven P M. The door shuts."),
     ],
+    "ranges": [
+        ("9am-5pm, 9:00-17:00", "nine A M to five P M, nine o'clock to seventeen hundred."),
+        ("9-5:30 p.m. or 10:00–11:30 a.m.", "nine to five thirty P M or ten o'clock to eleven thirty A M."),
+        ("Mon-Fri, Sat.–Sun., Tuesday-Thursday", "Monday to Friday, Saturday to Sunday, Tuesday to Thursday."),
+        ("10-20 in 2010 2012 2014", "ten to twenty in twenty ten twenty twelve twenty fourteen."),
+        ("03-05-2024", "March fifth, twenty twenty four."),
+    ],
     "money": [
         ("$3.50", "three dollars and fifty cents."),
         ("$1 and $0.99", "one dollar and ninety nine cents."),
@@ -89,6 +96,9 @@ CASES = {
     "telephones": [
         ("555-123-4567", "five five five, one two three, four five six seven."),
         ("(555) 123-4567", "five five five, one two three, four five six seven."),
+        ("020 7946 0958", "zero two zero, seven nine four six, zero nine five eight."),
+        ("4242 4242 4242 4242", "four two four two, four two four two, four two four two, four two four two."),
+        ("The code is 48-21-97. Call 911.", "The code is four eight, two one, nine seven. Call nine one one."),
         ("+44 20 7946 0958", "plus four four, two zero, seven nine four six, zero nine five eight."),
     ],
     "roman numerals": [
@@ -216,7 +226,27 @@ def test_any_mixture_of_forms_becomes_plain_words_and_stays_so(pieces: list[tupl
 
 @pytest.mark.parametrize(
     "unit",
-    ["1", "1,234", "1.", "a.", "A", "-", "( ", "a@", "www.a.", "12:30:", "$1", "1/2", "' ", "[a](", "[a](b(", "[1]"],
+    [
+        "1",
+        "1,234",
+        "1.",
+        "a.",
+        "A",
+        "-",
+        "( ",
+        "a@",
+        "www.a.",
+        "12:30:",
+        "$1",
+        "1/2",
+        "' ",
+        "[a](",
+        "[a](b(",
+        "[1]",
+        "1-",
+        "1234 ",
+        "9am-",
+    ],
 )
 def test_time_grows_with_length_only(unit: str) -> None:
     """A quadratic rule would need minutes for the longer text."""

@@ -41,6 +41,9 @@ _COUNTED = {
 _LATIN = {"e.g": "for example", "i.e": "that is", "a.k.a": "also known as", "w/o": "without", "w/": "with "}
 _DEGREES = {"Ph.D": "P H D", "PhD": "P H D", "B.Sc": "B S C", "M.Sc": "M S C", "LL.B": "L L B"}
 
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_WEEKDAY = r"(Mon|Tues?|Wed|Thur?s?|Fri|Sat|Sun)(?:(?:day|sday|nesday|rsday|urday)\b|\b\.?)"
+
 _KINGS = (
     "Henry|Edward|George|William|Charles|James|Richard|Elizabeth|Mary|John|Louis|Philip|Francis|Napoleon|Peter|"
     "Catherine|Alexander|Nicholas|Frederick|Wilhelm|Ferdinand|Leopold|Gustav|Christian|Haakon|Pius|Benedict|Gregory|"
@@ -112,6 +115,11 @@ def numbered(match: re.Match[str]) -> str:
     return f"{match[1]} {numbers.count(roman(match[2]))}"
 
 
+def weekdays(match: re.Match[str]) -> str:
+    first, last = (next(d for d in _WEEKDAYS if d.startswith(name)) for name in match.groups())
+    return f"{first} to {last}{ends_sentence(match)}"
+
+
 def _either(words: dict[str, str]) -> str:
     return "|".join(re.escape(w) for w in sorted(words, key=len, reverse=True))
 
@@ -128,6 +136,7 @@ RULES: tuple[TextRule, ...] = (
         re.compile(rf"\b({_either(_DOTTED)})\.(?=\s*(?:$|[a-z\d,;:)]|\b(?:{'|'.join(sorted(STARTERS))})\b))"),
         lambda m: _DOTTED[m[1]] + ends_sentence(m),
     ),
+    (re.compile(rf"\b{_WEEKDAY}\s?-\s?{_WEEKDAY}"), weekdays),
     (re.compile(r"\b(Jan|Feb|Mar|Apr|Aug|Sept?|Oct|Nov|Dec)\.(?!\w)"), lambda m: _month(m) + ends_sentence(m)),
     (
         re.compile(r"(?<![\w.])((?:[A-Za-z]\.){2,})(?![A-Za-z]\b)"),

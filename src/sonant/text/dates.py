@@ -90,6 +90,15 @@ RULES: tuple[TextRule, ...] = (
     (re.compile(rf"\b({_SHORTS})\.?(?= \d{{1,4}}\b)"), lambda m: _SHORT[m[1]]),
     (re.compile(rf"(?<=\d )({_SHORTS})\b\.?(?!\w)"), lambda m: _SHORT[m[1]]),
     (re.compile(r"(?<![\w-])(\d{4})-(\d{1,2})-(\d{1,2})(?![\w-])"), iso_date),
+    (re.compile(r"(?<![\w-])(\d{1,2})-(\d{1,2})-(\d{4})(?![\w-])"), slash_date),
+    # From one time of day to another: a colon, or which half of the day it is, must follow for that.
+    (
+        re.compile(
+            r"(?<![\w:.,/-])(\d{1,2}(?::\d{2})?(?:\s?[AaPp](?:\.\s?[Mm]\.|[Mm]\b))?)\s?-\s?"
+            r"(?=\d{1,2}(?::\d{2}(?![\d:])|\s?[AaPp](?:\.\s?[Mm]\.|[Mm]\b)))"
+        ),
+        lambda m: f"{m[1]} to ",
+    ),
     (re.compile(r"(?<![\w/])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])"), slash_date),
     (re.compile(r"(?<![\w.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?![\w.]\d|\w)"), dotted_date),
     (
