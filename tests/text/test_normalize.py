@@ -45,7 +45,7 @@ CASES = {
         ("3 May 2024", "the third of May twenty twenty four."),
         ("The 3rd of May", "The third of May."),
         ("2024-05-03", "May third, twenty twenty four."),
-        ("May 3rd", "May third."),
+        ("May 3rd, Feb 29th", "May third, February twenty ninth."),
         ("On Sept. 5, 1999 he left.", "On September fifth, nineteen ninety nine he left."),
         ("5/3/2024 and 13/5/2024", "May third, twenty twenty four and May thirteenth, twenty twenty four."),
         ("25 Dec 2020", "the twenty fifth of December twenty twenty."),
@@ -159,6 +159,11 @@ CASES = {
         ("2^10, 10⁶, x⁴", "two to the power of ten, ten to the power of six, x to the power of four."),
         ("10^-3 or 10⁻³", "ten to the power of minus three or ten to the power of minus three."),
         ("It ends.² So does this⁴ note.¹²", "It ends. So does this note."),
+        ("~5 minutes, ~$20", "about five minutes, about twenty dollars."),
+        ("<5 minutes, >90%, p<0.5", "less than five minutes, more than ninety percent, p less than zero point five."),
+        ("<=5 and >= $2, I <3 you", "at most five and at least two dollars, I three you."),
+        ("<b>5</b>", "b five b."),
+        ("C#, F# and #one", "C sharp, F sharp and hashtag one."),
         ("C++ & #tag @bob", "C plus plus and hashtag tag at bob."),
         ("I ❤️ you 😀!", "I you!"),
         ("“Quoted” — ‘text’… and (more)", "Quoted, text, and, more."),
@@ -200,6 +205,7 @@ PIECES = """
 Mr. Dr. St. e.g. etc. vs. No. p. 12 1/2 3.14 2024 1990s '80s 3:45 pm a.m. $3.50 million € km 10kg % ° & @ # + = - — …
 ( ) " ' BBC U.S.A. Henry VIII II I A a X. NASA STOP THE hello World www.example.com a@b.co May 3rd 2024-05-03 😀 é ß 你
 я α ² ½ Ⅷ , . ? ! ; : -5 5-6 555-1234 1,000 007 x C++ 50°C v1.2.3 OK PhD Ph.D. J. K. Co. w/o AT&T CDs
+-$50 $5/mo [a](b) .[1] 2^10 x⁻³ ⁶ 5μg CHAPTER LXI PART I. ~5 <5 >= 9am-5pm Mon-Fri 03-05-2024 1-2-3 C#
 """
 
 

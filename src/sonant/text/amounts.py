@@ -149,6 +149,12 @@ RULES: tuple[TextRule, ...] = (
     ),
     (re.compile(r"(?<![\w-])\d{3}-\d{4}(?![\w-])|(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), telephone),
     (re.compile(r"(?<!\w)\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?!\d)"), telephone),
+    (re.compile(r"~\s?(?=[$£€¥₹]?\.?\d)"), _words(" about ")),
+    # Between white space they have a rule of their own, in `normalize.py`; "<3" is a heart, "b>" a tag's end.
+    (re.compile(r"(?<![<>=-])<=\s?(?=[$£€¥₹]?\.?\d)"), _words(" at most ")),
+    (re.compile(r"(?<![<>=-])>=\s?(?=[$£€¥₹]?\.?\d)"), _words(" at least ")),
+    (re.compile(r"(?<![<>=-])<(?=[$£€¥₹]?\.?\d)(?!3(?:\s*$|\s+[A-Za-z]))"), _words(" less than ")),
+    (re.compile(r"(?<![<>=A-Za-z\"'/-])>(?=[$£€¥₹]?\.?\d)"), _words(" more than ")),
     (re.compile(r"(?<![\w.,-])\d+(?:-\d+){2,}(?![\w-])"), telephone),  # no range has three ends: a code, an ISBN
     (re.compile(r"(?<![\w.,-])(?:0\d{1,4}(?: \d{2,4}){2,4}|(?!19|20)\d{4}(?: \d{4}){3})(?![\w-]| \d)"), telephone),
     (re.compile(r"(?<=[Cc]all |[Dd]ial )(?:000|101|11[0-9]|311|[49]11|988|999)(?![\w,.-]*\d)"), telephone),

@@ -87,7 +87,7 @@ def _half(match: re.Match[str]) -> str:
 _HALF = r"\s?(?P<half>[AaPp])(?:\.\s?[Mm]\.|[Mm]\b)"
 
 RULES: tuple[TextRule, ...] = (
-    (re.compile(rf"\b({_SHORTS})\.?(?= \d{{1,4}}\b)"), lambda m: _SHORT[m[1]]),
+    (re.compile(rf"\b({_SHORTS})\.?(?= \d{{1,4}}{_RANK}\b)"), lambda m: _SHORT[m[1]]),
     (re.compile(rf"(?<=\d )({_SHORTS})\b\.?(?!\w)"), lambda m: _SHORT[m[1]]),
     (re.compile(r"(?<![\w-])(\d{4})-(\d{1,2})-(\d{1,2})(?![\w-])"), iso_date),
     (re.compile(r"(?<![\w-])(\d{1,2})-(\d{1,2})-(\d{4})(?![\w-])"), slash_date),

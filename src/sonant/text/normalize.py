@@ -37,6 +37,7 @@ _ADDRESS_SIGNS = {
 _SIGNS = (
     (re.compile(r"\s&\s|&"), " and "),
     (re.compile(r"@"), " at "),
+    (re.compile(r"(?<=\b[A-GJ])#(?!\w)"), " sharp"),
     (re.compile(r"#(?=\w)"), " hashtag "),
     (re.compile(r"\+"), " plus "),
     (re.compile(r"(?<![<>!])=+(?!>)"), " equals "),
