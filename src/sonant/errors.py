@@ -19,6 +19,10 @@ class BadText(BadRequest):
     """The text is empty, too long, not valid Unicode, or holds nothing that can be spoken."""
 
 
+class NothingToSay(BadText):
+    """There are letters or digits, but none that this model has a sound for. Of a longer text that part is left out."""
+
+
 class UnknownVoice(BadRequest):
     """The model has no voice of that name, or takes none."""
 

@@ -10,11 +10,12 @@ import pytest
 from engine.conftest import MakeEngine
 from engine.families import frames_each, same, same_frames
 from engine.test_scheduler import SPEC
-from sonant import AudioChunk, FinishReason, Spoken
+from sonant import AudioChunk, FinishReason, SpeechRequest, Spoken
 from sonant.audio.join import FADE_S
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
-from sonant.errors import Aborted
+from sonant.errors import Aborted, NothingToSay
+from sonant.models.prompt import Prompt
 
 SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(6)]
 
@@ -40,6 +41,33 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
     assert len(changed) and all(np.abs(seams - c).min() <= FADE_S * whole.sample_rate for c in changed)
     for seam in seams:
         assert np.abs(whole.samples[seam - 1 : seam + 1]).max() < 1e-3
+
+
+def test_a_part_without_a_sound_is_left_out_and_a_text_without_one_refused(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a word without one is in the middle of a sentence: where a text is cut must not decide whether it is said."""
+    engine = make_engine(segment_chars=60, **frames_each(3))
+    prompt = engine.prompter.prompt
+
+    def prompt_of_english(speech: SpeechRequest) -> Prompt:
+        if not speech.text.isascii():
+            raise NothingToSay("nothing is left to say")
+        return prompt(speech)
+
+    monkeypatch.setattr(engine.prompter, "prompt", prompt_of_english)
+    poem = 3 * "床前明月光疑是地上霜。"
+    whole = engine.speak(f"{poem}\n\n{SENTENCES[0]}\n\n{poem}\n\n{SENTENCES[1]}", seed=1)
+    same_frames(whole.frames, engine.speak(f"{SENTENCES[0]} {SENTENCES[1]}", seed=1).frames)
+    with pytest.raises(NothingToSay):
+        engine.speak(4 * poem, seed=1)
+    feed = engine.feed(SpeechRequest(text="", seed=1))
+    feed.add(f"{poem}\n\n{SENTENCES[0]}\n\n{poem}")
+    with pytest.raises(NothingToSay):
+        feed.add(poem)
+    feed.add(SENTENCES[1])
+    feed.end()
+    same_frames(feed.stream.result().frames, whole.frames)
 
 
 def test_chunks_of_a_long_text_are_continuous(make_any: MakeEngine) -> None:

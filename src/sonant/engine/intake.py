@@ -22,6 +22,7 @@ from sonant.audio.clip import read_clip
 from sonant.config import EngineConfig
 from sonant.engine.context import Context
 from sonant.engine.long_text import OFFLINE_PARTS_AT_ONCE, LongText
+from sonant.engine.part_layout import lay_out_parts
 from sonant.engine.part_sink import PartSink
 from sonant.engine.prompt_thread import PromptThread
 from sonant.engine.request import Request, Sink
@@ -110,10 +111,8 @@ class Intake:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
         # Parts have their own budgets: cut by the whole's, the last one's sound is that of a text that goes on.
-        requests = [
-            self._part(replace(speech, text=part, seed=(seed + n) % 2**64, max_frames=None), n, PartSink(whole, n))
-            for n, part in enumerate(parts)
-        ]
+        unlimited = replace(speech, max_frames=None)
+        requests = lay_out_parts(unlimited, seed, parts, 0, lambda part, n: self._part(part, n, PartSink(whole, n)))
         self.steps.watch(whole)
         whole.start(requests)
         tokens = sum(r.prompt.length for r in requests)

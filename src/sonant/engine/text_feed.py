@@ -7,9 +7,9 @@ manner and the seed of the pieces before it. All of it is one stream, and one so
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from sonant.engine.long_text import LongText
+from sonant.engine.part_layout import lay_out_parts
 from sonant.engine.part_sink import PartSink
 from sonant.engine.request import Request, Sink
 from sonant.engine.stream import SpeechStream
@@ -54,10 +54,10 @@ class TextFeed:
         texts, self._speaker = self._split(text, self._speaker)
         if not texts:
             raise BadText(f"the text names {self._speaker} and nothing to say; send the words with it")
-        parts = []
-        for index, part in enumerate(texts, self._whole.parts):
-            piece = replace(self._speech, text=part, seed=(self.stream.seed + index) % 2**64)
-            parts.append(self._lay_out(piece, index, PartSink(self._whole, index)))
+        parts = lay_out_parts(
+            self._speech, self.stream.seed, texts, self._whole.parts,
+            lambda part, n: self._lay_out(part, n, PartSink(self._whole, n)),
+        )  # fmt: skip
         self._whole.add(parts)
         self._chars = chars
         self.stream.input_tokens += sum(p.prompt.length for p in parts)

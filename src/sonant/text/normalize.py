@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from sonant.errors import BadText
+from sonant.errors import NothingToSay
 from sonant.text import abbreviations, amounts, capitals, dates
 from sonant.text.folding import fold
 
@@ -67,7 +67,7 @@ _DIGIT = re.compile(r"\d")
 
 
 def normalize_english(text: str) -> str:
-    """Raises `BadText` if nothing is left to say, and never anything else."""
+    """Raises `NothingToSay` if nothing is left to say, and never anything else."""
     result = _once(text)
     for _ in range(_MOST_PASSES - 1):
         again = _once(result)
@@ -91,7 +91,9 @@ def _once(text: str) -> str:
         plain = sign.sub(spoken, plain)
     plain = _PAUSE.sub(_pause, plain).strip(" ")
     if not re.search("[A-Za-z]", plain):
-        raise BadText(f"nothing is left to say of {text.strip()[:40]!r}: it has no letters or digits that can be read")
+        raise NothingToSay(
+            f"nothing is left to say of {text.strip()[:40]!r}: it has no letters or digits that can be read"
+        )
     if plain[-1] in ",;:-'":
         plain = plain[:-1]
     return plain if plain[-1] in ".?!" else f"{plain}."

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from sonant.errors import BadText
+from sonant.errors import BadText, NothingToSay
 from sonant.models.higgs_audio_v2.tokenizer import Control, Piece
 
 MOST_SPEAKERS = 8  # in one prompt: each has a clip or a line in it
@@ -74,7 +74,7 @@ class SpokenText:
 
 
 def clean(text: str) -> SpokenText:
-    """`BadText` if nothing is left to be said, or if it has a tag that only looks like a known one."""
+    """`NothingToSay` if nothing is left to be said, `BadText` if it has a tag that only looks like a known one."""
     text = text.translate(_HALF_WIDTH)
     for sign, words in _DEGREES.items():
         text = text.replace(sign, words)
@@ -91,7 +91,9 @@ def clean(text: str) -> SpokenText:
         pieces.extend(SOUNDS.get(part, (part,)))
     pieces = [piece for piece in pieces if piece]
     if not something_to_say:
-        raise BadText("nothing of the text is left to be said without its tags, brackets and blanks; give it words")
+        raise NothingToSay(
+            "nothing of the text is left to be said without its tags, brackets and blanks; give it words"
+        )
     return SpokenText((*pieces, *_final_stop(pieces[-1])), frozenset(speakers))
 
 

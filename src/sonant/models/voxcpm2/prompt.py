@@ -16,7 +16,7 @@ import re
 
 import numpy as np
 
-from sonant.errors import BadText, CheckpointError, UnknownLanguage, UnknownVoice, Unsupported
+from sonant.errors import CheckpointError, NothingToSay, UnknownLanguage, UnknownVoice, Unsupported
 from sonant.models.prompt import Ints
 from sonant.models.voxcpm2.config import VoxCPM2Config
 from sonant.models.voxcpm2.layout import PRIMER_PATCHES, Layout
@@ -61,7 +61,7 @@ class PromptBuilder:
             raise Unsupported("this model reads its whole text before it speaks; leave streaming_text out")
         description = _description(request.instruct)
         if not request.text.strip():
-            raise BadText("nothing of the text is left to be said without its blanks; give it words")
+            raise NothingToSay("nothing of the text is left to be said without its blanks; give it words")
         said = _clean(f"({description}){request.text}" if description else request.text)
         tensors, words = self._voice(request.voice)
         if words and description:
