@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 import sonant
-from engine.families import same, same_frames
+from engine.families import TOY, same, same_frames
 from engine.test_streams import wait_until_idle
-from sonant import Engine, EngineConfig, FinishReason, Sampling
+from sonant import Engine, EngineConfig, FinishReason, Sampling, SpeechRequest
+from sonant.engine import loop
+from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted
+from waiting import until
 
 TEXT = "hello"
 TOO_LONG = {"min_len": 1000, "inference_timesteps": 4}  # it cannot stop, and reaches what is taken for a bad case
@@ -62,3 +66,20 @@ def test_an_abort_ends_all_tries(engine: Engine, after_s: float) -> None:
     wait_until_idle(engine)
     with pytest.raises(Aborted):
         stream.result()
+
+
+def test_who_had_a_row_in_time_is_not_refused_for_the_time_that_tries_take(
+    opened: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_LOOK_EVERY_S", 0.0)
+    opened.append(toy := TOY.open({}, EngineConfig()))
+    mailbox, within_s = Mailbox(), 0.5
+    speech = SpeechRequest(text=TEXT, live=False, max_frames=40, seed=5, first_audio_within_s=within_s)
+    request = toy._request(replace(speech, sampling=Sampling(stop_chance=0.0)), mailbox)
+    request.prompt = replace(request.prompt, bad_from=40, retries=({"stop_chance": 1.0},))
+    toy.loop.post(request)
+    until(lambda: request.launched)
+    with toy.loop._wake:  # no step begins
+        time.sleep(within_s)
+    chunk = mailbox.take(20)
+    assert chunk is not None and len(chunk.frames) < 40

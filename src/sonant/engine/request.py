@@ -236,10 +236,11 @@ class Request:
     # Its end
 
     def retry(self) -> None:
-        """Wait anew, with the next try's values; what was made is forgotten."""
+        """Wait anew, with the next try's values; what was made is forgotten, and a row was had as soon as promised."""
         again = replace(self.prompt, staged={**self.prompt.staged, **self.prompt.retries[self.tries]})
+        speech = replace(self.speech, first_audio_within_s=None)
         fresh = Request(
-            self.speech, again, self.sink, self.arrival_s, self.delay_steps, keeps_frames=self.keeps_frames,
+            speech, again, self.sink, self.arrival_s, self.delay_steps, keeps_frames=self.keeps_frames,
             tries=self.tries + 1,
         )  # fmt: skip
         kept = {name: getattr(self, name) for name in ("queued_s", "since_s", "abort_requested")}
