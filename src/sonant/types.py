@@ -14,6 +14,7 @@ from sonant.sampling import Sampling
 from sonant.voice import Voice
 
 MAX_DESCRIPTION_CHARS = 1000  # of a speaker, in words
+MOST_PRIORITY = 2**31 - 1
 
 Samples = npt.NDArray[np.float32]
 Pcm = npt.NDArray[np.int16]
@@ -71,7 +72,7 @@ class SpeechRequest:
     seed: int | None = None  # None: a fresh one each time
     max_frames: int | None = None  # of the whole text; None: a budget from its length
     streaming_text: bool | None = None  # feed text as speech goes on; None: the checkpoint's default
-    priority: int = 0  # higher goes first
+    priority: int = 0  # higher goes first; at most MOST_PRIORITY either way
     context: tuple[Spoken, ...] = ()  # what was said before this text, the oldest first
     live: bool = True  # someone is listening: first sound soon, then never a gap
     first_audio_within_s: float | None = None  # who has waited so long for a row is told `Overloaded`; None: they wait
@@ -95,7 +96,8 @@ class SpeechRequest:
             raise BadSampling(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.max_frames is not None and self.max_frames < 1:
             raise BadRequest(f"max_frames must be at least 1, not {self.max_frames}")
-
+        if abs(self.priority) > MOST_PRIORITY:
+            raise BadRequest(f"priority must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {self.priority}")
         if self.first_audio_within_s is not None and not self.first_audio_within_s > 0:
             raise BadRequest(f"first_audio_within_s must be over 0, not {self.first_audio_within_s}")
 

@@ -58,6 +58,8 @@ NAN, INF = float("nan"), float("inf")
         ({"language": None}, BadRequest, "language must be str"),
         ({"voice": 5}, BadRequest, "voice must be str or Voice or None"),
         ({"priority": "high"}, BadRequest, "priority must be int"),
+        ({"priority": 2**63}, BadRequest, "priority must be from -2147483647 to 2147483647"),
+        ({"priority": -(2**63)}, BadRequest, "priority must be from"),
         ({"max_frames": 2.5}, BadRequest, "max_frames must be int"),
         ({"max_frames": True}, BadRequest, "max_frames must be int"),
         ({"seed": "7"}, BadRequest, "seed must be int"),
