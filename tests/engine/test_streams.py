@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from engine.conftest import MakeEngine, forget_requests
-from engine.families import same_frames
-from sonant import AudioChunk, Engine, FinishReason, SpeechRequest
+from engine.families import TOY, same_frames
+from sonant import AudioChunk, Engine, EngineConfig, FinishReason, SpeechRequest
+from sonant.engine.loop import Observer
 from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted, EngineClosed, EngineError, Overloaded
 
@@ -138,6 +139,25 @@ def test_close_drains_when_asked_and_aborts_when_not(make_any: MakeEngine) -> No
     for s in streams:
         with pytest.raises(Aborted):
             s.result()
+
+
+def test_who_comes_at_the_moment_when_the_engine_ends_is_told(opened: list[Engine]) -> None:
+    opened.append(engine := TOY.open({}, EngineConfig()))
+    loop, told = engine.loop, list[bool]()
+    wait_for_messages, request = loop._wait_for_messages, engine._request(SpeechRequest(text=TEXT), Mailbox())
+
+    def one_comes_then(observer: Observer | None) -> bool:
+        goes_on = wait_for_messages(observer)
+        if not goes_on:
+            with pytest.raises(EngineClosed):
+                loop.post(request)
+            told.append(True)
+        return goes_on
+
+    loop._wait_for_messages = one_comes_then  # type: ignore[method-assign]
+    engine.speak(TEXT, max_frames=1)  # it is asked from now on
+    engine.close()
+    assert told == [True]
 
 
 def test_a_failing_step_ends_every_request_with_an_error(make_any: MakeEngine) -> None:

@@ -241,6 +241,7 @@ class StepLoop:
             if self._inbox or self._aborts or self.scheduler.requests or self._observer is not observer:
                 return True
             if self._stop and (self._in_haste or not self._expected):
+                self._ended = True  # from here on nothing can be posted, which nobody would look at
                 return False
             self._wake.wait(None if self.sleeper is None else _LOOK_EVERY_S)
             return True
