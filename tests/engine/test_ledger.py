@@ -30,6 +30,22 @@ def test_places_are_kept_through_growth_and_start_anew_for_the_next() -> None:
     assert scheduler.ledger.first_audio_s[place] == float("-inf") and scheduler.ledger.total[place] == -1
 
 
+def test_who_looks_while_it_grows_finds_nobody_who_is_not_there() -> None:
+    """Other threads ask how many rows could be lent, at any moment."""
+    scheduler, found = make(max_rows=200, blocks=10_000), list[int]()
+
+    class Watched(Ledger):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            found.append(len(scheduler.sharing.lenders(0.0)) + len(self.with_rows()))
+
+    scheduler.ledger.__class__ = Watched
+    for n in range(65):
+        ask(scheduler, arrival_s=n)
+    scheduler.plan(0.0)
+    assert found and max(found) == 64
+
+
 def test_news_of_one_that_has_ended_reaches_nobody_else() -> None:
     scheduler = make(max_rows=1)
     first = ask(scheduler)

@@ -137,6 +137,7 @@ class Ledger:
         return self.all_at(places[spoken | self.abort_requested[places]])
 
     def _grow(self, size: int) -> None:
+        """`row` comes last: other threads begin with it, and find no place there that another column has not yet."""
         before = len(self._requests)
         counted = np.zeros((len(_COUNTED), size), np.int64)
         if before:
@@ -144,12 +145,12 @@ class Ledger:
         self._counted = counted
         for name, column in zip(_COUNTED, counted, strict=True):
             setattr(self, name, column)
-        for name, kind in {"first_step_s": np.float64, **_SHOWN, **_FIXED}.items():
-            column = np.zeros(size, kind)
+        kinds = {"first_step_s": np.float64, **_SHOWN, **_FIXED}
+        for name in (*(kinds.keys() - {"row"}), "row"):
+            column = np.full(size, -1 if name == "row" else 0, kinds[name])
             if before:
                 column[:before] = getattr(self, name)
             setattr(self, name, column)
-        self.row[before:] = -1
         self._requests += [None] * (size - before)
         self._free = list(range(size - 1, before - 1, -1))
 
