@@ -22,6 +22,7 @@ from sonant.engine.compiler import Compiler, compiler_for
 from sonant.engine.room import GpuMemory
 from sonant.errors import ConfigError
 from sonant.kernels.gpu import Gpu
+from waiting import until
 
 pytest.importorskip("triton")
 from sonant.kernels import triton_setup
@@ -160,6 +161,14 @@ def test_an_engine_goes_on_when_the_process_dies(say: Say, caplog: pytest.LogCap
     while "no room on the disk" not in caplog.text and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert "no room on the disk" in caplog.text and "as they are met" in caplog.text
+
+
+def test_what_a_compiler_says_need_not_be_utf8(say: Say) -> None:
+    """A C compiler speaks as the machine's locale has it, and a process that is killed may end within a letter."""
+    latin, cut = (f"sys.stdout.buffer.write({said!r})\n" for said in (b"caf\xe9\n", b"caf\xc3"))
+    ahead = say(latin + news(4, 2, [1], False) + cut)
+    until(lambda: ahead.progress.ready == {1})
+    until(lambda: ahead.over)
 
 
 def test_an_engine_does_not_wait_for_a_compiler_that_hangs(

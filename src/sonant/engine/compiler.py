@@ -24,7 +24,7 @@ class Compiler:
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            encoding="utf-8",
+            encoding="utf-8", errors="backslashreplace",
         )  # fmt: skip
 
     def tell(self, job: str) -> None:
