@@ -156,6 +156,22 @@ def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(served: Ser
     assert told[0]["total_sentences"] == 40
 
 
+def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve) -> None:
+    served = serve("endless toy", engine=SIX)
+    config = served.server.config
+    config.ws_ping_interval = 0.05
+    if config.ws_ping_timeout is not None:  # an answer that must come soon: a clock that runs faster, for this test
+        config.ws_ping_timeout = 0.05
+    with session(served, max_queue=1, ping_interval=None) as client:
+        client.say("session.config", **CONFIG, split_granularity="sentence")
+        for _ in range(40):  # more utterances than may wait: the rest is not read, nor is any answer to a ping
+            client.say("input.text", text="Hello the world. ")
+            client.say("input.done")
+        time.sleep(0.5)
+        told = [m for _ in range(40) for m in events(client.until("session.done"))]
+    assert [m["utterance_index"] for m in told if m["type"] == "session.done"] == list(range(40))
+
+
 def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:
     with session(served) as client:
         client.say("session.config", **CONFIG)

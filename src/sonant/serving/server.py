@@ -78,6 +78,9 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
         ws_max_size=options.ws_max_message_bytes,
+        # The answer to a ping comes late from who reads slowly, and is not read from who is held back. Neither is gone:
+        # who is acknowledges no ping, and the kernel cuts them off.
+        ws_ping_timeout=None,
         ws_per_message_deflate=False,  # sound does not shrink
     )
     for unwanted in (WithoutAccesses(), BrokenStreams()):
