@@ -9,6 +9,7 @@ import struct
 import time
 from contextlib import suppress
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -170,6 +171,25 @@ def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve) ->
         time.sleep(0.5)
         told = [m for _ in range(40) for m in events(client.until("session.done"))]
     assert [m["utterance_index"] for m in told if m["type"] == "session.done"] == list(range(40))
+
+
+def test_who_wrote_far_ahead_and_hangs_up_is_no_error_of_ours(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is read of one who is held back, so that only what is sent to them shows that they are gone."""
+    served = serve("endless toy", engine=SIX)
+    said = [{"type": "session.config", **CONFIG}]
+    said += [{"type": "input.text", "text": "Hello the world. "}, {"type": "input.done"}] * 60
+    with caplog.at_level(logging.INFO), opened(served) as sock:
+        sock.sendall(b"".join(frame(FIN | TEXT, json.dumps(message).encode()) for message in said))
+        sock.recv(1000)  # it is being spoken to
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        wait_for(lambda: not served.admission.sessions, 10)
+        figures = httpx.get(f"{served.url}/metrics").text
+    outcomes = {r.request["outcome"] for r in caplog.records if hasattr(r, "request")}
+    assert "client_gone" in outcomes and "error" not in outcomes
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    assert 'sonant_requests_total{outcome="error",route="stream"} 0.0' in figures
+    assert 'sonant_aborted_total{reason="client_gone"} 1.0' in figures
 
 
 def test_config_text_and_close_in_every_wrong_order(served: Served) -> None:

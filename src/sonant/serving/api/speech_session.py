@@ -256,8 +256,11 @@ class SpeechSession:
         try:
             await self.speaker.run()
         except Exception as e:
-            if record.outcome is None:  # It was never begun.
-                record.outcome = outcome_of(_first(e))
+            error = _first(e)
+            if record.outcome is None and isinstance(error, WebSocketDisconnect):
+                record.outcome = "client_gone"
+            elif record.outcome is None:  # It was never begun.
+                record.outcome = outcome_of(error)
                 self.service.metrics.requests.labels("stream", record.outcome).inc()
             raise
         finally:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
+from starlette.websockets import WebSocketDisconnect
 
 from sonant.engine.text_feed import TextFeed
 from sonant.errors import BadRequest, Overloaded, TooLate
@@ -199,6 +200,8 @@ class UtteranceSpeaker:
                     self.text.changed.set()
             check_complete(feed.stream)
             self._end_text()
+        except WebSocketDisconnect:
+            raise  # Nobody is there to be told, and nothing of ours has failed.
         except Exception as e:
             if isinstance(e, TooLate):
                 self.service.rejected(e)
