@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.conftest import Serve, Served
 from serving.session_client import CONFIG
 from serving.session_client import session as socket
+from sonant.audio.continuity import Continuity
+from sonant.serving import audio_pipeline
 from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import ABORTS, REJECTIONS, ROUTES
 
@@ -87,6 +89,27 @@ def test_a_request_is_counted_once_where_it_belongs(serve: Serve) -> None:
         assert value(after, f"{by_request}_sum") > value(before, f"{by_request}_sum")
     assert value(after, "sonant_ttfp_seconds_bucket", le="0.005") >= 0  # buckets from 5 ms
     assert value(after, "sonant_rtf_ratio_bucket", le="0.01") >= 0
+
+
+def test_gaps_are_those_of_streams_and_not_of_files(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio_pipeline, "continuity", lambda *_: Continuity(gaps=3, gap_s=1.5, prebuffer_s=1.0))
+    served = serve("endless toy")
+    short = {"voice": "alloy", "max_frames": 5, "response_format": "wav"}
+    assert served.post(**short, input="hello", stream=False).status_code == 200
+    batch = {**short, "items": [{"input": "hello"}, {"input": "the world"}]}
+    assert httpx.post(f"{served.url}/v1/audio/speech/batch", json=batch).json()["succeeded"] == 2
+    with socket(served) as client:
+        client.say("session.config", **short)  # a file for each piece
+        client.say("input.text", text="hello")
+        client.say("input.done")
+        client.until("session.done")
+    families = scrape(served)
+    assert value(families, "sonant_audio_seconds_total") > 0
+    assert value(families, "sonant_underruns_total") == value(families, "sonant_underrun_seconds_count") == 0
+    assert served.post(**short, input="hello").status_code == 200
+    families = scrape(served)
+    assert value(families, "sonant_underruns_total") == 3
+    assert value(families, "sonant_underrun_seconds_sum") == 1.5
 
 
 def test_names_and_buckets_follow_the_conventions(served: Served) -> None:

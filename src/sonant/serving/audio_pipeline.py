@@ -32,7 +32,7 @@ class AudioPipeline:
     def __init__(
         self, form: str, source_hz: int, target_hz: int, speed: float, streaming: bool, executor: Executor
     ) -> None:
-        self.form, self.executor = form, executor
+        self.form, self.streaming, self.executor = form, streaming, executor
         self.encoder = open_encoder(form, target_hz, streaming=streaming)
         self.speed = SpeedChanger(source_hz, speed) if speed != 1 else None
         self.resample = StreamResampler(source_hz, target_hz) if source_hz != target_hz else None
@@ -45,7 +45,7 @@ class AudioPipeline:
         return sum(self.durations_s)
 
     def listener(self) -> Continuity:
-        """What someone who began to play at the first chunk has heard."""
+        """What someone who began to play at the first chunk has heard; nobody does of a file."""
         return continuity(self.arrivals_s, self.durations_s)
 
     def headers(self, stream: SpeechStream) -> dict[str, str]:
