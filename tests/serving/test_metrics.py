@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import types
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from prometheus_client.metrics_core import Metric
@@ -21,8 +24,10 @@ from serving.session_client import CONFIG
 from serving.session_client import session as socket
 from sonant.audio.continuity import Continuity
 from sonant.serving import audio_pipeline
+from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import ABORTS, REJECTIONS, ROUTES
+from sonant.types import AudioChunk
 
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
@@ -110,6 +115,20 @@ def test_gaps_are_those_of_streams_and_not_of_files(serve: Serve, monkeypatch: p
     families = scrape(served)
     assert value(families, "sonant_underruns_total") == 3
     assert value(families, "sonant_underrun_seconds_sum") == 1.5
+
+
+def test_gaps_are_those_of_a_listener_at_the_speed_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of a second each, the second 0.75 s after the first."""
+    second = AudioChunk(np.zeros(24_000, np.float32), 24_000, 0.0, np.zeros((1, 1), np.int32))
+    gaps_s = {}
+    for speed in (1.0, 2.0):
+        pipeline = AudioPipeline("pcm", 24_000, 24_000, speed, True, ThreadPoolExecutor(1))
+        for now_s in (10.0, 10.75):
+            with monkeypatch.context() as patch:
+                patch.setattr(audio_pipeline.time, "monotonic", lambda now_s=now_s: now_s)
+                asyncio.run(pipeline.push(second))
+        gaps_s[speed] = pipeline.listener().gap_s
+    assert gaps_s == {1.0: 0.0, 2.0: pytest.approx(0.25)}
 
 
 def test_names_and_buckets_follow_the_conventions(served: Served) -> None:

@@ -34,6 +34,7 @@ class AudioPipeline:
     ) -> None:
         self.form, self.streaming, self.executor = form, streaming, executor
         self.encoder = open_encoder(form, target_hz, streaming=streaming)
+        self.pace = speed  # seconds of the model's sound that are heard in one
         self.speed = SpeedChanger(source_hz, speed) if speed != 1 else None
         self.resample = StreamResampler(source_hz, target_hz) if source_hz != target_hz else None
         self.arrivals_s: list[float] = []
@@ -46,7 +47,7 @@ class AudioPipeline:
 
     def listener(self) -> Continuity:
         """What someone who began to play at the first chunk has heard; nobody does of a file."""
-        return continuity(self.arrivals_s, self.durations_s)
+        return continuity(self.arrivals_s, [made_s / self.pace for made_s in self.durations_s])
 
     def headers(self, stream: SpeechStream) -> dict[str, str]:
         return {
