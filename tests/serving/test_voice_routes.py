@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import soundfile
 
 from clips import reference_clip
-from serving.conftest import Serve, Served
+from serving.conftest import Serve, Served, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,30 @@ def test_a_voice_is_uploaded_with_consent_and_spoken_with_after_a_restart(serve:
     assert gone.json() == {"id": voice["id"], "deleted": True, "object": "audio.voice.deleted"}
     assert httpx.delete(f"{again.url}/v1/audio/voices/{voice['id']}").status_code == 404
     assert again.post(**body, voice="me").status_code == 400
+
+
+def test_a_drain_lets_an_upload_end(serve: Serve, tmp_path: Path) -> None:
+    served = serve("base", voices_folder=tmp_path, consent="asserted")
+    served.server.config.timeout_graceful_shutdown = 0  # what a drain does not wait for is cut off at once
+    engine, encoding, go_on = served.supervisor.engine, threading.Event(), threading.Event()
+    encode = engine.encode
+
+    def slowly(*given: Any) -> Any:
+        encoding.set()
+        assert go_on.wait(20)
+        return encode(*given)
+
+    engine.encode = slowly  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as client:
+        made = client.submit(upload, served.url, wav(), name="me", consent="I agree.")
+        assert encoding.wait(20)
+        served.server.handle_exit(signal.SIGTERM, None)
+        wait_for(lambda: not served.link.ready)
+        time.sleep(0.3)  # three looks at what there is to wait for
+        assert not served.server.should_exit
+        go_on.set()
+        assert made.result().status_code == 200
+    wait_for(lambda: served.server.should_exit)
 
 
 @pytest.mark.parametrize("clip", [b"", b"not sound", b"\0" * 5000])

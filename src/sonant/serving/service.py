@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from copy import copy
 
 import numpy as np
@@ -139,10 +139,12 @@ class SpeechService:
                 self.rejected(e)
                 raise
 
-    async def count_request(self, client: str) -> None:
-        """For what is no speech and takes no place, but may not be asked for without end either."""
+    @asynccontextmanager
+    async def upload(self, client: str) -> AsyncIterator[None]:
+        """For what is no speech and takes no place. It may not be asked for without end, and a drain waits for it."""
         with ExitStack() as resources:
             await self.admit(client, resources, kind="upload")
+            yield
 
     def finished(self, record: RequestRecord) -> None:
         """A request is over; one that never came to its handler is counted here."""

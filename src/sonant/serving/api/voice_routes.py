@@ -39,17 +39,17 @@ def voice_routes(service: SpeechService, store: VoiceStore) -> APIRouter:
         request: Request,
     ) -> dict[str, Any]:
         chosen = service.of(model)
-        await chosen.count_request(request.state.client)
-        clip, engine = await audio_sample.read(), chosen.link.engine
-        if not engine.spec.clones:
-            raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
-        with _of_field("audio_sample"):
-            voice = await chosen.clips.upload(engine, clip, ref_text or None, name)
-        asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
-        statement, consent_id = (consent, None) if asserted else (None, consent)
-        mark = chosen.names.model or ""
-        keep = partial(store.add, voice, name, consent_id, model=mark, consent_statement=statement, clip=clip)
-        return _voice(await run_in_threadpool(keep))
+        async with chosen.upload(request.state.client):
+            clip, engine = await audio_sample.read(), chosen.link.engine
+            if not engine.spec.clones:
+                raise Unsupported("this model cannot clone; load one that can, as `sonant voices` tells")
+            with _of_field("audio_sample"):
+                voice = await chosen.clips.upload(engine, clip, ref_text or None, name)
+            asserted = store.options.consent == "asserted" and not consent.startswith("cons_")
+            statement, consent_id = (consent, None) if asserted else (None, consent)
+            mark = chosen.names.model or ""
+            keep = partial(store.add, voice, name, consent_id, model=mark, consent_statement=statement, clip=clip)
+            return _voice(await run_in_threadpool(keep))
 
     @router.delete("/voices/{voice_id}")
     async def delete_voice(voice_id: str) -> dict[str, Any]:
@@ -68,16 +68,14 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
     async def add_consent(
         name: Name, language: Name, recording: Annotated[UploadFile, File()], request: Request
     ) -> dict[str, Any]:
-        await service.count_request(request.state.client)
-        data = await recording.read()
-
-        def check_and_keep() -> ConsentRecord:
+        def check_and_keep(data: bytes) -> ConsentRecord:
             c = service.link.engine.config
             with _of_field("recording"):
                 read_clip(data, sample_rate=_CHECK_HZ, min_s=c.clip_min_s, max_s=c.clip_max_s)
             return store.consents.add(data, language, name)
 
-        return _consent(await run_in_threadpool(check_and_keep))
+        async with service.upload(request.state.client):
+            return _consent(await run_in_threadpool(check_and_keep, await recording.read()))
 
     @router.get("/voice_consents")
     async def list_consents() -> dict[str, Any]:
