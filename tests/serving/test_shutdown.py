@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from serving.conftest import Serve, wait_for
 from serving.process import Run, server_processes
+from serving.session_client import CONFIG, session
 
 LONG = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 80, "response_format": "pcm"}
 
@@ -81,6 +85,29 @@ def test_what_does_not_end_is_cut_off_and_not_taken_for_whole(start: Run, how: s
             process.send_signal(signal.SIGTERM)
         list(pieces)
     assert process.wait(15) == 0
+
+
+def test_who_has_heard_nothing_when_the_time_is_over_gets_an_error_like_any_other(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("endless", drain_s=0.3)
+    text = {"input": "hello the world", "voice": "alloy", "max_frames": 3000}
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as clients, session(served) as talking:
+        talking.say("session.config", **CONFIG, max_frames=3000)
+        talking.say("input.text", text="Hello the world. ")
+        whole = clients.submit(served.post, **text, stream=False)
+        items = {"items": [text, text]}
+        batch = clients.submit(httpx.post, f"{served.url}/v1/audio/speech/batch", json=items, timeout=60)
+        wait_for(lambda: served.server.service.in_flight.running == 3)
+        served.server.handle_exit(signal.SIGTERM, None)
+        for answer in (whole.result(), batch.result()):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert answer.headers["x-request-id"] and answer.headers["retry-after"]
+        assert talking.closed() == 1012
+        wait_for(lambda: served.server.should_exit and not served.server.server_state.tasks)
+    requests = [r.request for r in caplog.records if hasattr(r, "request")]
+    assert [facts["outcome"] for facts in requests] == ["shutdown"] * 4  # the session, and what it was saying
+    assert not [r.getMessage() for r in caplog.records if r.exc_info]
 
 
 def test_an_idle_server_ends_at_once(start: Run) -> None:

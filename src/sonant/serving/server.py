@@ -1,7 +1,8 @@
 """Runs the app until it is told to stop, and then lets those who are being spoken to hear the end.
 
 The first SIGTERM (or SIGINT) begins the drain: the port stays open, so that whoever comes is told 503 and not refused
-like a stranger, and running requests go on for at most `drain_s`. A second signal ends it at once.
+like a stranger, and running requests go on for at most `drain_s`. Those that are left then are told so, and it ends. A
+second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self.signalled_s: float | None = None  # when the first signal came
+        self.cutting_off = False
         self.idle_memory = IdleMemory()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -56,12 +58,12 @@ class DrainingServer(uvicorn.Server):
             logger.info("draining: %d running, %g s at most", work.running, drain_s)
             self.service.drain()
             work.draining.set()
-        elif not work.running:
+        elif not work.running or self.cutting_off:
             self.should_exit = True
         elif time.monotonic() - signalled_s >= drain_s:
             logger.warning("cutting off %d running after %g s", work.running, drain_s)
-            self.service.metrics.aborted.labels("shutdown").inc(work.running)
-            self.end()
+            self.cutting_off = True  # They have until the next look to be told.
+            self.service.cut_off()
 
 
 def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:

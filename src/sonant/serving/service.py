@@ -110,6 +110,13 @@ class SpeechService:
         for service in self.all:
             service.link.drain()
 
+    def cut_off(self) -> None:
+        """End all that is in flight with an error."""
+        self.metrics.aborted.labels("shutdown").inc(self.in_flight.running)
+        self.log.cutting_off = True
+        for service in self.all:
+            service.link.cut_off()
+
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
     ) -> Admitted:

@@ -73,6 +73,11 @@ class EngineLink:
         """Take no more requests; those in flight go on."""
         self._closing, self.trouble = True, DRAINING
 
+    def cut_off(self) -> None:
+        """Whoever waits for the engine is told that nothing more will come."""
+        if self._engine is not None:
+            self._engine.lost(EngineClosed(f"the speech was cut off: {DRAINING}"))
+
     async def close(self) -> None:
         self.drain()
         if self._task is not None:

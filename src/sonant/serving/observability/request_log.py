@@ -93,9 +93,12 @@ class Tracer(Protocol):
 class RequestLog:
     def __init__(self, tracer: Tracer | None = None) -> None:
         self.tracer = tracer
+        self.cutting_off = False  # what fails from now on fails of that
 
     def write(self, record: RequestRecord) -> None:
         record.ended()
+        if self.cutting_off and record.outcome == "error":
+            record.outcome = "shutdown"
         logger.log(logging.DEBUG if record.probe else logging.INFO, "request", extra={"request": record.shown()})
         if self.tracer is not None and not record.probe:
             self.tracer.trace(record)
