@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import resource
 import types
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -27,6 +29,7 @@ from sonant.serving import audio_pipeline
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.observability.gpu import GpuReader
 from sonant.serving.observability.metrics import ABORTS, REJECTIONS, ROUTES
+from sonant.serving.observability.shared_counters import SHARED_FOLDER, share_counters
 from sonant.types import AudioChunk
 
 GPU = torch.device("cuda", 0)
@@ -240,6 +243,21 @@ def test_the_build_and_the_process_are_told(served: Served) -> None:
     assert build.name == "sonant_build_info" and build.labels["version"] == version("sonant")
     assert value(families, "process_resident_memory_bytes") > 10 << 20
     assert value(families, "process_open_fds") > 3
+
+
+def test_a_front_end_without_room_for_its_counters_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be killed at its first count, again and again, and nobody would learn why."""
+    monkeypatch.setattr(os, "environ", {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # as on a disk that is nearly full
+    try:
+        with pytest.raises(OSError, match=r"no room for this process's counters: .*TMPDIR"):
+            share_counters(tmp_path / "metrics")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert SHARED_FOLDER not in os.environ
+    share_counters(tmp_path / "metrics")
+    assert os.environ[SHARED_FOLDER] == str(tmp_path / "metrics") and not list((tmp_path / "metrics").iterdir())
 
 
 def test_whose_fault_it_was_is_told_apart(serve: Serve) -> None:
