@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.conftest import Serve, Served
 from serving.session_client import CONFIG
 from serving.session_client import session as socket
+from serving.test_voice_routes import upload, wav
 from sonant.audio.continuity import Continuity
 from sonant.serving import audio_pipeline
 from sonant.serving.audio_pipeline import AudioPipeline
@@ -235,6 +236,18 @@ def test_all_that_is_counted_is_there_before_it_happens(serve: Serve) -> None:
         assert value(families, "sonant_aborted_total", reason=reason) == 0
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sonant/serving").rglob("*.py"))
     assert set(re.findall(r"Refused\((?:429|503), \"(\w+)\"", source)) | {"queue_full", "too_late"} == set(REJECTIONS)
+
+
+def test_what_is_in_memory_of_uploaded_voices_is_told(serve: Serve, tmp_path: Path) -> None:
+    served = serve("base", voices_folder=tmp_path, consent="asserted")
+    names = [f"sonant_voice_cache_{name}" for name in ("entries", "hits_total", "misses_total")]
+    voice = upload(served.url, wav(), name="me", consent="I agree.").json()["id"]
+    assert [value(scrape(served), name) for name in names] == [0, 0, 0]
+    for _ in range(3):
+        assert served.post(**{**BODY, "voice": "me", "max_frames": 1}).status_code == 200
+    assert [value(scrape(served), name) for name in names] == [1, 2, 1]
+    httpx.delete(f"{served.url}/v1/audio/voices/{voice}")
+    assert [value(scrape(served), name) for name in names] == [0, 2, 1]
 
 
 def test_the_build_and_the_process_are_told(served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -83,6 +84,12 @@ def test_an_engine_that_is_killed_ends_its_streams_with_an_error(server: tuple[s
     assert length_of(url) == expected
 
 
+def voices_looked_up(url: str) -> float:
+    """Of all front ends, as the one that is asked tells."""
+    page = httpx.get(f"{url}/metrics").text
+    return sum(map(float, re.findall(r"^sonant_voice_cache_(?:hits|misses)_total (\S+)", page, re.MULTILINE)))
+
+
 def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     """And a voice that one of them took is spoken by the others at once."""
     with server_processes(ready_s=120) as run:
@@ -95,6 +102,7 @@ def test_limits_hold_over_all_front_ends(checkpoints: Mapping[str, Path], tmp_pa
         body = {"input": "hello the world", "voice": "me", "max_frames": 3, "response_format": "pcm"}
         heard = [httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60) for _ in range(8)]  # a connection each
         assert [answer.status_code for answer in heard] == [200] * 8
+        wait_for(lambda: [voices_looked_up(url) for _ in range(6)] == [8] * 6)  # whichever is asked
         endless = {**body, "input": "hello the world. " * 200, "max_frames": 5000}
         with ExitStack() as streams:
             for _ in range(2):

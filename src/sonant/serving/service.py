@@ -26,6 +26,7 @@ from sonant.serving.observability.engine_metrics import engine_families, familie
 from sonant.serving.observability.metrics import Metrics
 from sonant.serving.observability.request_log import RequestLog, RequestRecord
 from sonant.serving.observability.tracing import tracer_for
+from sonant.serving.observability.voice_figures import VoiceFigures
 from sonant.serving.options import ServeOptions
 from sonant.serving.refused import Refused
 from sonant.serving.voices.clips import Clips
@@ -61,6 +62,7 @@ class SpeechService:
         self.link, self.options, self.names = link, options, names
         self.others = OtherModels(options.other_models) if options.other_models else None
         self.metrics = Metrics()
+        self.voices = None if names.store is None else VoiceFigures(names.store.cache, self.metrics.registry)
         self.in_flight = InFlight()
         self.log = RequestLog(tracer_for(options.otlp_endpoint))
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
@@ -157,8 +159,13 @@ class SpeechService:
         """A request is over; one that never came to its handler is counted here."""
         kind = _KINDS.get(record.route) if record.outcome is None and record.status is not None else None
         self.log.write(record)
+        self._tell_voices()
         if kind is not None:
             self.metrics.requests.labels(kind, record.outcome).inc()
+
+    def _tell_voices(self) -> None:
+        if self.voices is not None:
+            self.voices.tell()
 
     def rejected(self, error: Refused | Overloaded) -> None:
         waited = "too_late" if isinstance(error, TooLate) else "queue_full"
@@ -166,12 +173,12 @@ class SpeechService:
 
     async def metrics_text(self) -> bytes:
         """This server's page."""
-        cache = None if self.names.store is None else self.names.store.cache
+        self._tell_voices()
         if self.models:
             links = {name: service.link for name, service in self.models.items()}
-            more = families_by_model({name: (link, await link.report()) for name, link in links.items()}, cache)
+            more = families_by_model({name: (link, await link.report()) for name, link in links.items()})
         else:
-            more = engine_families(self.link, await self.link.report(), cache)
+            more = engine_families(self.link, await self.link.report())
         return await run_in_threadpool(self.metrics.text, more)
 
     async def open(

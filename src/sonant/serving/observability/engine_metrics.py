@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.observability.engine_report import Counts, EngineReport
-from sonant.voice_cache import VoiceCache
 
 GPU_FIGURES = {
     "memory_used_bytes": "GPU memory in use, by all processes",
@@ -20,12 +19,10 @@ GPU_FIGURES = {
 }
 
 
-def engine_families(link: EngineLink, report: EngineReport | None, voices: VoiceCache | None) -> Iterator[Metric]:
+def engine_families(link: EngineLink, report: EngineReport | None) -> Iterator[Metric]:
     """`report` is None while there is no engine."""
     yield GaugeMetricFamily("sonant_ready", "1 when requests are taken", float(link.ready))
     yield CounterMetricFamily("sonant_engine_restarts", "times a failed engine was loaded again", link.restarts)
-    if voices is not None:
-        yield from _voices(voices)
     if report is not None:
         yield from _state(report)
         yield from _steps(report)
@@ -33,18 +30,14 @@ def engine_families(link: EngineLink, report: EngineReport | None, voices: Voice
         yield from _gpu(report.gpu or {})
 
 
-def families_by_model(
-    engines: Mapping[str, tuple[EngineLink, EngineReport | None]], voices: VoiceCache | None
-) -> Iterator[Metric]:
-    """Of several engines: the same, with the model as a label. The voices in memory are all models'."""
+def families_by_model(engines: Mapping[str, tuple[EngineLink, EngineReport | None]]) -> Iterator[Metric]:
+    """Of several engines: the same, with the model as a label."""
     merged: dict[str, Metric] = {}
     for model, (link, report) in engines.items():
-        for family in engine_families(link, report, None):
+        for family in engine_families(link, report):
             known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             known.samples += [s._replace(labels={**s.labels, "model": model}) for s in family.samples]
     yield from merged.values()
-    if voices is not None:
-        yield from _voices(voices)
 
 
 def _state(report: EngineReport) -> Iterator[Metric]:
@@ -108,12 +101,6 @@ def _weights(report: EngineReport) -> Iterator[Metric]:
     yield CounterMetricFamily("sonant_weights_wait_seconds", waited, paged.wait_s)
     passed = "time that passes through the model took on the device, where weights are paged"
     yield CounterMetricFamily("sonant_weights_pass_seconds", passed, paged.pass_s)
-
-
-def _voices(cache: VoiceCache) -> Iterator[Metric]:
-    yield GaugeMetricFamily("sonant_voice_cache_entries", "uploaded voices in memory", float(len(cache)))
-    yield CounterMetricFamily("sonant_voice_cache_hits", "uploaded voices that were found in memory", cache.hits)
-    yield CounterMetricFamily("sonant_voice_cache_misses", "uploaded voices that came from disk", cache.misses)
 
 
 def _gpu(figures: dict[str, float]) -> Iterator[Metric]:
