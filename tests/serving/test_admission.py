@@ -16,7 +16,7 @@ from serving.conftest import Serve, Served, wait_for
 from sonant.engine.telemetry import EngineStats
 from sonant.errors import Overloaded
 from sonant.serving.api.error_responses import Refused
-from sonant.serving.limits.admission import OWN_SHARE, Admission, Ticket
+from sonant.serving.limits.admission import OWN_SHARE, Admission, RateLimit, Ticket
 from sonant.serving.options import ServeOptions
 
 ROWS, TURN_S, START_S = 8, 2.0, 0.25
@@ -40,6 +40,18 @@ def admitted(gate: Admission, client: str, stats: EngineStats, count: int, max_w
         except Refused as e:
             assert e.status == 429 and e.code == "overloaded" and e.retry_s >= 1
     return tickets
+
+
+def test_a_batch_larger_than_a_minutes_requests_is_told_when_it_will_be_taken() -> None:
+    rate = RateLimit(10)
+    rate.take("a", 0.0, 5)
+    with pytest.raises(Refused) as refused:
+        rate.take("a", 0.0, 32)
+    assert refused.value.retry_s == pytest.approx(30)
+    rate.take("a", refused.value.retry_s, 32)  # all ten that there can be, and it owes the rest
+    with pytest.raises(Refused) as refused:
+        rate.take("a", 30.0)
+    assert refused.value.retry_s == pytest.approx(23 * 6)
 
 
 def test_first_sound_is_predicted_from_rows_the_queue_and_what_is_on_its_way() -> None:

@@ -46,12 +46,13 @@ class RateLimit:
             return
         left, then_s = self._buckets.pop(client, (float(self.per_minute), now_s))
         left = min(self.per_minute, left + (now_s - then_s) * self.per_minute / 60)
-        enough = left >= min(requests, self.per_minute)
+        needed = min(requests, self.per_minute)  # of a larger batch: all that there can be, and the rest is owed
+        enough = left >= needed
         self._buckets[client] = (left - requests if enough else left, now_s)
         if len(self._buckets) > _MOST_CLIENTS:
             self._buckets.popitem(last=False)
         if not enough:
-            self._refuse(requests, left)
+            self._refuse(needed, left)
 
     def look(self, client: str, now_s: float) -> None:
         """Raises as `take` would for one request, and takes nothing."""
