@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.conftest import Serve, Served
-from serving.session_client import CONFIG
+from serving.session_client import CONFIG, SIX
 from serving.session_client import session as socket
 from serving.test_voice_routes import upload, wav
 from sonant.audio.continuity import Continuity
@@ -271,6 +271,24 @@ def test_a_front_end_without_room_for_its_counters_says_so(tmp_path: Path, monke
     assert SHARED_FOLDER not in os.environ
     share_counters(tmp_path / "metrics")
     assert os.environ[SHARED_FOLDER] == str(tmp_path / "metrics") and not list((tmp_path / "metrics").iterdir())
+
+
+def test_an_utterance_is_counted_once_however_many_of_its_sentences_are_refused(serve: Serve) -> None:
+    served = serve("endless toy", engine=SIX)
+    sentences = {
+        "bad_request": ["Lone: \ud800. ", "And \ud800. "],
+        "length": ["Hello. ", "Lone: \ud800. ", "And the world. "],
+    }
+    with socket(served) as client:
+        client.say("session.config", **CONFIG, split_granularity="sentence")
+        for said in sentences.values():
+            client.say("input.text", text="".join(said))
+            client.say("input.done")
+            client.until("session.done")
+    families = scrape(served)
+    for outcome in sentences:
+        assert value(families, "sonant_requests_total", route="stream", outcome=outcome) == 1
+    assert value(families, "sonant_requests_total", route="stream") == 2
 
 
 def test_whose_fault_it_was_is_told_apart(serve: Serve) -> None:

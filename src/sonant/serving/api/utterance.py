@@ -109,8 +109,9 @@ class UtteranceSpeaker:
                         await self._refuse(text, e)
                 if feed is not None:
                     feed.end()
-        if feed is not None:
+        if feed is not None and (self.segments or self.record.outcome is None):
             self.record.outcome = str(feed.stream.finish_reason)
+        if self.record.outcome is not None:
             self.service.metrics.requests.labels("stream", self.record.outcome).inc()
         self.record.outcome = self.record.outcome or "stop"  # of nothing
         await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
@@ -175,8 +176,7 @@ class UtteranceSpeaker:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
-        self.record.outcome = outcome_of(error)
-        self.service.metrics.requests.labels("stream", self.record.outcome).inc()
+        self.record.outcome = outcome_of(error)  # unless some of it is spoken
         await self._send_start(index, text)
         await self.send(self._error(index, error))
         await self._send_done(index, 0, failed=True)
