@@ -202,6 +202,7 @@ def test_the_reverse_proxy_lets_sound_and_websockets_through() -> None:
     text = read("nginx.conf")
     assert f"server 127.0.0.1:{DEFAULTS.port};" in text and "proxy_buffering off;" in text
     assert "proxy_set_header Upgrade $http_upgrade;" in text and "proxy_http_version 1.1;" in text
+    assert "proxy_set_header X-Forwarded-For $remote_addr;" in text  # not $proxy_add_…: the client may have sent one
     megabytes = int(re.search(r"client_max_body_size (\d+)m;", text)[1])  # type: ignore[index]
     assert megabytes << 20 >= DEFAULTS.max_body_bytes
     assert int(re.search(r"proxy_read_timeout (\d+)s;", text)[1]) > max(DEFAULTS.ws_idle_s, DEFAULTS.max_first_audio_s)  # type: ignore[index]

@@ -225,6 +225,13 @@ def test_a_key_is_in_no_log_and_no_name(roles: Served, caplog: pytest.LogCapture
     assert "voice-key" not in caplog.text
 
 
+def test_a_client_behind_a_proxy_of_this_machine_has_its_own_limits(serve: Serve) -> None:
+    served = serve("endless toy", max_requests_per_minute=1)
+    asked = [httpx.post(f"{served.url}{SPEECH}", json=BODY, headers={"x-forwarded-for": client}).status_code
+             for client in ("203.0.113.1", "203.0.113.2", "203.0.113.1")]  # fmt: skip
+    assert asked == [200, 200, 429]
+
+
 def test_an_allowed_host_is_a_name_alone() -> None:
     for host in ("https://tts.example", "tts.example:443", "tts.example/x"):
         with pytest.raises(ConfigError, match="a name alone"):
