@@ -135,6 +135,26 @@ def test_gaps_are_those_of_a_listener_at_the_speed_that_was_asked_for(monkeypatc
     assert gaps_s == {1.0: 0.0, 2.0: pytest.approx(0.25)}
 
 
+def test_who_stops_reading_for_a_while_hears_no_gap_of_ours(serve: Serve) -> None:
+    served = serve("endless toy")
+    asked = [{"type": "http.request", "body": json.dumps({**BODY, "max_frames": 40}).encode(), "more_body": False}]
+    scope = {"type": "http", "method": "POST", "path": "/v1/audio/speech", "query_string": b"", "state": {}}
+    scope["headers"] = [(b"content-type", b"application/json")]
+
+    async def receive() -> dict[str, Any]:
+        return asked.pop() if asked else await asyncio.Event().wait()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body"):
+            await asyncio.sleep(0.1)  # far longer than a frame lasts
+
+    speaking = served.server.config.loaded_app(scope, receive, send)
+    asyncio.run_coroutine_threadsafe(speaking, served.link.engine.remote.loop).result(20)
+    families = scrape(served)
+    assert value(families, "sonant_underrun_seconds_count") == 1
+    assert value(families, "sonant_underruns_total") == 0
+
+
 def test_names_and_buckets_follow_the_conventions(served: Served) -> None:
     served.post(**BODY)
     for name, family in scrape(served).items():

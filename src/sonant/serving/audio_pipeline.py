@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from concurrent.futures import Executor
 
 import numpy as np
@@ -37,7 +38,8 @@ class AudioPipeline:
         self.pace = speed  # seconds of the model's sound that are heard in one
         self.speed = SpeedChanger(source_hz, speed) if speed != 1 else None
         self.resample = StreamResampler(source_hz, target_hz) if source_hz != target_hz else None
-        self.arrivals_s: list[float] = []
+        self.held_s = 0.0  # that the client kept us waiting, reading nothing
+        self.arrivals_s: list[float] = []  # of a clock that stands still meanwhile: who plays nothing hears no gap
         self.durations_s: list[float] = []
         self.frames = 0
 
@@ -62,8 +64,14 @@ class AudioPipeline:
         given = stream.input_tokens
         return {"input_tokens": given, "output_tokens": self.frames, "total_tokens": given + self.frames}
 
+    async def sent(self, sending: Awaitable[None]) -> None:
+        """Wait for it; that is as long as the client takes to make room."""
+        began_s = time.monotonic()
+        await sending
+        self.held_s += time.monotonic() - began_s
+
     async def push(self, chunk: AudioChunk) -> bytes:
-        self.arrivals_s.append(time.monotonic())
+        self.arrivals_s.append(time.monotonic() - self.held_s)
         self.durations_s.append(len(chunk.samples) / chunk.sample_rate)
         self.frames += len(chunk.frames)
         if self._is_cheap:

@@ -198,10 +198,10 @@ class SpeechResponse(Response):
             headers["content-type"] = "text/event-stream; charset=utf-8"
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
+        await pipeline.sent(send({"type": "http.response.body", "body": first, "more_body": True}))
         self.metrics.ttfp.observe(time.monotonic() - self.started_s)
         async for data in rest:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await pipeline.sent(send({"type": "http.response.body", "body": data, "more_body": True}))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _encoded(self, stream: SpeechStream, pipeline: AudioPipeline) -> AsyncIterator[bytes]:

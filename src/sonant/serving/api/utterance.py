@@ -220,7 +220,7 @@ class UtteranceSpeaker:
 
     async def _send_bytes(self, segment: Segment, data: bytes) -> int:
         if data:
-            await self.send(data)
+            await segment.pipeline.sent(self.send(data))
             if self.first_sound_s is None:
                 self.first_sound_s = time.monotonic()
                 self.record.sounded()
