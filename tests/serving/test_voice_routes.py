@@ -99,6 +99,12 @@ def test_a_model_with_fixed_voices_takes_no_uploads(serve: Serve, tmp_path: Path
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported"
 
 
+def test_who_names_no_voice_of_a_model_that_clones_is_told_what_to_send(asserted: Served) -> None:
+    error = asserted.post(input="hello").json()["error"]
+    assert error["code"] == "voice_not_found" and error["param"] == "voice"
+    assert "ref_audio" in error["message"] and "--" not in error["message"]  # there is no command line here
+
+
 def test_without_a_folder_there_is_no_such_route(serve: Serve) -> None:
     served = serve("base")
     assert upload(served.url, wav(), name="me", consent="x").status_code == 405

@@ -259,6 +259,8 @@ class SpeechService:
         if fields.ref_audio is not None:
             text = None if fields.x_vector_only_mode else fields.ref_text
             return await self.clips.voice(engine, fields.ref_audio, text or None)
+        if fields.voice is None and not spec.voices and not spec.speaks_without_voice:
+            raise UnknownVoice("this model clones: name an uploaded voice (POST /v1/audio/voices), or send ref_audio")
         return await self._named_voice(engine, _name(fields.voice))
 
     async def _named_voice(self, engine: RemoteEngine, name: str | None) -> str | Voice | None:
