@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -36,6 +37,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "context": (tuple,),
     "live": (bool,),
     "first_audio_within_s": (int, float, type(None)),
+    "playback_speed": (int, float),
 }  # of a `SpeechRequest`
 
 
@@ -76,6 +78,7 @@ class SpeechRequest:
     context: tuple[Spoken, ...] = ()  # what was said before this text, the oldest first
     live: bool = True  # someone is listening: first sound soon, then never a gap
     first_audio_within_s: float | None = None  # who has waited so long for a row is told `Overloaded`; None: they wait
+    playback_speed: float = 1.0  # that it is heard at: who hears it faster needs it sooner; the sound is the same
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -100,6 +103,8 @@ class SpeechRequest:
             raise BadRequest(f"priority must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {self.priority}")
         if self.first_audio_within_s is not None and not self.first_audio_within_s > 0:
             raise BadRequest(f"first_audio_within_s must be over 0, not {self.first_audio_within_s}")
+        if not 0 < self.playback_speed < math.inf:
+            raise BadRequest(f"playback_speed must be over 0 and finite, not {self.playback_speed}")
 
     def _check_speakers(self) -> None:
         if self.speakers and self.voice is not None:

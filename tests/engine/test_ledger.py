@@ -65,7 +65,8 @@ def test_news_of_one_that_has_ended_reaches_nobody_else() -> None:
 
 def drawn(scheduler: Scheduler, rng: random.Random) -> Request:
     """One in the middle of its life, wherever that is."""
-    request = ask(scheduler, arrival_s=rng.random(), frames=60, live=rng.random() < 0.7, priority=rng.choice([0, 0, 1]))
+    options = {"live": rng.random() < 0.7, "priority": rng.choice([0, 0, 1]), "playback_speed": rng.choice([1.0, 1.5])}
+    request = ask(scheduler, arrival_s=rng.random(), frames=60, **options)
     scheduler.plan(0.0)
     request.state = rng.choice([State.PREFILL, State.DECODING, State.DECODING, State.DRAINING, State.LEAVING])
     request.launched = rng.randint(0, 61)

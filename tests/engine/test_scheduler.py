@@ -152,6 +152,14 @@ def test_the_listener_with_least_in_hand_draws_first() -> None:
     assert rich.row >= 0 and file.row >= 0
 
 
+def test_who_hears_it_faster_runs_dry_sooner() -> None:
+    scheduler = make(max_batch=1)
+    usual = speaking(scheduler, 0.0, 20)
+    hasty = speaking(scheduler, 0.0, 24, playback_speed=2.0)
+    assert [scheduler.slack_s(r, 1.0) for r in (usual, hasty)] == pytest.approx([1.0, 0.2])
+    assert scheduler.ledger.all_at(scheduler.plan(1.0).decoding) == [hasty]
+
+
 def test_priority_outranks_slack() -> None:
     scheduler = make(max_batch=1)
     poor = speaking(scheduler, 0.0, 11)

@@ -54,7 +54,7 @@ def ask(path: str, folder: str, rate: float, seconds: float, frames: int, crowd:
     def take(message: Any) -> None:
         nonlocal ended
         if isinstance(message, m.Done):
-            speak = (message.id, prompt, True, 0, asked_s[message.id], None, 0.0, 10.0, False)
+            speak = (message.id, prompt, True, 0, asked_s[message.id], None, 0.0, 10.0, False, 1.0)
             connection.send(m.Speak(message.id, *speak))
             connection.send(m.Arrived(message.id))
         elif isinstance(message, m.Failed):

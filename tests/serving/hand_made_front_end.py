@@ -71,7 +71,7 @@ def framed(value: object) -> bytes:
 def speak(port: EnginePort, id: int, frames: int = 5, place: int | None = None) -> m.Speak:
     sampling = Sampling(stop_chance=0.0)
     prompt = port.engine.prompter.prompt(SpeechRequest(text="hello", seed=3, max_frames=frames, sampling=sampling))
-    return m.Speak(id, place, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False)
+    return m.Speak(id, place, to_wire(prompt), True, 0, time.monotonic(), None, 0.0, None, False, 1.0)
 
 
 def speaks_still(port: EnginePort) -> None:

@@ -86,6 +86,17 @@ def test_speed_changes_the_length(served: Served) -> None:
     assert abs(len(fast.content) / (2 * 24000) - 6 * 0.08) < 0.06
 
 
+def test_an_engine_knows_how_fast_its_sound_is_heard(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hears it twice as fast has half as long until they run dry."""
+    engine, asked = served.supervisor.engine, list[float]()
+    assert engine is not None
+    post = engine.loop.post
+    monkeypatch.setattr(engine.loop, "post", lambda request: asked.append(request.playback_speed) or post(request))
+    for speed in (2.0, None):
+        assert served.post(**BODY, speed=speed).status_code == 200
+    assert asked == [2.0, 1.0]
+
+
 def test_openai_clients(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
     options = {"model": "tts-1", "voice": "echo", "input": "hello the world"}

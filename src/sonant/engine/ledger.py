@@ -30,7 +30,7 @@ _SHOWN = {
 }  # fmt: skip
 _FIXED = {
     "live": np.bool_, "priority": np.int64, "variant": np.int64, "arrival_s": np.float64, "step_limit": np.int64,
-    "prefill_length": np.int64, "keeps_frames": np.bool_,
+    "playback_speed": np.float64, "prefill_length": np.int64, "keeps_frames": np.bool_,
 }  # fmt: skip
 _FEWEST = 64
 OFFLINE_SLACK_S = 5.0  # of who only wants a file, for whom nobody runs dry
@@ -66,6 +66,7 @@ class Ledger:
     variant: Column
     arrival_s: Column
     step_limit: Column
+    playback_speed: Column
     prefill_length: Column
     keeps_frames: Column
     _counted: Column  # all that steps count, of which each has a row
@@ -109,7 +110,8 @@ class Ledger:
 
     def dry_s(self, places: Places, frame_s: float) -> Column:
         """When each listener will have heard all that was vocoded; -inf: they have heard nothing yet."""
-        return self.first_audio_s[places] + self.heard_s[places] + self.vocoded[places] * frame_s
+        sound_s = self.heard_s[places] + self.vocoded[places] * frame_s
+        return self.first_audio_s[places] + sound_s / self.playback_speed[places]
 
     def slacks_s(self, places: Places, now_s: float, frame_s: float) -> Column:
         """How much sound each listener still has buffered."""

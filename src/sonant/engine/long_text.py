@@ -252,7 +252,7 @@ class LongText:
         unread_s = 0.0
         if self.live and self.clock is not None and self.clock.request.first_audio_s is not None:
             now_s, began_s, heard_s = time.monotonic(), self.clock.request.first_audio_s, self._heard_s(self.clock)
-            if self._unfinished() or heard_s > now_s - began_s:
+            if self._unfinished() or heard_s / request.playback_speed > now_s - began_s:
                 request.continue_stream(began_s, heard_s)
                 return
             unread_s = 0.0 if self.listener is None else self.listener.unread_s

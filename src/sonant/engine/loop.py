@@ -303,7 +303,7 @@ class StepLoop:
     def _count_ahead(self, request: Request, new_frames: int, now_s: float) -> None:
         before_s = request.heard_s + (request.emitted - new_frames) * self.scheduler.spec.frame_s
         if request.live and request.first_audio_s is not None and before_s > 0:
-            ahead_s = before_s - (now_s - request.first_audio_s)
+            ahead_s = before_s - (now_s - request.first_audio_s) * request.playback_speed
             self.runner.telemetry.frames_ahead.add(max(0.0, ahead_s / self.scheduler.spec.frame_s))
 
     def _retire(self, request: Request) -> None:

@@ -106,6 +106,10 @@ class Request:
         return self.speech.priority
 
     @property
+    def playback_speed(self) -> float:
+        return self.speech.playback_speed
+
+    @property
     def variant(self) -> int:
         return self.prompt.variant
 
@@ -141,6 +145,10 @@ class Request:
     def went_wrong(self) -> bool:
         bad_from = self.prompt.bad_from
         return self.on_trial and bad_from is not None and (self.total or 0) >= bad_from
+
+    def dry_s(self, first_audio_s: float, frame_s: float) -> float:
+        """When its listener, who began to hear then, will have heard all that was vocoded."""
+        return first_audio_s + (self.heard_s + self.vocoded * frame_s) / self.playback_speed
 
     # Before its row
 

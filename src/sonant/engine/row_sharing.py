@@ -71,7 +71,7 @@ class RowSharing:
             return request.since_s + OFFLINE_SLACK_S
         if first_s is None:
             return max(request.arrival_s, request.since_s)
-        dry_s = first_s + request.heard_s + request.vocoded * self.frame_s
+        dry_s = request.dry_s(first_s, self.frame_s)
         # Who has long been dry and had a row meanwhile waits for one only since then.
         return dry_s if request.row >= 0 else max(dry_s, request.since_s)
 

@@ -109,7 +109,7 @@ class Scheduler:
             return OFFLINE_SLACK_S
         if request.first_audio_s is None:
             return float("-inf")
-        return request.first_audio_s + request.heard_s + request.vocoded * self.frame_s - now_s
+        return request.dry_s(request.first_audio_s, self.frame_s) - now_s
 
     def _plan_prefill(self, plan: Plan, sitting: Places, now_s: float) -> None:
         pending = self.ledger.all_at(sitting[self.ledger.state[sitting] == State.PREFILL])

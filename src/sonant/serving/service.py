@@ -218,7 +218,7 @@ class SpeechService:
         self, engine: RemoteEngine, fields: SpeechFields, form: str, *, streaming: bool
     ) -> AudioPipeline:
         """At the rate that the client asks for, else at the model's own."""
-        own_hz, speed = engine.sample_rate, 1.0 if fields.speed is None else fields.speed
+        own_hz, speed = engine.sample_rate, fields.playback_speed
         rate_hz = fields.sample_rate or carried_rate_hz(form, own_hz)
         arguments = (form, own_hz, rate_hz, speed, streaming, self.executor)
         if form in _QUICK_FORMATS and speed == 1 and rate_hz == own_hz:
@@ -244,6 +244,7 @@ class SpeechService:
             live=live,
             # Who only wants a file waits for as long as their client does.
             first_audio_within_s=self.options.max_first_audio_s if live else None,
+            playback_speed=fields.playback_speed,
         )
 
     async def _voice(self, engine: RemoteEngine, fields: SpeechFields) -> str | Voice | None:

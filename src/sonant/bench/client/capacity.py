@@ -1,8 +1,8 @@
 """The most listeners that a server holds, and how sure that is.
 
 A quick probe of each load finds where it breaks: doubling, then halving the interval. Then the best load is confirmed
-with as many requests as the confidence needs: with 99 % asked for at 95 % confidence, 436 without a single bad one, since
-up to four looks share the chance to be wrong (299 where there is one look only). A load that cannot be confirmed is
+with as many requests as the confidence needs: with 99 % asked for at 95 % confidence, 436 without a single bad one, as
+up to four looks share the chance of being wrong (299 where there is only one). A load that cannot be confirmed is
 lowered until one can.
 """
 
@@ -139,7 +139,7 @@ class Search:
         return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
 
     def _confirm(self, listeners: int) -> bool:
-        """Adds requests for as long as the bad ones leave hope. Each look might be wrong: they share the chance of it."""
+        """Adds requests for as long as the bad ones leave hope. Each look may be wrong: they share the chance of it."""
         looks = self._looks(listeners)
         promise = replace(self.promise, confidence=1 - (1 - self.promise.confidence) / looks)
         total = (0, 0, 0)

@@ -109,6 +109,10 @@ class SpeechFields(Closed):
         self.lang_code = None  # so that an item's code goes before its batch's language
         return self
 
+    @property
+    def playback_speed(self) -> float:
+        return 1.0 if self.speed is None else self.speed
+
     def check_ref_text(self) -> None:
         if self.ref_text is not None and self.ref_audio is None and self.speakers is None:
             raise BadRequest("ref_text is what ref_audio says, and there is no ref_audio; send both, or neither")

@@ -140,7 +140,7 @@ class UtteranceSpeaker:
             return None
         if self.first_sound_s is None:
             return 0.0
-        buffered_s = self.sound_s - (time.monotonic() - self.first_sound_s)
+        buffered_s = self.sound_s / self.config.playback_speed - (time.monotonic() - self.first_sound_s)
         return max(0.0, buffered_s - _EAGER_BELOW_S)
 
     async def _open(self, engine: RemoteEngine, resources: ExitStack) -> TextFeed:

@@ -151,8 +151,13 @@ class FrontEndPeer:
         try:
             prompt = from_wire(ask.prompt, engine.prompter.layout)
             engine.prompter.check(prompt)
-            within_s = ask.first_audio_within_s
-            speech = SpeechRequest(text="", live=ask.live, priority=ask.priority, first_audio_within_s=within_s)
+            speech = SpeechRequest(
+                text="",
+                live=ask.live,
+                priority=ask.priority,
+                first_audio_within_s=ask.first_audio_within_s,
+                playback_speed=ask.playback_speed,
+            )
             sink = PeerSink(self, ask.id, ask.wants_frames)
             delay_steps, keeps_frames = engine.spec.delay_steps, ask.wants_frames
             request = Request(speech, prompt, sink, ask.arrival_s, delay_steps, keeps_frames=keeps_frames)

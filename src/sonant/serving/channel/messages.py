@@ -87,6 +87,7 @@ class Speak(Message):
     heard_s: float  # … and how much they have been given
     first_audio_within_s: float | None  # who has waited so long for a row is told to come back
     wants_frames: bool  # and not only their count
+    playback_speed: float
 
 
 class Heard(Message):

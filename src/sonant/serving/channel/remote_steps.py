@@ -64,6 +64,7 @@ class RemoteSteps:
             request.heard_s,
             speech.first_audio_within_s,
             self.spec.context_segments > 0,
+            speech.playback_speed,
         )
         self._requests[id], self._ids_of[request] = request, id
         self._send(message, in_haste=True)
