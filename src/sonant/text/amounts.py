@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 
 from sonant.text import numbers
 from sonant.text.full_stop import word_set
@@ -67,6 +68,18 @@ _NOT_COUNTED = word_set(
 _DENOMINATORS = frozenset({2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100})
 
 
+# How long numbers that count nothing are dealt out; others by fours.
+_CODE_GROUPS = {3: (3,), 5: (5,), 6: (3, 3), 7: (3, 4), 9: (3, 3, 3), 10: (3, 3, 4), 11: (1, 3, 3, 4)}
+# What has a number for its name, and is no count of anything.
+_NUMBERED = (
+    r"(?i:(?:pass|zip |area |security |access |verification |confirmation |tracking |post)?code|pin|otp|zip|id|"
+    r"(?:order|case|account|ticket|invoice|tracking|confirmation|reference|phone|fax|booking|policy|member|serial|card)"
+    r" (?:number|no\.|id))(?: is|:)?|(?i:account|ticket|invoice|tracking|extension)"
+)
+# … of as many digits as follow: "The code is 5000 lines" counts, and so do "12345678901 km".
+_COUNTS_NOTHING = rf"(?![\w/-]|[.,:]\d|\s?(?:[£€¥₹¢%°]|(?:{_UNIT})(?!\w))| [a-z]+s\b)"
+
+
 def _is_one(number: str) -> bool:
     return number in ("1", "1.0")
 
@@ -122,6 +135,13 @@ def telephone(match: re.Match[str]) -> str:
     return ("plus " if match[0].startswith("+") else "") + ", ".join(numbers.digits(g) for g in groups)
 
 
+def code(match: re.Match[str]) -> str:
+    digits = match["digits"]
+    sizes = _CODE_GROUPS.get(len(digits), (4,) * (-(-len(digits) // 4)))
+    ends = list(accumulate(sizes, initial=0))
+    return match["name"].replace("#", "number ") + ", ".join(numbers.digits(digits[a:b]) for a, b in pairwise(ends))
+
+
 def decade(match: re.Match[str]) -> str:
     n = int(match[1])
     return numbers.plural(numbers.year(n) if n >= 1000 else numbers.count(n))
@@ -158,6 +178,8 @@ RULES: tuple[TextRule, ...] = (
     (re.compile(r"(?<![\w.,-])\d+(?:-\d+){2,}(?![\w-])"), telephone),  # no range has three ends: a code, an ISBN
     (re.compile(r"(?<![\w.,-])(?:0\d{1,4}(?: \d{2,4}){2,4}|(?!19|20)\d{4}(?: \d{4}){3})(?![\w-]| \d)"), telephone),
     (re.compile(r"(?<=[Cc]all |[Dd]ial )(?:000|101|11[0-9]|311|[49]11|988|999)(?![\w,.-]*\d)"), telephone),
+    (re.compile(rf"\b(?P<name>(?:{_NUMBERED}) #?)(?P<digits>\d{{3,19}}){_COUNTS_NOTHING}"), code),
+    (re.compile(rf"(?<![\w.,$£€¥₹-])(?P<name>)(?P<digits>\d{{10,19}})(?<!000){_COUNTS_NOTHING}"), code),
     (
         re.compile(
             rf"(?<!\w)(?P<sign>[$£€¥₹])(?P<low>{NUMBER})\s?(?:-|to)\s?(?P=sign)?(?P<high>{NUMBER})"
