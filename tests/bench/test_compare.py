@@ -43,6 +43,8 @@ def test_the_same_server_twice_is_no_difference(seed: int) -> None:
 def test_little_data_is_unclear_and_not_a_win() -> None:
     found = verdicts(noisy_run(1, requests=6), noisy_run(2, requests=6, slow=0.9))
     assert set(found.values()) == {Verdict.UNCLEAR}
+    told = table(compare(noisy_run(1, requests=6), noisy_run(2, requests=6, slow=0.9)))
+    assert told.splitlines()[-1].startswith("too few requests, or too much noise, to tell a regression over 3 %")
 
 
 def test_a_difference_too_small_to_matter() -> None:

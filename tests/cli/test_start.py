@@ -140,6 +140,15 @@ def test_streams_may_be_closed() -> None:
         assert (done.returncode, done.stdout) == (code, "") and "Traceback" not in done.stderr, line
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_no_room_for_what_is_printed_is_told_in_one_line() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(sonant.__file__).parents[1])}
+    command = [sys.executable, "-m", "sonant.cli.main", "voices"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "sonant: no room to write what is printed\n")
+
+
 def every_command(commands: tuple[Command, ...] = COMMANDS, *before: str) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for command in commands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -89,9 +90,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at its end, and would complain there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        _leave_stdout()
+        print(f"sonant: no room to write {e.filename or 'what is printed'}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _leave_stdout() -> None:
+    """The interpreter flushes it once more at its end, and would complain there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -164,7 +164,8 @@ class Counted:
         self.name = name
 
     def __get__(self, request: Request, owner: type) -> int:
-        return int(getattr(request.ledger, self.name)[request.place]) if request.ledger is not None else 0
+        ledger, place = request.ledger, request.place  # Once: the step thread may let go of them meanwhile.
+        return int(getattr(ledger, self.name)[place]) if ledger is not None else 0
 
     def __set__(self, request: Request, value: int) -> None:
         getattr(request.ledger, self.name)[request.place] = value

@@ -110,6 +110,8 @@ def table(result: Comparison) -> str:
         )
     worse = sum(c.verdict is Verdict.WORSE for c in result.changes)
     end = f"{worse} regressions" if worse else "no regression"
+    if all(c.verdict is Verdict.UNCLEAR for c in result.changes):
+        end = "too few requests, or too much noise, to tell a regression"
     end += f" over {100 * result.threshold:g} %, at {100 * result.confidence:g} % confidence for the whole table"
     return "\n".join([grid(rows), *result.remarks, end])
 
