@@ -111,7 +111,7 @@ def check_logits(engine: Engine, truth: Qwen3TTS, rows: list[int], variants: dic
     for name, patches in variants.items():
         with patched(patches), pytest.MonkeyPatch.context() as monkeypatch:
             errors = worst(engine, truth, sorted(rows), monkeypatch)
-        print(f"logits, {name}: {({size: round(error, 4) for size, error in errors.items()})}", flush=True)
+        print(f"logits, {name}: { ({size: round(error, 4) for size, error in errors.items()}) }", flush=True)
 
 
 def main() -> None:

@@ -207,9 +207,7 @@ def time_products(device: torch.device, rows: list[int]) -> None:
             told = f"{best.m}x{best.n}x{best.k} {best.warps}w {best.stages}s /{best.splits}"
             floor = 2 * product.weight.numel() / 4.3e6
             figures = (f"{us[n]:.2f}" if n in us else "" for n in names)
-            lines.append(
-                (where, str(count), f"{floor:.1f}", *figures, f"{lt:.2f}", f"{tried.get(best, 0):.2f}", told)
-            )
+            lines.append((where, str(count), f"{floor:.1f}", *figures, f"{lt:.2f}", f"{tried.get(best, 0):.2f}", told))
     print(grid(lines), flush=True)
 
 

@@ -161,9 +161,7 @@ def test_random_arrivals_lengths_and_aborts(tiny_checkpoints: Mapping[str, Path]
 
 @given(traffic)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_many_more_of_them_on_the_family_that_costs_little(
-    tiny_checkpoints: Mapping[str, Path], met: Traffic
-) -> None:
+def test_many_more_of_them_on_the_family_that_costs_little(tiny_checkpoints: Mapping[str, Path], met: Traffic) -> None:
     speak_through(TOY, tiny_checkpoints, met)
 
 

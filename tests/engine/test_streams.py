@@ -218,9 +218,7 @@ class Refuses:
 
 
 @pytest.mark.parametrize("refused", [("push",), ("push", "fail"), ("finish",), ("finish", "fail")], ids=" and ".join)
-def test_a_listener_who_cannot_be_given_their_sound_ends_alone(
-    make_any: MakeEngine, refused: tuple[str, ...]
-) -> None:
+def test_a_listener_who_cannot_be_given_their_sound_ends_alone(make_any: MakeEngine, refused: tuple[str, ...]) -> None:
     engine = make_any(max_rows=2)
     expected = engine.speak(TEXT, seed=2, max_frames=12).frames
     neighbour = engine.stream(TEXT, seed=2, max_frames=12)

@@ -74,9 +74,7 @@ def stepped(
     return given.logits
 
 
-def worst(
-    engine: Engine, truth: Qwen3TTS, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> dict[int, float]:
+def worst(engine: Engine, truth: Qwen3TTS, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """The largest relative error of any row's logits for any code, by batch size."""
     assert isinstance(engine.model, Qwen3TTS)
     engine.close()

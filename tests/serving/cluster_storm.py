@@ -217,9 +217,10 @@ def replace_outcomes(crowd: Crowd) -> Crowd:
 
 
 async def length_of(crowd: Crowd) -> int:
-    async with new_session() as session, session.post(
-        f"{crowd.url}/v1/audio/speech", json={**crowd.body, "stream": False}
-    ) as answer:
+    async with (
+        new_session() as session,
+        session.post(f"{crowd.url}/v1/audio/speech", json={**crowd.body, "stream": False}) as answer,
+    ):
         assert answer.status == 200, await answer.text()
         return len(await answer.read())
 

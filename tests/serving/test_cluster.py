@@ -45,9 +45,7 @@ def setup(checkpoints: Mapping[str, Path]) -> ReplicaSetup:
         port=8771, log_level="warning", drain_s=20.0, api_keys=("the key",), other_models=("large=/models/large",)
     )
     budget = EngineConfig(budget_s=0.08 * (FRAMES - 1), budget_s_per_token=1e-4)
-    return ReplicaSetup(
-        folder=checkpoints["endless"], model=ModelOptions(device="cpu"), serving=serving, engine=budget
-    )
+    return ReplicaSetup(folder=checkpoints["endless"], model=ModelOptions(device="cpu"), serving=serving, engine=budget)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +164,7 @@ def test_another_model_is_another_application_below_a_path(
         serve.delete("large")
 
 
-def test_what_is_killed_comes_back_and_a_new_version_lets_nobody_down(
-    pair: Cluster, setup: ReplicaSetup
-) -> None:
+def test_what_is_killed_comes_back_and_a_new_version_lets_nobody_down(pair: Cluster, setup: ReplicaSetup) -> None:
     crowd = Crowd(pair.url, FRAMES, SOUND_BYTES, headers={"authorization": "Bearer the key"})
 
     def kill_replica() -> None:

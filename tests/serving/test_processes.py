@@ -60,7 +60,7 @@ def test_counters_are_those_of_all_front_ends(server: tuple[subprocess.Popen[str
 
     def spoken() -> float:
         lines = urllib.request.urlopen(f"{url}/metrics").read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith('sonant_requests_total{'))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("sonant_requests_total{"))
 
     before = spoken()
     for _ in range(8):

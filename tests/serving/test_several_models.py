@@ -112,9 +112,7 @@ def test_listings_know_all_models(both: Both) -> None:
 
 def test_a_voice_is_its_own_models(both: Both) -> None:
     voice = _voice(both, "toy")
-    mine, others = (
-        httpx.get(f"{both.url}/v1/audio/voices", params={"model": name}).text for name in ("toy", "small")
-    )
+    mine, others = (httpx.get(f"{both.url}/v1/audio/voices", params={"model": name}).text for name in ("toy", "small"))
     assert voice in mine and voice not in others
     refused = httpx.post(f"{both.url}/v1/audio/speech", json={**BODY, "model": "small", "voice": voice})
     assert refused.status_code == 400

@@ -107,9 +107,7 @@ def test_many_writers_give_no_name_twice_and_lose_nothing(url: str, tmp_path: Pa
 
 
 @needs_server
-def test_a_lease_that_was_left_behind_is_taken_over(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_was_left_behind_is_taken_over(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(url, tmp_path)
     store.index.bucket.put(LEASE, b"of one that was killed")  # type: ignore[attr-defined]
     monkeypatch.setattr(bucket_index, "LEASE_S", 0.3)

@@ -56,9 +56,7 @@ class Engine(Intake):
         self.weight_floor = None if paging is None else measured_floor(runner, paging.plan)
         self.loop = StepLoop(runner, config, sleeper)
         room = self.loop.pool.total * config.block_tokens
-        super().__init__(
-            model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room)
-        )
+        super().__init__(model.prompter, config, self.loop, min(config.max_positions, model.spec.max_positions, room))
         self._clones = VoiceCache(_REMEMBERED_CLIPS)
         self._paging = paging
 

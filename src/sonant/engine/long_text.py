@@ -39,8 +39,6 @@ OFFLINE_PARTS_AT_ONCE = 4
 logger = logging.getLogger(__name__)
 
 
-
-
 @dataclass(frozen=True)
 class _Clock:
     """When the listener last began to hear, and what had been given before."""

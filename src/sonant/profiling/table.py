@@ -66,9 +66,7 @@ def _needless(report: ProfileReport) -> str:
 def _kernel_rows(report: ProfileReport) -> list[tuple[str, ...]]:
     """By the time that they add to the step, not by their durations, which overlap."""
     step = report.metrics["step_us"]
-    return [
-        (k.name, times(k.count), f"{k.us:,.1f}", f"{100 * k.us / step:.1f} %") for k in report.kernels[:_LARGEST]
-    ]
+    return [(k.name, times(k.count), f"{k.us:,.1f}", f"{100 * k.us / step:.1f} %") for k in report.kernels[:_LARGEST]]
 
 
 def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:

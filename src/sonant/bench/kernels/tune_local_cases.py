@@ -94,6 +94,4 @@ def local_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None =
             if s.tokens > 1:
                 steps = min(s.context, rows)
                 where, sequences = f"{s.name} attention, o", rows // steps
-                yield LocalOutCase(
-                    where, rows, sequences, steps, s.heads, s.kv_heads, s.head_dim, s.hidden, quantize
-                )
+                yield LocalOutCase(where, rows, sequences, steps, s.heads, s.kv_heads, s.head_dim, s.hidden, quantize)

@@ -74,9 +74,7 @@ class Outcome:
 
 
 class Fleet:
-    def __init__(
-        self, engine: EngineTimes, replicas: int, *, host: HostTimes | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, engine: EngineTimes, replicas: int, *, host: HostTimes | None = None, seed: int = 0) -> None:
         """`host`: whose cores the replicas share; None: each engine has its own device."""
         self.engine, self.host = engine, host
         carriers = Session()

@@ -24,9 +24,7 @@ COMMANDS = (
         "read a trace of torch.profiler (JSON, gzip) or Nsight Systems (SQLite) and say what it wastes",
         "sonant.cli.profile.read",
     ),
-    Command(
-        "diff", "compare two traces or reports: what fell, what rose, how sure it is", "sonant.cli.profile.diff"
-    ),
+    Command("diff", "compare two traces or reports: what fell, what rose, how sure it is", "sonant.cli.profile.diff"),
     Command(
         "attach",
         "record steps of a running server that was started with --debug-profile on",

@@ -56,9 +56,7 @@ class DualLayer(nn.Module):
         self.widen, self.narrow = DualWiden(self), DualNarrow(self)
         self.eps = shape.eps
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split | None = None) -> Tensor:
         """Every position is a row of codes, or goes by its own side of a split."""
         if split is not None:
             return self._forward_split(x, cos, sin, context, split)

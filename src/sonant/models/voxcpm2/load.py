@@ -25,9 +25,7 @@ def load(
 ) -> VoxCPM2:
     prompter = load_prompter(folder, options)
     config, weights = prompter.config, open_weights(folder)
-    decoder, encoder = load_vae(
-        folder, config.vae, device, codec_dtype, patch_size=config.patch_size, host=host
-    )
+    decoder, encoder = load_vae(folder, config.vae, device, codec_dtype, patch_size=config.patch_size, host=host)
     with torch.device("meta"):
         empty = VoxCPM2Modules(config)
     model = allocate(empty, device, dtype, host, (*stack_lanes(empty), text_table(empty)), quantize=options.quantize)

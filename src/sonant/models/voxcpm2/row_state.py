@@ -36,9 +36,7 @@ def settle(memory: Memory) -> None:
     rows["status"].fill_(Status.STOPPED)  # frozen until a prefill readies the row
 
 
-def start_rows(
-    memory: Memory, rows: Tensor, lengths: Tensor, inputs: Tensor, audio: Tensor, before: Tensor
-) -> None:
+def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, inputs: Tensor, audio: Tensor, before: Tensor) -> None:
     """Ready rows [B] to decode from their prompts' last positions; the scratch row may be among them.
 
     inputs [B, hidden] are what stands there, `audio` [B] whether that is a patch, and `before` which one, or zeros.

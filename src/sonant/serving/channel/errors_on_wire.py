@@ -6,9 +6,7 @@ from sonant import errors
 from sonant.serving.refused import Refused
 
 _KNOWN = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, errors.SonantError)
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.SonantError)
 }
 
 

@@ -61,9 +61,7 @@ class BodyBudget:
 class BodyReader:
     """A request's `receive`, counted. `admit` raises what would refuse the request, before a large body is read."""
 
-    def __init__(
-        self, receive: Receive, budget: BodyBudget, client: str, max_bytes: int, admit: Admit
-    ) -> None:
+    def __init__(self, receive: Receive, budget: BodyBudget, client: str, max_bytes: int, admit: Admit) -> None:
         self.receive, self.budget, self.client, self.max_bytes, self.admit = receive, budget, client, max_bytes, admit
         self.seen_bytes = 0
         self.taken_bytes = 0  # of the budget

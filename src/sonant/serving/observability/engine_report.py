@@ -56,9 +56,7 @@ class EngineReporter:
             warm_share=engine.warm_share,
             frame_s=engine.spec.frame_s,
             phase_s={phase: _counts(telemetry.phase_s[phase]) for phase in STEP_PHASES},
-            tallies={
-                name: _counts(tally) for name, tally in vars(telemetry).items() if isinstance(tally, Tally)
-            },
+            tallies={name: _counts(tally) for name, tally in vars(telemetry).items() if isinstance(tally, Tally)},
             gpu=self._gpu.read(),
             front_ends=len(port.peers),
             broken_channels=port.broken,

@@ -56,7 +56,6 @@ class BrokenStreams(logging.Filter):
         return True
 
 
-
 def configure_logging(level: str, form: LogFormat) -> None:
     """For the whole process, on stderr."""
     handler = logging.StreamHandler()

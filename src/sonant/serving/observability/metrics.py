@@ -46,9 +46,7 @@ class Metrics:
         self.aborted = Counter(
             "sonant_aborted", "streams and sessions cut off after they began, by reason", ["reason"], registry=r
         )
-        self.sessions = Gauge(
-            "sonant_sessions", "WebSockets that are open", multiprocess_mode="livesum", registry=r
-        )
+        self.sessions = Gauge("sonant_sessions", "WebSockets that are open", multiprocess_mode="livesum", registry=r)
         self.audio = Counter("sonant_audio_seconds", "seconds of sound made for clients", registry=r)
         self.ttfp = Histogram(
             "sonant_ttfp_seconds", "from a request, or a clause of a session, to the first sound on the wire",
