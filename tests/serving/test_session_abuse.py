@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 
 from serving.conftest import Serve, Served, wait_for
 from serving.session_client import CONFIG, SIX, events, session, sound
+from sonant.serving.api import speech_session
 
 TEXT, BINARY, CLOSE, PING, CONTINUED, FIN = 0x1, 0x2, 0x8, 0x9, 0x0, 0x80
 
@@ -144,7 +145,11 @@ def test_thousands_of_tiny_pieces_are_one_utterance(served: Served) -> None:
     assert told[0]["sentence_text"] == text.strip()
 
 
-def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(served: Served) -> None:
+def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speech_session, "MAX_WAITING_CHARS", 100)
+    monkeypatch.setattr(speech_session, "MAX_QUEUED_UTTERANCES", 32)
     with session(served) as client:
         client.say("session.config", **CONFIG, split_granularity="sentence")
         client.say("input.text", text="Go on. " * 40)
@@ -157,7 +162,22 @@ def test_thousands_of_sentences_at_once_are_held_back_and_all_spoken(served: Ser
     assert told[0]["total_sentences"] == 40
 
 
-def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve) -> None:
+def test_a_client_that_writes_a_chapter_ahead_has_its_pings_answered(serve: Serve) -> None:
+    """As clients send them by default; one that is not answered closes the session."""
+    served = serve("endless toy", engine=SIX)
+    with session(served, ping_interval=0.2, ping_timeout=0.5) as client:
+        client.say("session.config", **CONFIG, split_granularity="sentence")
+        for _ in range(40):
+            client.say("input.text", text="Hello the world. " * 50)
+        client.say("input.done")
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            client.hear()
+        client.say("session.close")
+
+
+def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech_session, "MAX_QUEUED_UTTERANCES", 32)
     served = serve("endless toy", engine=SIX)
     config = served.server.config
     config.ws_ping_interval = 0.05
@@ -173,8 +193,11 @@ def test_who_is_held_back_or_slow_to_read_is_not_taken_for_gone(serve: Serve) ->
     assert [m["utterance_index"] for m in told if m["type"] == "session.done"] == list(range(40))
 
 
-def test_who_wrote_far_ahead_and_hangs_up_is_no_error_of_ours(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_wrote_far_ahead_and_hangs_up_is_no_error_of_ours(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is read of one who is held back, so that only what is sent to them shows that they are gone."""
+    monkeypatch.setattr(speech_session, "MAX_QUEUED_UTTERANCES", 32)
     served = serve("endless toy", engine=SIX)
     said = [{"type": "session.config", **CONFIG}]
     said += [{"type": "input.text", "text": "Hello the world. "}, {"type": "input.done"}] * 60

@@ -33,7 +33,9 @@ from sonant.serving.service import SpeechService
 
 CONFIG_S = 10.0  # for the first message
 MAX_TEXT_MESSAGE_CHARS = 128 * 1024
-MAX_QUEUED_UTTERANCES = 32
+# What may wait to be spoken before no more is read. It is ample: with the text a client's pings are not read either, and
+# many clients give up when nobody answers those for 20 s.
+MAX_WAITING_CHARS, MAX_QUEUED_UTTERANCES = 256 * 1024, 256
 
 CLOSED, POLICY, TOO_BIG, FAILED, RESTARTING, TRY_LATER = 1000, 1008, 1009, 1011, 1012, 1013
 
@@ -134,7 +136,7 @@ class SpeechSession:
 
     async def _read(self, engine: EngineConfig) -> None:
         while not self.closing:
-            while self._is_full(engine.max_text_chars):
+            while self._is_full():
                 self.changed.clear()
                 await self.changed.wait()
             try:
@@ -144,11 +146,11 @@ class SpeechSession:
                     raise SessionEnd(POLICY, str(e), "invalid_message") from None
                 await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
 
-    def _is_full(self, max_chars: int) -> bool:
+    def _is_full(self) -> bool:
         """Whether what has come should be spoken before more is read."""
         ready = [u for u in self.queue if u.complete or u.config.split_granularity != "none"]
         waiting = sum(u.splitter.buffered_chars for u in ready)
-        return waiting >= max_chars or len(self.queue) > MAX_QUEUED_UTTERANCES
+        return waiting >= MAX_WAITING_CHARS or len(self.queue) > MAX_QUEUED_UTTERANCES
 
     async def _receive(self) -> str | None:
         """The next message; None: it was binary."""
