@@ -33,8 +33,8 @@ from sonant.serving.service import SpeechService
 
 CONFIG_S = 10.0  # for the first message
 MAX_TEXT_MESSAGE_CHARS = 128 * 1024
-# What may wait to be spoken before no more is read. It is ample: with the text a client's pings are not read either, and
-# many clients give up when nobody answers those for 20 s.
+# What may wait to be spoken before no more is read. It is ample: with the text a client's pings are not read either,
+# and many clients give up when nobody answers those for 20 s.
 MAX_WAITING_CHARS, MAX_QUEUED_UTTERANCES = 256 * 1024, 256
 
 CLOSED, POLICY, TOO_BIG, FAILED, RESTARTING, TRY_LATER = 1000, 1008, 1009, 1011, 1012, 1013
