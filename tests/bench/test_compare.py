@@ -112,6 +112,6 @@ def test_a_live_server_that_was_made_slower_is_found() -> None:
 
         return Run(TARGET, {}, [asyncio.run(run())], {}, 2, "now")
 
-    before, again, slower = measure(0.06), measure(0.06), measure(0.066)
+    before, again, slower = measure(0.06), measure(0.06), measure(0.09)
     assert verdicts(before, slower)["TTFP"] is Verdict.WORSE
     assert not compare(before, again).regressed

@@ -76,7 +76,7 @@ def test_threads_may_submit_at_the_same_time(any_engine: Engine) -> None:
 def test_abort_frees_the_row_soon_and_keeps_what_was_heard(any_engine: Engine) -> None:
     stream = any_engine.stream(TEXT, seed=1, max_frames=400)
     first = stream.read()
-    assert first is not None and len(first.samples) == any_engine.model.spec.samples_per_frame
+    assert first is not None and 0 < len(first.frames) < 400
     stream.abort()
     wait_until_idle(any_engine, 1.0)
     list(stream)

@@ -94,12 +94,12 @@ class EngineSupervisor:
 
     def _serve(self, engine: Engine) -> None:
         """Until it ends."""
-        port = EnginePort(engine, self.path, self.admission, self.restarts)
+        self._engine, self.trouble = engine, None
+        if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
+            self.drain()
+            return engine.close()
+        port = EnginePort(engine, self.path, self.admission, self.restarts)  # a front end that finds it finds an engine
         try:
-            self._engine, self.trouble = engine, None
-            if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
-                self.drain()
-                return engine.close()
             return engine.join()
         finally:
             port.close()
