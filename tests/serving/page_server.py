@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from serving.conftest import wait_for
 from sonant.audio.pcm import pcm16
@@ -41,6 +42,7 @@ class PageServer:
     script: Script = ()  # of every request from now on
     bodies: list[dict[str, Any]] = field(default_factory=list)  # of the requests for speech so far
     speaking: int = 0  # requests that have not ended
+    missing: str = ""  # a path that nothing comes of
 
     def url(self, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}"
@@ -73,7 +75,11 @@ def page_server() -> Iterator[PageServer]:
         served.bodies.append(body)
         return StreamingResponse(served.pieces(served.script), media_type="audio/pcm", headers={"x-seed": SEED})
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        there = scope.get("path") != served.missing
+        await (app if there else Response(status_code=503))(scope, receive, send)
+
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)

@@ -204,3 +204,15 @@ def test_every_figure_is_explained_and_every_control_has_a_name(server: PageServ
         nameless = """() => [...document.querySelectorAll("button, input, select, textarea")].filter(
             (e) => !(e.labels?.length || e.getAttribute("aria-label") || e.textContent.trim())).map((e) => e.id)"""
         assert page.evaluate(nameless) == []
+
+
+def test_a_server_that_was_away_at_the_first_word_speaks_when_it_is_back(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(0.2)]
+    with visit(browser, server.url()) as visitor:
+        server.missing = "/page/playback_worklet.js"  # which is asked for when it is first needed
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "failed")
+        assert "cannot be reached" in visitor.text("#problem")
+        server.missing = ""
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "done" and played(visitor) == 4800)

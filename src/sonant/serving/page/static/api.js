@@ -16,6 +16,10 @@ export class ServerError extends Error {
   }
 }
 
+export function unreachable() {
+  return new ServerError("The server cannot be reached. Is it running?", 0);
+}
+
 /** A response that is not an error; `ServerError` with what to tell the visitor, or the abort that was asked for. */
 export async function call(path, options = {}) {
   const headers = new Headers(options.headers);
@@ -25,7 +29,7 @@ export async function call(path, options = {}) {
     response = await fetch(`${apiRoot}/${path}`, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server cannot be reached. Is it running?", 0);
+    throw unreachable();
   }
   if (!response.ok) throw await refusal(response, headers.has("authorization"));
   return response;

@@ -19,7 +19,11 @@ export class Loudspeaker {
 
   /** Call it from a key press or a click: browsers keep pages silent that nobody has touched. */
   async open(utterance, plan) {
-    this.#ready ??= this.#make();
+    this.#ready ??= this.#make().catch((error) => {
+      this.#ready = null; // the next one may find the server there
+      this.#context.close();
+      throw error;
+    });
     await Promise.all([this.#ready, this.#context.resume()]);
     return new Playback(this.#context, this.#volume, this.#meter, utterance, plan);
   }

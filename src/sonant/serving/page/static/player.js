@@ -81,7 +81,7 @@ export class Player {
       this.#plan.learn(utterance);
       if (run === this.#run) this.#playback.arrived();
     } catch (error) {
-      if (run !== this.#run || error.name === "AbortError") return;
+      if (run !== this.#run) return; // it was stopped
       abort.abort();
       this.#end("failed", utterance.sound.length ? `Broke off after ${seconds(this.playedS)}.` : "Nothing was said.");
       throw error;

@@ -1,5 +1,7 @@
 // Sound through an AudioWorklet: the exact way, which browsers keep from pages that came over plain HTTP.
 
+import { unreachable } from "./api.js";
+
 export class WorkletOutput {
   state = "held"; // held, playing, dry, done
   played = 0; // samples
@@ -14,8 +16,12 @@ export class WorkletOutput {
   }
 
   /** Once for a context, before the first output. */
-  static prepare(context) {
-    return context.audioWorklet.addModule(new URL("playback_worklet.js", import.meta.url));
+  static async prepare(context) {
+    try {
+      await context.audioWorklet.addModule(new URL("playback_worklet.js", import.meta.url));
+    } catch {
+      throw unreachable(); // the browser says AbortError, as if the visitor had stopped it
+    }
   }
 
   constructor(context, destination) {
