@@ -216,3 +216,19 @@ def test_a_server_that_was_away_at_the_first_word_speaks_when_it_is_back(server:
         server.missing = ""
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done" and played(visitor) == 4800)
+
+
+def test_what_comes_to_its_end_while_it_is_paused_can_be_saved_and_is_not_asked_for_again(
+    server: PageServer, browser: Browser
+) -> None:
+    server.script = [tone(3.0), 2.0, tone(1.0)]
+    with visit(browser, server.url()) as visitor:
+        speak = visitor.page.locator("#speak")
+        visitor.say("hello")
+        visitor.wait(lambda: played(visitor) > 0)
+        press(visitor, "Pause")
+        assert speak.inner_text() == "Stop speaking"
+        visitor.wait(lambda: speak.inner_text() == "Speak" and speak.get_attribute("aria-busy") == "false")
+        assert visitor.player("state") == "paused"
+        assert visitor.page.get_by_role("button", name="Save as WAV", exact=True).is_enabled()
+        assert visitor.page.get_by_role("button", name="Save as MP3", exact=True).is_enabled()

@@ -80,6 +80,7 @@ export class Player {
       await arriving;
       this.#plan.learn(utterance);
       if (run === this.#run) this.#playback.arrived();
+      if (run === this.#run) this.#onState(this.#box.dataset.state); // paused, there is nothing left to stop
     } catch (error) {
       if (run !== this.#run) return; // it was stopped
       abort.abort();
