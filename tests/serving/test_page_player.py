@@ -232,3 +232,22 @@ def test_what_comes_to_its_end_while_it_is_paused_can_be_saved_and_is_not_asked_
         assert visitor.player("state") == "paused"
         assert visitor.page.get_by_role("button", name="Save as WAV", exact=True).is_enabled()
         assert visitor.page.get_by_role("button", name="Save as MP3", exact=True).is_enabled()
+
+
+def test_a_hand_that_goes_back_to_where_it_began_lets_go_of_the_play_head(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(2.0)]
+    with visit(browser, server.url()) as visitor:
+        page = visitor.page
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        box = page.locator("#seek").bounding_box()
+        assert box is not None
+        end, y = box["x"] + box["width"] - 8, box["y"] + box["height"] / 2
+        page.mouse.move(end, y)
+        page.mouse.down()
+        page.mouse.move(end - 100, y)
+        visitor.wait(lambda: visitor.text("#time") != "0:02 / 0:02")
+        page.mouse.move(end + 60, y)
+        page.mouse.up()
+        press(visitor, "Play again")
+        visitor.wait(lambda: visitor.text("#time") == "0:01 / 0:02" and 1 < float(page.input_value("#seek")) < 2)

@@ -24,6 +24,7 @@ export class Transport {
       this.#showTime(Number(this.#seek.value));
     });
     this.#seek.addEventListener("change", () => this.#jump(Number(this.#seek.value)));
+    for (const over of ["pointerup", "pointercancel"]) document.addEventListener(over, () => this.#release());
     this.#seek.addEventListener("keydown", (event) => {
       if (!(event.key in JUMPS_S)) return;
       event.preventDefault();
@@ -57,6 +58,11 @@ export class Transport {
     this.#seek.max = axisS.toFixed(2);
     this.#seek.value = playedS;
     this.#showTime(playedS);
+  }
+
+  /** After the change that it may bring: who goes back to where they began changes nothing, and lets go as well. */
+  #release() {
+    if (this.#dragging) setTimeout(() => (this.#dragging = false));
   }
 
   #jump(toS) {
