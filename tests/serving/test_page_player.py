@@ -188,6 +188,13 @@ def test_a_voice_is_described_and_heard_before_it_is_used(server: PageServer, br
             visitor.wait(lambda: visitor.player("state") == "done")
         assert len(server.bodies) == asked + 1 and server.bodies[-1]["voice"] == "b"
         assert len(server.bodies[-1]["input"]) < 80 and not page.locator("#history").is_visible()
+        server.script = [tone(0.3), 1.0, tone(0.3)]
+        page.get_by_label("Voice", exact=True).select_option("a")
+        for _ in range(2):  # the second time in the middle of the first
+            press(visitor, "Hear this voice")
+            visitor.wait(lambda: visitor.player("state") == "speaking" and played(visitor) > 0)
+        press(visitor, "Stop")
+        assert len(server.bodies) == asked + 3 and not page.locator("#history").is_visible()
 
 
 def test_every_figure_is_explained_and_every_control_has_a_name(server: PageServer, browser: Browser) -> None:

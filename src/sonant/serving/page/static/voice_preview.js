@@ -18,9 +18,10 @@ const SENTENCES = {
 
 export class VoicePreview {
   #kept = new Map();
+  #made = new WeakSet(); // those too that were stopped, and then asked for anew
 
   made(utterance) {
-    return [...this.#kept.values()].includes(utterance);
+    return this.#made.has(utterance);
   }
 
   /** One that can be heard at once, or one that has yet to be asked for. `fields`: of the form, as JSON texts. */
@@ -36,6 +37,7 @@ export class VoicePreview {
     const given = Object.entries(wanted).filter(([, value]) => value);
     const utterance = new Utterance(Object.fromEntries(given), voiceName);
     this.#kept.set(key, utterance);
+    this.#made.add(utterance);
     return utterance;
   }
 }
