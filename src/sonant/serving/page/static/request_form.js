@@ -14,6 +14,8 @@ export class RequestForm {
     this.#form = form;
     this.#field("speed").addEventListener("input", () => this.#showSpeed());
     this.#field("text").addEventListener("input", () => this.#count());
+    const more = document.getElementById("more");
+    more.addEventListener("invalid", () => (more.open = true), { capture: true }); // browsers show nothing in a fold
   }
 
   /** Fit the form to what the loaded model can do. */

@@ -1,0 +1,49 @@
+"""What the page's visitor fills in: seen to be right or wrong, sent once, and shown as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from serving.page_server import PageServer, page_server, tone
+
+playwright_api = pytest.importorskip(
+    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
+)
+from serving.browser import launch, visit  # noqa: E402
+
+Browser = playwright_api.Browser
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with playwright_api.sync_playwright() as playwright:
+        browser = launch(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    with page_server() as served:
+        yield served
+
+
+def test_a_number_that_is_wrong_is_shown_though_it_is_folded_away(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(0.1)]
+    asked = len(server.bodies)
+    with visit(browser, server.url()) as visitor:
+        page = visitor.page
+        page.get_by_text("More", exact=True).click()
+        page.get_by_label("Temperature").fill("3")
+        page.get_by_text("More", exact=True).click()
+        page.get_by_role("button", name="Speak", exact=True).click()
+        visitor.wait(lambda: page.evaluate("document.activeElement.id") == "temperature")
+        assert page.get_by_label("Temperature").is_visible() and len(server.bodies) == asked
+        page.get_by_label("Temperature").fill("0.33")  # which the server takes
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        assert server.bodies[-1]["temperature"] == 0.33
