@@ -47,3 +47,18 @@ def test_a_number_that_is_wrong_is_shown_though_it_is_folded_away(server: PageSe
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done")
         assert server.bodies[-1]["temperature"] == 0.33
+
+
+def test_a_key_that_is_held_asks_once(server: PageServer, browser: Browser) -> None:
+    server.script = [0.3, tone(0.1)]
+    asked = len(server.bodies)
+    with visit(browser, server.url()) as visitor:
+        page = visitor.page
+        page.get_by_label("What should it say?").focus()
+        page.keyboard.down("Control")
+        for _ in range(10):
+            page.keyboard.down("Enter")
+        page.keyboard.up("Enter")
+        page.keyboard.up("Control")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        assert len(server.bodies) == asked + 1

@@ -174,7 +174,7 @@ document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    speak();
+    if (!event.repeat) speak(); // a key that is held is one wish
   }
   if (event.key === "Escape") player.stop();
 });
