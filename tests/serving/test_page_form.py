@@ -62,3 +62,18 @@ def test_a_key_that_is_held_asks_once(server: PageServer, browser: Browser) -> N
         page.keyboard.up("Control")
         visitor.wait(lambda: visitor.player("state") == "done")
         assert len(server.bodies) == asked + 1
+
+
+def test_what_a_browser_kept_of_the_form_is_what_is_shown_and_done(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(0.3)]
+    with visit(browser, server.url()) as visitor:
+        page = visitor.page
+        kept = "speed.value = 2, volume.value = 0"  # as Firefox does, before any script of the page's
+        page.add_init_script(f"document.onreadystatechange = () => {{ {kept}; document.onreadystatechange = null; }}")
+        page.reload()
+        visitor.wait(lambda: page.locator("#ready-mark.ready").count() == 1)
+        assert page.text_content("#speed-shown") == "2.00 ×"
+        assert page.get_by_label("Volume").get_attribute("aria-valuetext") == "0 %"
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        assert server.bodies[-1]["speed"] == 2 and visitor.player("peak") == "0.0000"

@@ -23,8 +23,8 @@ export class Player {
   #waveform = new Waveform(element("waveform"));
   #axis = new TimeAxis(element("axis"));
   #strip = new BufferStrip(element("buffer"));
-  #transport = new Transport(this);
   #loudspeaker = new Loudspeaker();
+  #transport = new Transport(this);
   #plan = new BufferPlan();
   #playback = null;
   #abort = null;

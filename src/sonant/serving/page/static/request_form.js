@@ -13,6 +13,7 @@ export class RequestForm {
   constructor(form) {
     this.#form = form;
     this.#field("speed").addEventListener("input", () => this.#showSpeed());
+    this.#showSpeed(); // some browsers keep what was filled in when a page is loaded anew
     this.#field("text").addEventListener("input", () => this.#count());
     const more = document.getElementById("more");
     more.addEventListener("invalid", () => (more.open = true), { capture: true }); // browsers show nothing in a fold

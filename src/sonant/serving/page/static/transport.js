@@ -34,11 +34,8 @@ export class Transport {
       const fraction = event.offsetX / event.currentTarget.clientWidth;
       if (!this.#seek.disabled) this.#jump(fraction * player.axisS);
     });
-    const volume = element("volume");
-    volume.addEventListener("input", () => {
-      player.volume = Number(volume.value) / Number(volume.max);
-      volume.setAttribute("aria-valuetext", `${volume.value} %`);
-    });
+    element("volume").addEventListener("input", () => this.#setVolume());
+    this.#setVolume(); // some browsers keep it when a page is loaded anew
   }
 
   /** After every change of state. */
@@ -63,6 +60,12 @@ export class Transport {
   /** After the change that it may bring: who goes back to where they began changes nothing, and lets go as well. */
   #release() {
     if (this.#dragging) setTimeout(() => (this.#dragging = false));
+  }
+
+  #setVolume() {
+    const volume = element("volume");
+    this.#player.volume = Number(volume.value) / Number(volume.max);
+    volume.setAttribute("aria-valuetext", `${volume.value} %`);
   }
 
   #jump(toS) {
