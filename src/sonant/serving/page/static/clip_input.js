@@ -13,6 +13,7 @@ export class ClipInput {
   #button;
   #state;
   #recorder = null;
+  #round = 0; // of choosing a clip: what comes of an earlier one is not wanted any more
   #maxS;
 
   /** Adds its controls to a fieldset. */
@@ -32,31 +33,41 @@ export class ClipInput {
   }
 
   reset() {
-    this.#recorder?.stop();
-    this.blob = this.lengthS = null;
+    this.#begin();
     this.#file.value = "";
+  }
+
+  #begin() {
+    this.#recorder?.stop();
+    this.#recorder = null;
+    this.#button.textContent = "Record";
+    this.blob = this.lengthS = null;
     this.#state.textContent = "";
+    return ++this.#round;
   }
 
   async #record() {
+    const round = this.#begin();
     let input;
     try {
       input = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch (error) {
-      this.#state.textContent = `The microphone cannot be used: ${error.message}`;
+      if (round === this.#round) this.#state.textContent = `The microphone cannot be used: ${error.message}`;
       return;
     }
+    if (round !== this.#round) return silence(input);
     const parts = [];
     const recorder = (this.#recorder = new MediaRecorder(input));
     const limit = setTimeout(() => recorder.stop(), 1000 * this.#maxS);
     recorder.ondataavailable = ({ data }) => parts.push(data);
     recorder.onstop = () => {
       clearTimeout(limit);
-      for (const track of input.getTracks()) track.stop();
+      silence(input);
+      if (round !== this.#round) return;
       this.#recorder = null;
-      this.#button.textContent = "Record again";
       this.#file.value = "";
       this.#take(new Blob(parts, { type: recorder.mimeType }));
+      this.#button.textContent = "Record again";
     };
     recorder.start();
     this.#button.textContent = "Stop recording";
@@ -64,8 +75,7 @@ export class ClipInput {
   }
 
   async #take(blob) {
-    this.blob = this.lengthS = null;
-    this.#state.textContent = "";
+    const round = this.#begin();
     if (!blob) return;
     if (blob.size > MAX_FILE_BYTES) {
       this.#state.textContent = "The file is too large; choose a clip of some seconds.";
@@ -74,14 +84,21 @@ export class ClipInput {
     try {
       const decoder = new OfflineAudioContext(1, 1, SAMPLE_RATE);
       const sound = await decoder.decodeAudioData(await blob.arrayBuffer());
+      if (round !== this.#round) return;
       this.blob = wavFile(toInt16(mixed(sound)), SAMPLE_RATE);
       this.lengthS = sound.duration;
       this.#state.textContent = `${blob.name ?? "Recording"}: ${seconds(sound.duration)} of sound.`;
     } catch {
+      if (round !== this.#round) return;
       this.blob = blob;
       this.#state.textContent = "This browser cannot read the clip; the server may.";
     }
   }
+}
+
+/** The microphone is given back. */
+function silence(input) {
+  for (const track of input.getTracks()) track.stop();
 }
 
 function mixed(sound) {
