@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Response
-from fastapi.responses import StreamingResponse
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from serving.conftest import wait_for
@@ -43,6 +43,7 @@ class PageServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)  # of the requests for speech so far
     speaking: int = 0  # requests that have not ended
     missing: str = ""  # a path that nothing comes of
+    trouble: str = "as asked"  # and why
 
     def url(self, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}"
@@ -76,8 +77,8 @@ def page_server() -> Iterator[PageServer]:
         return StreamingResponse(served.pieces(served.script), media_type="audio/pcm", headers={"x-seed": SEED})
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        there = scope.get("path") != served.missing
-        await (app if there else Response(status_code=503))(scope, receive, send)
+        refused = JSONResponse({"error": {"message": served.trouble}}, status_code=503)
+        await (refused if scope.get("path") == served.missing else app)(scope, receive, send)
 
     server = uvicorn.Server(uvicorn.Config(answer, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run, daemon=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.page_server import PageServer, page_server, tone
+from serving.page_server import VOICES, PageServer, page_server, tone
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
@@ -77,3 +77,20 @@ def test_what_a_browser_kept_of_the_form_is_what_is_shown_and_done(server: PageS
         visitor.say("hello")
         visitor.wait(lambda: visitor.player("state") == "done")
         assert server.bodies[-1]["speed"] == 2 and visitor.player("peak") == "0.0000"
+
+
+def test_a_long_name_stays_within_a_narrow_screen(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(0.1)]
+    name = "W" * 64  # as long as a voice's may be
+    with pytest.MonkeyPatch.context() as patch, visit(browser, server.url(), width=320) as visitor:
+        page = visitor.page
+        patch.setitem(VOICES[0], "name", name)
+        page.reload()
+        visitor.wait(lambda: page.locator("#voice option").first.inner_text() == name)
+        visitor.say("hello")
+        visitor.wait(lambda: name in visitor.text("#said"))
+        server.missing, server.trouble = "/v1/audio/speech", f"no voice; there is {name}"
+        visitor.say("hello")
+        visitor.wait(lambda: name in visitor.text("#problem"))
+        server.missing = ""
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
