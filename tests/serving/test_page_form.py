@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.page_server import VOICES, PageServer, page_server, tone
+import serving.page_server as page_server_module
+from serving.page_server import ENGINE, VOICES, PageServer, page_server, tone
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
@@ -89,8 +90,27 @@ def test_a_long_name_stays_within_a_narrow_screen(server: PageServer, browser: B
         visitor.wait(lambda: page.locator("#voice option").first.inner_text() == name)
         visitor.say("hello")
         visitor.wait(lambda: name in visitor.text("#said"))
-        server.missing, server.trouble = "/v1/audio/speech", f"no voice; there is {name}"
+        patch.setattr(server, "missing", "/v1/audio/speech")
+        patch.setattr(server, "trouble", f"no voice; there is {name}")
         visitor.say("hello")
         visitor.wait(lambda: name in visitor.text("#problem"))
-        server.missing = ""
         assert page.evaluate("document.documentElement.scrollWidth") == 320
+
+
+def test_a_server_that_comes_back_with_another_model_is_asked_for_its_voices(
+    server: PageServer, browser: Browser
+) -> None:
+    server.script = [tone(0.2), ConnectionError("as asked")]
+    with pytest.MonkeyPatch.context() as patch, visit(browser, server.url()) as visitor:
+        page = visitor.page
+        page.get_by_label("Voice", exact=True).select_option("b")
+        visitor.say("hello")
+        visitor.wait(lambda: visitor.player("state") == "failed")
+        patch.setattr(server, "missing", "/v1/engine/stats")
+        visitor.wait(lambda: "as asked" in visitor.text("#engine-trouble"))
+        patch.setitem(ENGINE, "model", "another")
+        patch.setattr(page_server_module, "VOICES", [{"id": "c", "name": "c", "kind": "own"}, *VOICES[1:]])
+        patch.setattr(server, "missing", "")
+        visitor.wait(lambda: visitor.text("#model") == "another on cpu")
+        assert page.locator("#voice option").all_inner_texts() == ["c", "b"]
+        assert page.input_value("#voice") == "b" and "broke off" in visitor.text("#problem")  # which is still so

@@ -23,7 +23,7 @@ const previews = new VoicePreview();
 const history = new History({ onPlay: (utterance) => player.replay(utterance), onProblem: refused });
 const keys = new KeyDialog(connect);
 const voices = new VoicePicker((problem) => {
-  complain(problem);
+  if (problem !== undefined) complain(problem);
   showSnippet();
 });
 const panel = new EnginePanel({
@@ -33,8 +33,10 @@ const panel = new EnginePanel({
   trouble: element("engine-trouble"),
   onReady: showReady,
 });
-let engine = null; // what the server says is loaded
+let engine = null; // what the server said is loaded
+let current = false; // whether that is so still: a server that was away may have come back with another one
 let connecting = false;
+let trouble = ""; // why it could not be asked
 let voiceDialog = null;
 
 async function connect() {
@@ -44,10 +46,11 @@ async function connect() {
     request.adapt(engine);
     await voices.load(engine);
     element("model-name").textContent = `${engine.model} on ${engine.device}`;
-    if (engine.uploads) voiceDialog ??= new VoiceDialog(engine.uploads, (voice) => voices.load(engine, voice.id));
-    complain("");
+    if (engine.uploads) voiceDialog ??= new VoiceDialog(engine.uploads, added);
+    current = true;
+    if (element("problem").textContent === trouble) complain(""); // else it is about something else
   } catch (error) {
-    engine = null;
+    trouble = error.message;
     refused(error);
   } finally {
     connecting = false;
@@ -55,6 +58,11 @@ async function connect() {
   showSpeak();
   element("change-key").hidden = !apiKey.get();
   panel.start();
+}
+
+async function added(voice) {
+  complain("");
+  await voices.load(engine, voice.id);
 }
 
 function speak() {
@@ -77,7 +85,7 @@ async function say(utterance) {
 }
 
 function preview() {
-  const utterance = previews.utterance(request.fields(), engine.languages, `${voices.name}, a preview`);
+  const utterance = previews.utterance(request.fields(), engine, `${voices.name}, a preview`);
   complain("");
   if (utterance.whole) player.replay(utterance);
   else say(utterance);
@@ -102,7 +110,8 @@ function complain(message) {
 
 function showReady(ready) {
   element("ready-mark").classList.toggle("ready", ready);
-  if (ready && !engine && !connecting) connect(); // it was loading, or was loaded again
+  if (!ready) current = false;
+  if (ready && !current && !connecting) connect(); // it was loading, or was loaded again
 }
 
 function showState(state) {

@@ -16,7 +16,7 @@ export class VoicePicker {
   #engine = null;
   #onChange;
 
-  /** `onChange(problem)` is called when another voice is chosen, or with what went wrong. */
+  /** `onChange(problem)` is called when there are other voices, or with what went wrong; "": nothing is any more. */
   constructor(onChange) {
     this.#onChange = onChange;
     this.#aliases.addEventListener("change", () => this.#list(this.#select.value));
@@ -60,7 +60,7 @@ export class VoicePicker {
     const designs = !groups.length && this.#engine.speaks_without_voice;
     document.getElementById("instructions-label").textContent = designs ? "How the voice sounds" : "How to say it";
     this.#showTools();
-    this.#onChange("");
+    this.#onChange();
   }
 
   #showTools() {
@@ -80,6 +80,7 @@ export class VoicePicker {
     try {
       await call(`audio/voices/${encodeURIComponent(voice.id)}`, { method: "DELETE" });
       await this.load(this.#engine);
+      this.#onChange("");
       this.#select.focus();
     } catch (error) {
       this.#onChange(error.message);

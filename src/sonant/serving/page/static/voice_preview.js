@@ -25,10 +25,10 @@ export class VoicePreview {
   }
 
   /** One that can be heard at once, or one that has yet to be asked for. `fields`: of the form, as JSON texts. */
-  utterance(fields, languages, voiceName) {
+  utterance(fields, { model, languages }, voiceName) {
     const chosen = fields.language ? JSON.parse(fields.language) : null;
     const language = [chosen, "english", ...languages].find((name) => name in SENTENCES) ?? "english";
-    const key = `${fields.voice} ${language}`;
+    const key = `${model} ${fields.voice} ${language}`;
     const kept = this.#kept.get(key);
     if (kept?.whole) return kept;
     const { voice, response_format, sample_rate } = fields;
