@@ -207,6 +207,28 @@ def test_a_model_that_clones_and_makes_voices_up_speaks_without_an_upload(
         assert visitor.page.locator("#voice option").all_inner_texts() == ["made up by the model", "Anna"]
 
 
+def test_a_damaged_voice_is_shown_as_one_and_can_be_deleted_by_two(
+    serve: Serve, browser: Browser, tmp_path: Path
+) -> None:
+    served = serve("base", voices_folder=tmp_path, consent="asserted")
+    for name in ("Anna", "Bea"):
+        assert upload(served.url, wav(), name=name, consent="she agreed", ref_text=name).status_code == 200
+    for file in tmp_path.rglob("*.safetensors"):
+        file.unlink()
+    assert upload(served.url, wav(), name="Cleo", consent="she agreed", ref_text="Cleo").status_code == 200
+    with visit(browser, served.url) as visitor, visit(browser, served.url) as other:
+        for each in (visitor, other):
+            options = each.page.locator("#voice option")
+            assert options.all_inner_texts() == ["Anna (damaged)", "Bea (damaged)", "Cleo"]
+            assert each.page.locator("#voice option:checked").inner_text() == "Cleo"
+            each.page.get_by_label("Voice", exact=True).select_option("Anna (damaged)")
+            assert "delete it, and add it again" in each.text("#about-voice")
+            each.page.on("dialog", lambda dialog: dialog.accept())
+            each.page.get_by_role("button", name="Delete this voice").click()
+            each.wait(lambda options=options: options.all_inner_texts() == ["Bea (damaged)", "Cleo"])
+            assert each.text("#problem") == ""
+
+
 def test_openais_names_are_folded_away_until_asked_for(serve: Serve, browser: Browser) -> None:
     with visit(browser, serve().url) as visitor:
         assert visitor.page.locator("#voice option[value=alloy]").count() == 0

@@ -52,7 +52,10 @@ export class VoicePicker {
     const madeUp = this.#engine.speaks_without_voice && !of("own").length;
     const none = madeUp ? [new Option("made up by the model", "")] : [];
     this.#select.replaceChildren(...none, ...groups.map(([label, voices]) => group(label, voices)));
-    if ([...this.#select.options].some((option) => option.value === chosen)) this.#select.value = chosen;
+    const sound = (option) => !this.#voices.find((voice) => voice.id === option.value)?.broken;
+    const options = [...this.#select.options];
+    const first = options.find((option) => option.value === chosen) ?? options.find(sound);
+    if (first) this.#select.value = first.value;
     document.getElementById("aliases-field").hidden = !of("alias").length;
     document.getElementById("voice-field").hidden = !groups.length;
     this.#note.textContent = groups.length ? "" : absence(this.#engine);
@@ -78,7 +81,7 @@ export class VoicePicker {
     const voice = this.#chosen();
     if (!voice || !confirm(`Delete the voice “${voice.name}” for everyone on this server?`)) return;
     try {
-      await call(`audio/voices/${encodeURIComponent(voice.id)}`, { method: "DELETE" });
+      await call(`audio/voices/${encodeURIComponent(voice.id)}`, { method: "DELETE" }).catch(goneAlready);
       await this.load(this.#engine);
       this.#onChange("");
       this.#select.focus();
@@ -88,13 +91,17 @@ export class VoicePicker {
   }
 }
 
+/** Somebody else has deleted it. */
+function goneAlready(error) {
+  if (error.status !== 404) throw error;
+}
+
 function group(label, voices) {
   const element = document.createElement("optgroup");
   element.label = label;
   for (const voice of voices) {
-    const option = new Option(voice.alias_of ? `${voice.name} (${voice.alias_of})` : voice.name, voice.id);
-    option.disabled = Boolean(voice.broken);
-    element.append(option);
+    const more = voice.alias_of ?? (voice.broken ? "damaged" : ""); // which can still be chosen, to be deleted
+    element.append(new Option(more ? `${voice.name} (${more})` : voice.name, voice.id));
   }
   return element;
 }
