@@ -107,6 +107,9 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(serve: Serve, browser: Br
         page.get_by_label("API key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
         visitor.wait(lambda: "does not know this API key" in visitor.text("dialog[open] [role=alert]"))
+        page.get_by_label("API key", exact=True).fill("“secret-key”")
+        page.keyboard.press("Enter")
+        visitor.wait(lambda: "No API key has such characters" in visitor.text("dialog[open] [role=alert]"))
         assert page.input_value("#key") == ""
         page.get_by_label("API key", exact=True).fill("secret-key")
         page.keyboard.press("Enter")

@@ -23,7 +23,7 @@ export function unreachable() {
 /** A response that is not an error; `ServerError` with what to tell the visitor, or the abort that was asked for. */
 export async function call(path, options = {}) {
   const headers = new Headers(options.headers);
-  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
+  if (apiKey.get()) authorize(headers);
   let response;
   try {
     response = await fetch(`${apiRoot}/${path}`, { ...options, headers });
@@ -33,6 +33,14 @@ export async function call(path, options = {}) {
   }
   if (!response.ok) throw await refusal(response, headers.has("authorization"));
   return response;
+}
+
+function authorize(headers) {
+  try {
+    headers.set("authorization", `Bearer ${apiKey.get()}`);
+  } catch {
+    throw new ServerError("No API key has such characters.", 401); // nor has a header
+  }
 }
 
 export async function json(path, options) {
