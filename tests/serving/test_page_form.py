@@ -114,3 +114,14 @@ def test_a_server_that_comes_back_with_another_model_is_asked_for_its_voices(
         visitor.wait(lambda: visitor.text("#model") == "another on cpu")
         assert page.locator("#voice option").all_inner_texts() == ["c", "b"]
         assert page.input_value("#voice") == "b" and "broke off" in visitor.text("#problem")  # which is still so
+
+
+def test_a_text_that_runs_from_right_to_left_is_shown_so(server: PageServer, browser: Browser) -> None:
+    server.script = [tone(0.1)]
+    with visit(browser, server.url()) as visitor:
+        text = visitor.page.get_by_label("What should it say?")
+        assert text.evaluate("e => e.matches(':dir(ltr)')")
+        visitor.say("שלום, עולם.")
+        assert text.evaluate("e => e.matches(':dir(rtl)')")
+        visitor.wait(lambda: visitor.player("state") == "done")
+        assert visitor.page.locator("#said .words").evaluate("e => e.matches(':dir(rtl)')")

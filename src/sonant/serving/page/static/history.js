@@ -49,7 +49,7 @@ export class History {
       this.#button("WAV", utterance, () => saveWav(utterance)),
     );
     if (utterance.whole && utterance.seed) tools.append(this.#button("MP3", utterance, () => saveMp3(utterance)));
-    const words = make("p", { className: "words", textContent: utterance.text, title: utterance.text });
+    const words = make("p", { className: "words", textContent: utterance.text, title: utterance.text, dir: "auto" });
     item.append(words, make("p", { className: "hint", textContent: about }), tools);
     return item;
   }
