@@ -13,6 +13,7 @@ import pytest
 from engine.conftest import MakeEngine, forget_requests
 from engine.families import TOY, same_frames
 from sonant import AudioChunk, Engine, EngineConfig, FinishReason, SpeechRequest
+from sonant.engine.long_text import LongText
 from sonant.engine.loop import Observer
 from sonant.engine.stream import Mailbox
 from sonant.errors import Aborted, EngineClosed, EngineError, Overloaded
@@ -104,6 +105,26 @@ def test_leaving_with_or_dropping_the_stream_aborts(any_engine: Engine) -> None:
     del dropped
     gc.collect()
     wait_until_idle(any_engine)
+
+
+def test_a_stream_that_is_dropped_waits_for_no_lock(make_engine: MakeEngine) -> None:
+    """The collector may find it anywhere: under the step loop's lock, which whoever has its text's lock may want."""
+    engine = make_engine(segment_chars=20, max_rows=1)
+    dropped = [engine.stream("hello the world. speech and the user.", max_frames=400)]
+    dropped[0].read()
+    (text,) = engine.loop._open
+    assert isinstance(text, LongText)
+
+    def drop() -> None:
+        with engine.loop._wake:
+            dropped.clear()
+
+    dropper = threading.Thread(target=drop)
+    with text.lock:
+        dropper.start()
+        dropper.join(5)
+        assert not dropper.is_alive(), "it waits for the text's lock, and holds up everybody else"
+    wait_until_idle(engine)
 
 
 def test_a_cancelled_task_aborts_its_stream(any_engine: Engine) -> None:

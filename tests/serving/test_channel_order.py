@@ -7,15 +7,18 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.conftest import wait_for
 from serving.hand_made_front_end import FrontEnd, framed
 from sonant import EngineConfig
 from sonant.engine.request import Request
+from sonant.engine.stream import SpeechStream
 from sonant.serving.channel import connection
 from sonant.serving.channel import messages as m
 from sonant.serving.channel.engine_port import EnginePort
+from sonant.serving.channel.remote_engine import RemoteEngine
 from sonant.serving.channel.remote_steps import RemoteSteps
 from sonant.types import SpeechRequest
 from toy_family.prompter import ToyPrompter
@@ -202,3 +205,30 @@ class Unheard:
     def push(self, chunk: object) -> None: ...
     def finish(self, reason: object) -> None: ...
     def fail(self, error: Exception) -> None: ...
+
+
+def test_a_stream_that_is_dropped_while_a_message_is_written_is_aborted_after_it() -> None:
+    """The collector may find it there, and the lock of the channel is not to be had twice."""
+
+    class Dropping(Wire):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            super().write(data)
+            dropped.clear()
+
+    async def run() -> None:
+        end = connection.Connection(m.FromEngine, lambda _: None, lambda _: None)
+        end.connection_made(wire)
+        config = EngineConfig()
+        welcome = m.Welcome(msgspec.json.encode(config), 4096, "none", 0, "int16")
+        engine = RemoteEngine(ToyPrompter(config), end, welcome)
+        dropped.append(engine.submit(SpeechRequest(text="hello")))
+        end.send_now(m.AskReport(1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    wire, dropped = Dropping(), list[SpeechStream]()
+    running = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    running.start()
+    running.join(10)
+    assert not running.is_alive(), "it waits for itself"
+    assert [b"Abort" in each for each in wire.written] == [False, False, True]

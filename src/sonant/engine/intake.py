@@ -105,7 +105,9 @@ class Intake:
         request = self._part(replace(speech, text=text, seed=seed), 0, mailbox)
         self.steps.post(request)
         prompt, abort = request.prompt, partial(self.steps.abort, [request])
-        return SpeechStream(mailbox, seed, self.sample_rate, prompt.length, abort, self._opening(prompt))
+        return SpeechStream(
+            mailbox, seed, self.sample_rate, prompt.length, abort, self.steps.drop, self._opening(prompt)
+        )
 
     def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
@@ -116,7 +118,7 @@ class Intake:
         self.steps.watch(whole)
         whole.start(requests)
         tokens = sum(r.prompt.length for r in requests)
-        return SpeechStream(mailbox, seed, self.sample_rate, tokens, lambda: self.steps.abort(whole.abort()))
+        return self._stream_of(whole, mailbox, seed, tokens)
 
     def feed(self, speech: SpeechRequest) -> TextFeed:
         """Speak a text that comes bit by bit, as `speech` says but for its text, which is not looked at."""
@@ -124,8 +126,14 @@ class Intake:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
         self.steps.watch(whole)
-        stream = SpeechStream(mailbox, seed, self.sample_rate, 0, lambda: self.steps.abort(whole.abort()))
+        stream = self._stream_of(whole, mailbox, seed, 0)
         return TextFeed(speech, whole, stream, self.config.max_text_chars, self._split, self._piece)
+
+    def _stream_of(self, whole: LongText, mailbox: Mailbox, seed: int, tokens: int) -> SpeechStream:
+        def abort() -> None:
+            self.steps.abort(whole.abort())
+
+        return SpeechStream(mailbox, seed, self.sample_rate, tokens, abort, self.steps.drop)
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
         """What a whole result of so many frames begins with, where only the model can tell."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -55,6 +56,7 @@ class StepLoop:
         self._inbox: list[Request] = []
         self._aborts: list[Request] = []
         self._heard: list[Request] = []
+        self._dropped: deque[Callable[[], None]] = deque()
         self._open: WeakSet[OpenText] = WeakSet()
         self._wake = threading.Condition()
         self._expected = 0  # requests that are still being laid out, see `expect`
@@ -97,6 +99,9 @@ class StepLoop:
         with self._wake:
             self._aborts.extend(requests)
             self._wake.notify()
+
+    def drop(self, abort: Callable[[], None]) -> None:
+        self._dropped.append(abort)  # nobody need be woken: while there is a request, the step thread looks
 
     def heard(self, request: Request) -> None:
         with self._wake:
@@ -208,6 +213,8 @@ class StepLoop:
         return all(self.scheduler.slack_s(r, now_s) > warmup.expected_s for r in live)
 
     def _take_messages(self) -> None:
+        while self._dropped:
+            self._dropped.popleft()()
         with self._wake:
             inbox, self._inbox = self._inbox, []
             aborts, self._aborts = self._aborts, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from sonant.engine.request import Request
@@ -20,6 +20,14 @@ class StepQueue(Protocol):
     def post(self, request: Request) -> None: ...
 
     def abort(self, requests: Iterable[Request]) -> None: ...
+
+    def drop(self, abort: Callable[[], None]) -> None:
+        """Call this soon: nobody holds the stream any more that it aborts.
+
+        Python's collector may have found that at any allocation, on a thread that is in the middle of anything and has
+        any lock. So this takes none, and whatever `abort` takes is taken later, where nothing else is held.
+        """
+        ...
 
     def heard(self, request: Request) -> None:
         """What the request's listener has been given before it has grown, see `Request.hear`."""

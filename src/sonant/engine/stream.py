@@ -154,9 +154,11 @@ class SpeechStream:
         sample_rate: int,
         input_tokens: int,
         abort: Callable[[], None],
+        drop: Callable[[Callable[[], None]], None],
         opening: Callable[[int], Samples] | None = None,
     ) -> None:
-        self._mailbox, self._abort, self._opening = mailbox, abort, opening
+        """`drop` is told to abort by whoever finds the stream dropped, see `StepQueue`."""
+        self._mailbox, self._abort, self._drop, self._opening = mailbox, abort, drop, opening
         self.seed = seed
         self.input_tokens = input_tokens  # positions of the prompt, or of a long text's, each part's own
         self.sample_rate = sample_rate
@@ -249,4 +251,5 @@ class SpeechStream:
         self.abort()
 
     def __del__(self) -> None:
-        self.abort()
+        if not self._mailbox.ended:
+            self._drop(self._abort)

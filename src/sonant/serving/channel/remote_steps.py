@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -73,6 +73,10 @@ class RemoteSteps:
         ids = [self._ids_of[request] for request in requests if request in self._ids_of]
         if ids:
             self._send(m.Abort(ids))
+
+    def drop(self, abort: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and the channel with it
+            self.loop.call_soon_threadsafe(abort)
 
     def heard(self, request: Request) -> None:
         id = self._ids_of.get(request)
