@@ -14,7 +14,7 @@ from sonant import AudioChunk, FinishReason, SpeechRequest, Spoken
 from sonant.audio.join import FADE_S
 from sonant.engine.long_text import LongText
 from sonant.engine.stream import Mailbox
-from sonant.errors import Aborted, NothingToSay
+from sonant.errors import Aborted, BadText, NothingToSay
 from sonant.models.prompt import Prompt
 
 SENTENCES = [f"Sentence number {n} is about the world and speech." for n in range(6)]
@@ -120,6 +120,25 @@ def test_a_stop_at_the_last_frame_that_may_be_is_a_stop(made: tuple[int, int], m
     chunks = list(iter(lambda: mailbox.take(0), None))
     assert sum(len(c.frames) for c in chunks) == most
     assert sum(len(c.samples) for c in chunks) == most * SPEC.samples_per_frame
+
+
+@pytest.mark.parametrize("most", [2, 9])
+def test_max_frames_make_room_where_a_parts_own_budget_has_none(make_engine: MakeEngine, most: int) -> None:
+    options = {"segment_chars": 60, "budget_s": 20.0}  # of 250 frames and more for each part
+    text = " ".join(SENTENCES[:3])
+    expected = make_engine(**options).speak(text, seed=1, max_frames=most)
+    small = make_engine(**options, max_positions=150)
+    made = small.speak(text, seed=1, max_frames=most)
+    same_frames(made.frames, expected.frames)
+    until_end = slice(-int(FADE_S * made.sample_rate))
+    np.testing.assert_allclose(made.samples[until_end], expected.samples[until_end], atol=1e-5)
+    feed = small.feed(SpeechRequest(text="", seed=1, max_frames=most))
+    feed.add(text)
+    feed.end()
+    same_frames(feed.stream.result().frames, expected.frames)
+    for too_many in (None, 200):
+        with pytest.raises(BadText, match="over the 150"):
+            small.speak(text, seed=1, max_frames=too_many)
 
 
 def test_abort_stops_all_parts(make_any: MakeEngine) -> None:

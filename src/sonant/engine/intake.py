@@ -112,9 +112,7 @@ class Intake:
     def _submit_long(self, speech: SpeechRequest, parts: list[str], seed: int) -> SpeechStream:
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, 1 if speech.live else OFFLINE_PARTS_AT_ONCE)
-        # Parts have their own budgets: cut by the whole's, the last one's sound is that of a text that goes on.
-        unlimited = replace(speech, max_frames=None)
-        requests = lay_out_parts(unlimited, seed, parts, 0, lambda part, n: self._part(part, n, PartSink(whole, n)))
+        requests = lay_out_parts(speech, seed, parts, 0, lambda part, n: self._own_budget(part, n, PartSink(whole, n)))
         self.steps.watch(whole)
         whole.start(requests)
         tokens = sum(r.prompt.length for r in requests)
@@ -179,9 +177,18 @@ class Intake:
 
     def _piece(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
         """A part of a feed, which may be all there is: more `max_frames` than its budget are its own, too."""
-        request = self._part(replace(speech, max_frames=None), index, sink)
-        most = speech.max_frames
+        request, most = self._own_budget(speech, index, sink), speech.max_frames
         return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
+
+    def _own_budget(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
+        """A part of a text that `max_frames` bound as a whole: cut by them, its sound is that of a text that goes on.
+        Where there is no room for its own budget they are its budget, since no more of it can be heard."""
+        try:
+            return self._part(replace(speech, max_frames=None), index, sink)
+        except BadText:
+            if speech.max_frames is None:
+                raise
+            return self._part(speech, index, sink)
 
     def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
         """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
