@@ -121,6 +121,23 @@ def test_a_seat_is_one_engines_until_it_is_given_back(tmp_path: Path) -> None:
         seats.close()
 
 
+def test_two_who_look_at_once_do_not_take_each_other_for_one_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = (Seats(tmp_path, 2, name) for name in "abc")
+    assert a.take() and b.take() and not c.take()
+    c.close()
+    close, seen = os.close, []
+
+    def look_too(file: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        seen.append(b.somebody_waits())
+        close(file)
+
+    monkeypatch.setattr(os, "close", look_too)
+    assert not a.somebody_waits() and seen == [False]
+
+
 def test_a_process_that_dies_gives_its_seat_back(tmp_path: Path) -> None:
     if (child := os.fork()) == 0:
         Seats(tmp_path, 1, "child").take()

@@ -52,11 +52,11 @@ class Seats:
             self._wish = None
 
 
-def _locked(path: Path) -> int | None:
+def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """A descriptor that holds the file's lock; None: somebody else does."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
@@ -64,7 +64,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_locked(path: Path) -> bool:
-    file = _locked(path)
+    file = _locked(path, fcntl.LOCK_SH)  # who looks at the same moment does not take us for one who waits
     if file is None:
         return True
     os.close(file)
