@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -109,6 +110,33 @@ def test_an_engine_that_is_closed_asleep_lets_nobody_wait(tmp_path: Path) -> Non
     sleeper.close()
     with pytest.raises(EngineClosed), sleeper.held_awake():
         pass
+
+
+def test_a_seat_is_given_back_with_its_memory(tmp_path: Path) -> None:
+    """Who gets it takes the memory at once: if it were still held they would fail, too."""
+    layer = torch.nn.Linear(2, 2)
+    mine, other = Seats(tmp_path, 1, "a"), Seats(tmp_path, 1, "b")
+    assert mine.take()
+    sleeper = Sleeper(Residents(ModelWeights((layer,)), CPU), mine)
+    with sleeper.held_awake():
+        closer = threading.Thread(target=sleeper.close)
+        closer.start()
+        closer.join(0.05)
+        assert not other.take(), "a clip is still being encoded"
+        layer(torch.ones(2))
+    closer.join(10)
+    assert layer.weight.untyped_storage().nbytes() == 0 and other.take()
+    with pytest.raises(EngineClosed), sleeper.held_awake():
+        pass
+
+
+def test_a_seat_whose_memory_cannot_be_given_back_stays_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = Seats(tmp_path, 1, "a"), Seats(tmp_path, 1, "b")
+    assert mine.take()
+    sleeper = Sleeper(Residents(ModelWeights((torch.nn.Linear(2, 2),)), CPU), mine)
+    monkeypatch.setattr(DeviceRegion, "release", Mock(side_effect=RuntimeError("an illegal memory access")))
+    sleeper.close()
+    assert not other.take(), "it is this process's until it ends"
 
 
 def test_a_seat_is_one_engines_until_it_is_given_back(tmp_path: Path) -> None:

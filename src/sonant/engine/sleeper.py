@@ -31,6 +31,7 @@ class Sleeper:
         self._idle_since_s: float | None = None
         self._changed = threading.Condition()
         self._holders, self._closed = 0, False
+        self._has_memory = True  # or some of it, if it fell asleep or woke half-way
 
     @contextmanager
     def held_awake(self) -> Iterator[None]:
@@ -38,13 +39,15 @@ class Sleeper:
         with self._changed:
             self._holders += 1
             self._changed.wait_for(lambda: self.awake or self._closed)
+            lost = self._closed
         try:
-            if not self.awake:
-                raise EngineClosed("the engine was closed while it slept; load it again")
+            if lost:
+                raise EngineClosed("the engine is closed, and its memory given back; load it again")
             yield
         finally:
             with self._changed:
                 self._holders -= 1
+                self._changed.notify_all()
 
     def may_step(self, busy: bool) -> bool:
         """Asked by the step thread while it launches nothing; it sleeps and wakes in here."""
@@ -57,9 +60,18 @@ class Sleeper:
             return self.awake
 
     def close(self) -> None:
+        """No step will be launched any more. Whoever gets the seat finds its memory free, though this process lives."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._holders == 0)
+            if self._has_memory:
+                try:
+                    self.residents.sleep()
+                except Exception:
+                    logger.warning("memory cannot be given back; its seat is, when this process ends", exc_info=True)
+                    return
+                self.awake = False
         self.seats.close()
 
     def _rest(self, wanted: bool) -> None:
@@ -71,6 +83,7 @@ class Sleeper:
         elif now_s - self._idle_since_s >= _IDLE_S and self.seats.somebody_waits():
             self.before_sleep()
             self.residents.sleep()
+            self._has_memory = False
             self.seats.give_back()
             self.awake, self._idle_since_s = False, None
             self.sleeps += 1
@@ -81,6 +94,7 @@ class Sleeper:
             self._changed.wait(_POLL_S)
             return
         began_s = time.monotonic()
+        self._has_memory = True
         self.residents.wake()
         self.awake = True
         self._changed.notify_all()
