@@ -5,6 +5,7 @@ Kernels are files of notes here: the pool, its order and its end are what is loo
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -35,7 +36,7 @@ class Form:
         if self.name == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.name == "broken":
-            raise ValueError("no such kernel")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/kernels")
         return self.name
 
 
@@ -65,7 +66,7 @@ def main() -> None:
     stages: Any = cases[sys.argv[2]]
     compiling = Compiling(stages, workers=1)
     compiling.finish()
-    found = {"ready": compiling.ready, "failures": len(compiling.failures), "folders": compiling.folders}
+    found = {"ready": compiling.ready, "failures": compiling.failures, "folders": compiling.folders}
     print(json.dumps(found | {"notes": NOTES.read_text(encoding="utf-8").splitlines()}))
 
 

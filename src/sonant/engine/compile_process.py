@@ -115,7 +115,7 @@ class Compiling:
 
     def _rehearsed(self, stage: int, done: Future[list[AnyForm]]) -> None:
         if error := done.exception():
-            self.failures.append(f"stage {stage}: {error!r}")
+            self.failures.append(f"stage {stage}: {_told(error)}")
         for form in [] if error else done.result():
             self._add(stage, form)
         self._unseen -= 1
@@ -138,7 +138,7 @@ class Compiling:
         stages, self._waiting[key] = self._waiting[key], None
         self.compiled += 1
         if error := done.exception():
-            self.failures.append(f"{name}: {error!r}")
+            self.failures.append(f"{name}: {_told(error)}")
         else:
             self.folders.append(done.result())
         for stage in stages or ():
@@ -246,6 +246,11 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)
+
+
+def _told(error: BaseException) -> str:
+    """Its own words: only they name the file that cannot be written."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _say(news: object) -> None:
