@@ -115,6 +115,7 @@ def test_a_wheels_cubins_are_built_into_a_folder(
         ("exit 0", "with 0: it said nothing"),  # but there is no file
         (': > "$2"', "it said nothing"),  # an empty one is none
         ("kill -9 $$", "failed at decode.cu with -9"),
+        (r"printf 'nicht gefunden: f\374r.h' >&2; exit 1", "with 1: nicht gefunden: f"),  # not in UTF-8
     ],
 )
 def test_a_failure_tells_what_the_compiler_said_and_is_not_tried_by_everybody(

@@ -31,6 +31,7 @@ _FLAGS = ("-cubin", "-std=c++17", "-O3")
 _TIMEOUT_S = 120.0
 _RETRY_S = 3600.0
 _SAID = 2000  # characters of what a compiler said that are kept
+_STRANGE = "backslashreplace"  # for bytes that are no text here: it speaks the machine's own language, and names files
 
 
 class BuildError(RuntimeError):
@@ -88,8 +89,9 @@ def find_compiler() -> Compiler | None:
 @cache
 def _version(path: str) -> str:
     """Empty: it does not run."""
+    command = [path, "--version"]
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        told = subprocess.run(command, capture_output=True, text=True, errors=_STRANGE, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     return told.strip().splitlines()[-1] if told.strip() else ""
@@ -152,8 +154,9 @@ def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *,
             made = Path(folder) / "made.cubin"
             command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}{program.features}", *defines, "-o", str(made)]
             done = subprocess.run(
-                [*command, str(SOURCES / program.source)], capture_output=True, text=True, timeout=timeout_s, cwd=folder
-            )
+                [*command, str(SOURCES / program.source)], capture_output=True, text=True, errors=_STRANGE,
+                timeout=timeout_s, cwd=folder,
+            )  # fmt: skip
             if done.returncode != 0 or not made.is_file() or not made.stat().st_size:
                 said = (done.stderr + done.stdout).strip()[-_SAID:] or "it said nothing"
                 raise BuildError(f"{compiler.path} failed at {program.source} with {done.returncode}: {said}")
