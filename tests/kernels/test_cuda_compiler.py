@@ -157,6 +157,16 @@ def test_a_cache_that_cannot_be_written_is_a_reason_and_no_crash(nvcc: StandIn, 
         build(PROGRAM, ARCH)
 
 
+def test_a_cache_that_cannot_be_looked_into_is_a_reason_and_no_crash(
+    nvcc: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a HOME that is another user's, but also for root, who may look everywhere: no name is so long."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "x")
+    assert compiler.find(PROGRAM, ARCH) is None
+    with pytest.raises(BuildError, match="cannot be compiled into"):
+        build(PROGRAM, ARCH)
+
+
 def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
     """Slow compilers that write half, wait and write the rest; readers look meanwhile."""
     nvcc.does('printf half > "$2"; sleep 0.3; printf whole >> "$2"')

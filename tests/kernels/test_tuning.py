@@ -86,6 +86,16 @@ def test_a_broken_table_is_ignored_and_said_to_be(text: str, caplog: pytest.LogC
     assert str(path) in caplog.text
 
 
+def test_a_table_that_cannot_be_looked_for_is_ignored_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a HOME that is another user's, but also for root, who may look everywhere: no name is so long."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "x")
+    with caplog.at_level(logging.WARNING):
+        assert tuning.table(GPU) == {}
+    assert "is ignored" in caplog.text
+
+
 def test_of_many_writers_one_wins_whole() -> None:
     path = tuning.user_path(GPU)
     tables = [{f"conv {n} {rows}": Tile(m=n, n=rows) for rows in range(1, 200)} for n in range(1, 9)]

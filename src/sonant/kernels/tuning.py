@@ -138,10 +138,8 @@ def decode(data: Any) -> dict[str, Tile]:
 
 def read(path: Path) -> dict[str, Tile]:
     """Empty where there is no such file, or none that can be used."""
-    if not path.is_file():
-        return {}
     try:
-        return decode(json.loads(path.read_text(encoding="utf-8")))
+        return decode(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _LOG.warning("the table of tuned kernels at %s is ignored: %s", path, error)
         return {}

@@ -98,9 +98,9 @@ def _version(path: str) -> str:
 
 
 def find(program: Program, arch: int) -> Path | None:
-    """None: nobody has built it yet."""
+    """None: nobody has built it yet, or nobody who lets us read it."""
     name = program.file_name(arch)
-    return next((path for path in (SHIPPED / name, cache_folder() / name) if path.is_file()), None)
+    return next((path for path in (SHIPPED / name, cache_folder() / name) if os.access(path, os.R_OK)), None)
 
 
 def refused(program: Program, arch: int) -> str | None:
