@@ -167,6 +167,12 @@ def test_a_cache_that_cannot_be_looked_into_is_a_reason_and_no_crash(
         build(PROGRAM, ARCH)
 
 
+def test_a_cache_may_be_named_from_where_one_is(nvcc: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "nearby")
+    assert build(PROGRAM, ARCH).read_text() == "machine code\n"
+
+
 def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
     """Slow compilers that write half, wait and write the rest; readers look meanwhile."""
     nvcc.does('printf half > "$2"; sleep 0.3; printf whole >> "$2"')

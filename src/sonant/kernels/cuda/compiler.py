@@ -151,7 +151,7 @@ def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *,
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-            made = Path(folder) / "made.cubin"
+            made = Path(folder).absolute() / "made.cubin"  # nvcc runs in another folder than we do
             command = [compiler.path, *_FLAGS, f"-arch=sm_{arch}{program.features}", *defines, "-o", str(made)]
             done = subprocess.run(
                 [*command, str(SOURCES / program.source)], capture_output=True, text=True, errors=_STRANGE,
