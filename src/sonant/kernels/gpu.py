@@ -25,7 +25,15 @@ class Gpu:
         """As compilers count: 90 for Hopper."""
         return 10 * self.capability[0] + self.capability[1]
 
+    @property
+    def shared_bytes(self) -> int:
+        """That one program can have: less than half of Hopper's on GPUs that are not for data centers."""
+        if self.capability in _LARGE_AMPERE:
+            return 163 << 10
+        return 227 << 10 if (9, 0) <= self.capability < (12, 0) else 99 << 10
 
+
+_LARGE_AMPERE = ((8, 0), (8, 7))
 _PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
 _BESIDE: ContextVar[bool] = ContextVar("beside_steps", default=False)
 
@@ -33,6 +41,12 @@ _BESIDE: ContextVar[bool] = ContextVar("beside_steps", default=False)
 def gpu_of(device: torch.device) -> Gpu | None:
     """None: tensors of this device meet no kernel of ours."""
     return _of_cuda(device) if device.type == "cuda" else _PLANNED.get()
+
+
+def stages_within(device: torch.device, wanted: int, stage_bytes: int) -> int:
+    """Of a kernel's stages, each with so much shared memory: as many as wanted, or as there is room for."""
+    gpu = gpu_of(device)
+    return wanted if gpu is None else max(1, min(wanted, gpu.shared_bytes // stage_bytes))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sonant.kernels.gpu import stages_within
 from sonant.kernels.reference import Weight, parts_of
 from sonant.kernels.tuning import Tile, find
 
@@ -25,7 +26,11 @@ def tile_for(x: Tensor, weight: Weight, gated: bool) -> Tile:
     depth, item = x.shape[-1], parts_of(weight)[0].dtype.itemsize
     rows, columns = x.numel() // depth, weight.shape[0] // (2 if gated else 1)
     found = find("dual_ffn", shape_key(depth, columns, gated, item), rows, x.device)
-    return found or rule(rows, depth, columns, gated, item)
+    if found is not None:
+        return found
+    tile = rule(rows, depth, columns, gated, item)
+    stage_bytes = shared_bytes(replace(tile, stages=1), gated, item)
+    return replace(tile, stages=stages_within(x.device, tile.stages, stage_bytes))
 
 
 def row_tiles(rows: int, block: int) -> int:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sonant.kernels.gpu import stages_within
 from sonant.kernels.reference import FlowEnds, FlowGiven
 from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
@@ -19,7 +20,7 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 _DEPTH = 128  # of the hidden width at a time
 _COLUMNS = 128  # of the tokens at a time
 _PROCESSORS = 132  # of an H100 or H200
-_WARPS = 4
+_WARPS, _STAGES = 4, 4
 _LEAST = tl.constexpr(1e-8)
 
 
@@ -145,17 +146,19 @@ def _launch(
     tokens = told.new_empty(0 if time is None else 2 * rows, prefix + 1 + 2 * steps, width)
     blocks = cdiv(width, _COLUMNS)
     parts = 1 if time is None else min(blocks, 1 << max(0, (_PROCESSORS // rows).bit_length() - 1))
+    tile, cells = max(16, next_power_of_2(steps)), max(16, next_power_of_2(channels))
+    depth = min(_DEPTH, max(16, next_power_of_2(width)))
+    stage_bytes = depth * (2 * tile + cells) * told.dtype.itemsize  # of both sequences' tokens, and of weights
     _flow_turn[(rows, parts)](
         x, tokens if hidden is None else hidden.contiguous(), given.guidance, moved,
         ends.in_weight, ends.in_bias, ends.gain, ends.out_weight, ends.out_bias,
         told, told if time is None else time.contiguous(), past, tokens,
         rows, width, channels, given.guidance.stride(0), length, ends.eps,
         MOVE=hidden is not None, OPEN=time is not None, STEPS=steps, PREFIX=prefix,
-        LINES=next_power_of_2(prefix + 1 + steps), TILE=max(16, next_power_of_2(steps)),
-        CELLS=max(16, next_power_of_2(channels)), SHARE=next_power_of_2(cdiv(blocks, parts)),
-        BLOCK_K=min(_DEPTH, max(16, next_power_of_2(width))), BLOCK_N=_COLUMNS,
+        LINES=next_power_of_2(prefix + 1 + steps), TILE=tile, CELLS=cells, SHARE=next_power_of_2(cdiv(blocks, parts)),
+        BLOCK_K=depth, BLOCK_N=_COLUMNS,
         PRECISION="ieee" if told.dtype.itemsize == 4 else "tf32",
-        num_warps=_WARPS, num_stages=4, **launch_options(x),
+        num_warps=_WARPS, num_stages=stages_within(x.device, _STAGES, stage_bytes), **launch_options(x),
     )  # fmt: skip
     return moved, tokens
 

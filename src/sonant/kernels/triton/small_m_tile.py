@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from torch import Tensor
 
+from sonant.kernels.gpu import stages_within
+from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.tuning import Tile, find
 
 ROWS = 64  # above it the library's products win
@@ -38,7 +41,11 @@ def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -
     rows, depth = x.shape
     item = weight.dtype.itemsize
     found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
-    return found or rule(rows, depth, columns, gated, item)
+    if found is not None:
+        return found
+    tile, block_m = rule(rows, depth, columns, gated, item), max(_LEAST_BLOCK, next_power_of_2(rows))
+    stage_bytes = tile.k * ((2 if gated else 1) * tile.n * item + block_m * x.dtype.itemsize)
+    return replace(tile, stages=stages_within(x.device, tile.stages, stage_bytes))
 
 
 def block_depth(depth: int, most: int = _DEPTH) -> int:

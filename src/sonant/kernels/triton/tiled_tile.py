@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sonant.kernels.gpu import stages_within
 from sonant.kernels.tuning import Tile, find
 
 _LEAST_ROWS = 32  # up to which those of small_m_gemm.py win, whose left side are the weights
@@ -34,7 +35,11 @@ def shape_key(depth: int, columns: int, gated: bool, item_bytes: int = 1) -> str
 def tile_for(rows: int, depth: int, columns: int, gated: bool, device: torch.device) -> Tile:
     """With eight bits on both sides."""
     found = find("scaled", shape_key(depth, columns, gated), rows, device)
-    return found or rule(rows, depth, columns, gated)
+    if found is not None:
+        return found
+    tile = rule(rows, depth, columns, gated)
+    stage_bytes = tile.k * (tile.m + _planes(gated) * tile.n)
+    return replace(tile, stages=stages_within(device, tile.stages, stage_bytes))
 
 
 def known_tile(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
