@@ -30,10 +30,11 @@ class Gpu:
         """That one program can have: less than half of Hopper's on GPUs that are not for data centers."""
         if self.capability in _LARGE_AMPERE:
             return 163 << 10
-        return 227 << 10 if (9, 0) <= self.capability < (12, 0) else 99 << 10
+        return _HOPPERS_SHARED_BYTES if (9, 0) <= self.capability < (12, 0) else 99 << 10
 
 
 _LARGE_AMPERE = ((8, 0), (8, 7))
+_HOPPERS_SHARED_BYTES = 227 << 10
 _PLANNED: ContextVar[Gpu | None] = ContextVar("planned_gpu", default=None)
 _BESIDE: ContextVar[bool] = ContextVar("beside_steps", default=False)
 
@@ -43,10 +44,15 @@ def gpu_of(device: torch.device) -> Gpu | None:
     return _of_cuda(device) if device.type == "cuda" else _PLANNED.get()
 
 
+def shared_room(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have. Without a GPU to ask for it is Hopper's."""
+    gpu = gpu_of(device)
+    return _HOPPERS_SHARED_BYTES if gpu is None else gpu.shared_bytes
+
+
 def stages_within(device: torch.device, wanted: int, stage_bytes: int) -> int:
     """Of a kernel's stages, each with so much shared memory: as many as wanted, or as there is room for."""
-    gpu = gpu_of(device)
-    return wanted if gpu is None else max(1, min(wanted, gpu.shared_bytes // stage_bytes))
+    return max(1, min(wanted, shared_room(device) // stage_bytes))
 
 
 @contextmanager

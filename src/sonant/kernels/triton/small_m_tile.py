@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from sonant.kernels.gpu import stages_within
+from sonant.kernels.gpu import shared_room, stages_within
 from sonant.kernels.sizes import next_power_of_2
 from sonant.kernels.tuning import Tile, find
 
@@ -38,14 +38,21 @@ def shape_key(depth: int, columns: int, gated: bool, norm: bool, item_bytes: int
 
 
 def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
+    """A neighbour's measurement counts where it fits: what was measured with fewer rows may need too much with more."""
     rows, depth = x.shape
     item = weight.dtype.itemsize
     found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
-    if found is not None:
+    given = depth, max(_LEAST_BLOCK, next_power_of_2(rows)), 2 if gated else 1, item
+    if found is not None and shared_bytes(found, *given) <= shared_room(x.device):
         return found
-    tile, block_m = rule(rows, depth, columns, gated, item), max(_LEAST_BLOCK, next_power_of_2(rows))
-    stage_bytes = tile.k * ((2 if gated else 1) * tile.n * item + block_m * x.dtype.itemsize)
-    return replace(tile, stages=stages_within(x.device, tile.stages, stage_bytes))
+    tile = rule(rows, depth, columns, gated, item)
+    return replace(tile, stages=stages_within(x.device, tile.stages, shared_bytes(replace(tile, stages=1), *given)))
+
+
+def shared_bytes(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int) -> int:
+    """What is on its way through shared memory; where there is one tile of the depth, it is the only one."""
+    stages = tile.stages if depth // (max(1, tile.k) * tile.splits) > 1 else 1
+    return stages * tile.k * (planes * tile.n * item_bytes + block_m * max(2, item_bytes))
 
 
 def block_depth(depth: int, most: int = _DEPTH) -> int:
@@ -110,8 +117,7 @@ def _sensible(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int
     # bytes of the first tile in each thread's registers, where no item has less than two
     held = planes * tile.n * tile.k * max(2, item_bytes) // threads
     sums = planes * tile.n * block_m * tile.fold // threads
-    stages = tile.stages if depth // (tile.k * tile.splits) > 1 else 1
-    shared = stages * tile.k * (planes * tile.n * item_bytes + block_m * max(2, item_bytes))
+    shared = shared_bytes(tile, depth, block_m, planes, item_bytes)
     if not 64 <= held <= 256 or sums > 64 or shared > _SHARED_BYTES:
         return False
     if tile.fold > 1:
