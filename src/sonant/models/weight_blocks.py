@@ -91,15 +91,15 @@ def held_tensors(modules: Iterable[nn.Module]) -> Iterator[HeldTensor]:
             yield from (HeldTensor(part, name) for name, value in part._buffers.items() if value is not None)
 
 
-def stack_blocks(stack: DecoderStack, lane: str, reads: float, *, aside: bool = False) -> list[WeightBlock]:
+def stack_blocks(stack: DecoderStack, lane: str, reads: float) -> list[WeightBlock]:
     """A block for each layer. Norms are small and stay: some are read before their layer is called."""
     blocks = []
     for n, layer in enumerate(stack.layers):
         assert isinstance(layer, DecoderLayer)
-        blocks.append(WeightBlock(f"{lane} {n}", lane, layer, (layer.self_attn, layer.mlp), reads, aside))
+        blocks.append(WeightBlock(f"{lane} {n}", lane, layer, (layer.self_attn, layer.mlp), reads))
     return blocks
 
 
-def called_blocks(modules: Iterable[nn.Module], lane: str, reads: float = 0.0, *, aside: bool) -> list[WeightBlock]:
-    """A block for each module, of all its weights."""
-    return [WeightBlock(f"{lane} {n}", lane, m, (m,), reads, aside) for n, m in enumerate(modules)]
+def encoder_lane(modules: Iterable[nn.Module], lane: str) -> list[WeightBlock]:
+    """A block for each module of an encoder, of all its weights. It hears clips, on other threads than steps run on."""
+    return [WeightBlock(f"{lane} {n}", lane, m, (m,), aside=True) for n, m in enumerate(modules)]

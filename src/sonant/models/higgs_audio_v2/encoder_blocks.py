@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
-from sonant.models.weight_blocks import WeightBlock, called_blocks
+from sonant.models.weight_blocks import WeightBlock, encoder_lane
 
 
 def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
@@ -18,4 +18,4 @@ def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
         encoder.encoder_semantic,
         encoder.quantizer,
     ]
-    return called_blocks(parts, "voice encoder", aside=True)
+    return encoder_lane(parts, "voice encoder")

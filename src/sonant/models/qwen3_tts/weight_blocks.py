@@ -19,7 +19,7 @@ from sonant.models.weight_blocks import (
     LookupTable,
     ModelWeights,
     WeightBlock,
-    called_blocks,
+    encoder_lane,
     stack_blocks,
 )
 
@@ -55,12 +55,12 @@ def talker_blocks(talker: Talker) -> list[WeightBlock]:
 
 
 def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
-    return called_blocks([encoder.encoder, *encoder.encoder_transformer.layers], "voice encoder", aside=True)
+    return encoder_lane([encoder.encoder, *encoder.encoder_transformer.layers], "voice encoder")
 
 
 def speaker_blocks(speaker: SpeakerEncoder) -> list[WeightBlock]:
     """A lane of its own: a clip whose words are not known goes through this one only."""
-    return called_blocks([*speaker.blocks, speaker.mfa, speaker.asp], "speaker encoder", aside=True)
+    return encoder_lane([*speaker.blocks, speaker.mfa, speaker.asp], "speaker encoder")
 
 
 def codec_blocks(decoder: CodecDecoder) -> list[WeightBlock]:

@@ -12,7 +12,7 @@ from sonant.models.voxcpm2.knobs import USUAL_STEPS
 from sonant.models.voxcpm2.modules import VoxCPM2Modules
 from sonant.models.voxcpm2.vae import UpsampleBlock, VAEDecoder
 from sonant.models.voxcpm2.vae_encoder import DownsampleBlock, VAEEncoder
-from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock, called_blocks, stack_blocks
+from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock, encoder_lane, stack_blocks
 
 if TYPE_CHECKING:
     from sonant.models.voxcpm2.model import Modules
@@ -48,4 +48,4 @@ def codec_blocks(decoder: VAEDecoder) -> list[WeightBlock]:
 
 def encoder_blocks(encoder: VAEEncoder) -> list[WeightBlock]:
     blocks = [part for part in encoder.block if isinstance(part, DownsampleBlock)]
-    return called_blocks(blocks, "voice encoder", aside=True)
+    return encoder_lane(blocks, "voice encoder")
