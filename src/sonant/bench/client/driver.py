@@ -21,10 +21,9 @@ _TRY_S = 5.0
 class Driver:
     """Runs shares of loads in one event loop, one load at a time."""
 
-    def __init__(
-        self, target: Target, prompts: Sequence[Prompt], *, timeout_s: float = 300.0, keep_sound: bool = False
-    ) -> None:
-        self.target, self.prompts, self.timeout_s, self.keep_sound = target, prompts, timeout_s, keep_sound
+    def __init__(self, target: Target, prompts: Sequence[Prompt], *, timeout_s: float = 300.0) -> None:
+        self.target, self.prompts, self.timeout_s = target, prompts, timeout_s
+        self.keep_sound = False
         self.ended: list[Ended] = []
         self.in_flight = 0
         self.stopping = False
@@ -49,9 +48,9 @@ class Driver:
             self.host = host
             return
 
-    async def run(self, load: Load, share: Share, start_s: float) -> None:
+    async def run(self, load: Load, share: Share, start_s: float, *, keep_sound: bool = False) -> None:
         """Runs until the last answer has ended; `samples` then tells all."""
-        self.ended, self.stopping = [], False
+        self.ended, self.stopping, self.keep_sound = [], False, keep_sound
         chosen = {i % len(self.prompts): self.prompts[i % len(self.prompts)] for i in share.indices}
         requests = {i: self.target.request(prompt) for i, prompt in chosen.items()}
         if load.rate is not None:

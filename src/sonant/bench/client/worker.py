@@ -110,13 +110,12 @@ async def _serve(jobs: Connection, results: Connection, driver: Driver) -> None:
 
 async def _run_job(results: Connection, driver: Driver, metronome: Metronome, job: WorkerJob) -> WorkerResult:
     allow_files(len(job.share.starts_s) + _SPARE_FILES, at_most=job.load.rate is not None)
-    driver.keep_sound = job.keep_sound
     reporter = asyncio.create_task(_send_progress(results, driver))
     gc.collect()
     gc.disable()  # a collection in the middle would be seen as lateness of the server
     metronome.clear()
     try:
-        await driver.run(job.load, job.share, job.start_s)
+        await driver.run(job.load, job.share, job.start_s, keep_sound=job.keep_sound)
         errors_s = metronome.errors_since(job.start_s)
     finally:
         gc.enable()
