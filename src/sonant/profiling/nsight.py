@@ -74,7 +74,7 @@ class _Reader:
 
     def _kernels(self) -> None:
         add, named = self.builder.of[Kind.KERNEL].add, self._named()
-        name = "t.shortName" if self._has(_KERNEL, "shortName") else "0"
+        name = "t.shortName" if self._has_short_names() else "0"
         wanted = {"demangledName": name, "start": "0", "end": "0", "streamId": "0", "correlationId": "0"}
         for text, start, end, stream, correlation, device in self._rows(_KERNEL, {**wanted, "deviceId": "0"}):
             add(Kind.KERNEL, named(text), start, end, stream, correlation or 0, 0, 0, device)
@@ -137,5 +137,6 @@ class _Reader:
             kinds[number] = str(label).split()[0] if label else "Unknown"
         return kinds
 
-    def _has(self, table: str, column: str) -> bool:
-        return table in self.tables and any(row[1] == column for row in self.db.execute(f"PRAGMA table_info({table})"))
+    def _has_short_names(self) -> bool:
+        columns = self.db.execute(f"PRAGMA table_info({_KERNEL})")  # none, of a table that is not there
+        return any(row[1] == "shortName" for row in columns)

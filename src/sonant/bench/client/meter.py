@@ -183,12 +183,12 @@ def open_meter(asked: str, headers: Mapping[str, str], sample_rate: int, *, sse:
         return WavMeter(keep=keep)
     if asked != "pcm":
         return CompressedMeter(asked, keep=keep)
-    rate, channels = headers.get("x-sample-rate", _parameter(parameters, "rate")), headers.get("x-channels")
+    rate, channels = headers.get("x-sample-rate", _rate_of(parameters)), headers.get("x-channels")
     if not all(value is None or (value.isdecimal() and int(value)) for value in (rate, channels)):
         raise BadSound(f"the headers tell of a sample rate {rate!r} and {channels!r} channels")
     return PcmMeter(int(rate or sample_rate), int(channels or 1), keep=keep)
 
 
-def _parameter(parameters: str, name: str) -> str | None:
+def _rate_of(parameters: str) -> str | None:
     pairs = (p.partition("=") for p in parameters.split(";"))
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+    return next((value.strip() for key, _, value in pairs if key.strip() == "rate"), None)
