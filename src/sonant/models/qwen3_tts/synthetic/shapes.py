@@ -43,19 +43,12 @@ def codec_shapes(config: CodecConfig) -> dict[str, Shape]:
 
 
 def _decoder_layers(prefix: str, c: DecoderStackConfig) -> Iterator[Entry]:
-    queries = c.num_attention_heads * c.head_dim
-    keys = c.num_key_value_heads * c.head_dim
     for i in range(c.num_hidden_layers):
         layer = f"{prefix}.layers.{i}"
-        yield f"{layer}.self_attn.q_proj.weight", (queries, c.hidden_size)
-        yield f"{layer}.self_attn.k_proj.weight", (keys, c.hidden_size)
-        yield f"{layer}.self_attn.v_proj.weight", (keys, c.hidden_size)
-        yield f"{layer}.self_attn.o_proj.weight", (c.hidden_size, queries)
+        yield from _attention(layer, c)
         yield f"{layer}.self_attn.q_norm.weight", (c.head_dim,)
         yield f"{layer}.self_attn.k_norm.weight", (c.head_dim,)
-        yield f"{layer}.mlp.gate_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.up_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.down_proj.weight", (c.hidden_size, c.intermediate_size)
+        yield from _mlp(layer, c)
         yield f"{layer}.input_layernorm.weight", (c.hidden_size,)
         yield f"{layer}.post_attention_layernorm.weight", (c.hidden_size,)
     yield f"{prefix}.norm.weight", (c.hidden_size,)
@@ -158,25 +151,19 @@ def _codec_decoder(c: CodecDecoderConfig) -> Iterator[Entry]:
             yield f"{quantizer}.vq.layers.{i}._codebook.cluster_usage", (c.codebook_size,)
             yield f"{quantizer}.vq.layers.{i}._codebook.embedding_sum", (c.codebook_size, entry_dim)
     yield from _conv("decoder.pre_conv.conv", c.latent_dim, c.codebook_dim, 3)
-    yield from _codec_transformer("decoder.pre_transformer", c)
+    yield from _codec_transformer(c)
     for i, ratio in enumerate(c.upsampling_ratios):
         yield from _conv(f"decoder.upsample.{i}.0.conv", c.latent_dim, c.latent_dim, ratio)
         yield from _convnext(f"decoder.upsample.{i}.1", c.latent_dim)
     yield from _vocoder(c)
 
 
-def _codec_transformer(prefix: str, c: CodecDecoderConfig) -> Iterator[Entry]:
-    queries = c.num_attention_heads * c.head_dim
-    keys = c.num_key_value_heads * c.head_dim
+def _codec_transformer(c: CodecDecoderConfig) -> Iterator[Entry]:
+    prefix = "decoder.pre_transformer"
     for i in range(c.num_hidden_layers):
         layer = f"{prefix}.layers.{i}"
-        yield f"{layer}.self_attn.q_proj.weight", (queries, c.hidden_size)
-        yield f"{layer}.self_attn.k_proj.weight", (keys, c.hidden_size)
-        yield f"{layer}.self_attn.v_proj.weight", (keys, c.hidden_size)
-        yield f"{layer}.self_attn.o_proj.weight", (c.hidden_size, queries)
-        yield f"{layer}.mlp.gate_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.up_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.down_proj.weight", (c.hidden_size, c.intermediate_size)
+        yield from _attention(layer, c)
+        yield from _mlp(layer, c)
         for vector in (
             "input_layernorm.weight",
             "post_attention_layernorm.weight",
@@ -215,6 +202,21 @@ def _vocoder(c: CodecDecoderConfig) -> Iterator[Entry]:
     end = len(c.upsample_rates) + 1
     yield from _snake(f"decoder.decoder.{end}", channels)
     yield from _conv(f"decoder.decoder.{end + 1}.conv", 1, channels, VOCODER_KERNEL)
+
+
+def _attention(layer: str, c: DecoderStackConfig | CodecDecoderConfig) -> Iterator[Entry]:
+    queries = c.num_attention_heads * c.head_dim
+    keys = c.num_key_value_heads * c.head_dim
+    yield f"{layer}.self_attn.q_proj.weight", (queries, c.hidden_size)
+    yield f"{layer}.self_attn.k_proj.weight", (keys, c.hidden_size)
+    yield f"{layer}.self_attn.v_proj.weight", (keys, c.hidden_size)
+    yield f"{layer}.self_attn.o_proj.weight", (c.hidden_size, queries)
+
+
+def _mlp(layer: str, c: DecoderStackConfig | CodecDecoderConfig) -> Iterator[Entry]:
+    yield f"{layer}.mlp.gate_proj.weight", (c.intermediate_size, c.hidden_size)
+    yield f"{layer}.mlp.up_proj.weight", (c.intermediate_size, c.hidden_size)
+    yield f"{layer}.mlp.down_proj.weight", (c.hidden_size, c.intermediate_size)
 
 
 def _linear(name: str, outputs: int, inputs: int) -> Iterator[Entry]:
