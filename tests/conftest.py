@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -131,6 +131,13 @@ def full_voxcpm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (folder / "config.json").exists():
         write_voxcpm2_checkpoint(folder, size="2b", device="cuda")
     return folder
+
+
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    """As the engine runs: with gradients the reference would take cuDNN's own convolutions, with ten bits on a GPU."""
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(scope="session")

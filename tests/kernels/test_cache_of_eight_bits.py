@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,17 +10,13 @@ from kernels.against import DEVICE, kernel, random
 from sonant.kernels import reference
 from sonant.kernels.reference import Heads, Place
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 EIGHT = torch.float8_e4m3fn
 HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 32, 4
 LENGTHS = [0, 1, 9, 70]
 WIDTH = 19
 RELATIVE_ERROR = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def pages(count: int) -> tuple[Tensor, Tensor]:

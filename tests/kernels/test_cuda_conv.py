@@ -6,7 +6,6 @@ Tiles, lines, parts of weights, rings and barriers are all in it; what is not is
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -25,16 +24,11 @@ from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.reference import Bounds, Snake
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("no_gradients")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
 LAYOUTS = (conv.WIDE, conv._NARROW, conv._SHORT, conv._PANEL)
 ERROR = 1e-2  # bfloat16 rounds two to five times on the way
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

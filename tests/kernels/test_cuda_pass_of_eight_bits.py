@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +35,13 @@ from sonant.kernels.cuda import frame_pass, paged_pass, single_pass
 from sonant.kernels.cuda.single_pass import HEAD, Form, in_eight_bits
 from sonant.kernels.recorded_launches import AnyForm, LaunchRecorder, launches_recorded
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 H200, LAYERS = Gpu("NVIDIA H200", (9, 0)), 2
 FRAME, TALKER, SMALL_TALKER = frame_pass._FORMS[1], *paged_pass._FORMS[2:]
 # half of the blocks, and a ring that is gone through many times
 SMALL = {"inner": 1024, "layers": LAYERS, "kv_heads": 4, "pages": 5}
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Tiles, lines, turns of the warpgroups, rings and barriers are all in it; what is
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -25,15 +24,10 @@ from sonant.kernels.gpu import Gpu, planning_for
 from sonant.kernels.triton import unit as triton_unit
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("no_gradients")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
 ERROR = 1e-2  # bfloat16 rounds five times on the way
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

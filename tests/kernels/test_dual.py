@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,10 @@ from sonant.kernels import reference
 from sonant.kernels.reference import Sides, Split, split_kinds
 from sonant.kernels.tuning import LIBRARY, Tile
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 EPS = 1e-5
 HIDDEN, INNER = 96, 40
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def kinds_of(batch: int, steps: int, seed: int = 0, padding: bool = True) -> Tensor:

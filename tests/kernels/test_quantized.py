@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,9 @@ from sonant.kernels.reference import Heads, QuantizedWeight, Sides, quantize, qu
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("no_gradients")
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no bfloat16 products
 EPS = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def weight(columns: int, depth: int, seed: int = 2) -> QuantizedWeight:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,7 @@ from sonant.kernels.reference import Bounds, Snake
 from sonant.kernels.tuning import LIBRARY, Tile
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    """As the engine runs: with gradients the reference would take cuDNN's own convolutions, with ten bits on a GPU."""
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

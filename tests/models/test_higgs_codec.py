@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,8 @@ from sonant.kernels.dispatch import choose
 from sonant.models.higgs_audio_v2.codec import CodecDecoder
 from sonant.models.higgs_audio_v2.codec_config import AcousticConfig, CodecConfig
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 PUBLISHED = config_of(CONFIG)
 OTHER_RATIOS = replace(
@@ -26,12 +27,6 @@ OTHER_RATIOS = replace(
         decoder_hidden_size=16, hidden_size=6, downsampling_ratios=(3, 2, 7), upsampling_ratios=(3, 2, 7)
     ),
 )
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def weights_of(config: CodecConfig, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,10 @@ from sonant.errors import BadAudio
 from sonant.models.higgs_audio_v2.codec_encoder import CodecEncoder
 from sonant.models.higgs_audio_v2.sinc_resample import sinc_resample
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 WEIGHTS = random_weights()
 LENGTHS = [119, 120, 959, 960, 961, 1440, 4799, 4800, 9001]  # with silence around them and without
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,9 @@ from sonant.kernels import ops
 from sonant.kernels.dispatch import choose
 from sonant.models.voxcpm2.vae import VAEDecoder
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 class Plain:
