@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from replayed_steps import capture_graph
 from torch import Tensor
 
 from sonant.config import EngineConfig
@@ -29,7 +30,6 @@ from sonant.engine.compile_ahead import CompileJob
 from sonant.engine.compile_process import do_without_torchs_compiler
 from sonant.engine.engine import Engine
 from sonant.engine.graph_warmup import GraphWarmup
-from sonant.engine.graphs import CapturedGraph, Run
 from sonant.engine.rehearsal import Rehearsal
 from sonant.engine.room import GpuMemory
 from sonant.engine.runner import Runner
@@ -71,21 +71,6 @@ def planned(folder: Path, config: EngineConfig) -> tuple[int, set[Kernel]]:
     rehearsal = Rehearsal.of(job)
     forms = [form for stage in range(len(rehearsal)) for form in rehearsal.run(stage)]
     return len(rehearsal), {(form.name, form.key) for form in forms}
-
-
-class Replay:
-    def __init__(self, run: Run, given: Tensor, out: Tensor) -> None:
-        self.run, self.given, self.out = run, given, out
-
-    @torch.inference_mode()
-    def replay(self) -> None:
-        self.out.copy_(self.run(self.given))
-
-
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any, like: Tensor | None = None) -> CapturedGraph:
-    out = run(given).clone()
-    graph: Any = Replay(run, given, out)
-    return CapturedGraph(graph, given, out)
 
 
 def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

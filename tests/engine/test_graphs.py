@@ -1,12 +1,8 @@
-"""An engine whose steps are all replays, padded or several for a batch, says what an eager one says.
-
-There are no CUDA graphs on the CPU: a replay here runs the step again, from the same static inputs to the same outputs.
-"""
+"""An engine whose steps are all replays, padded or several for a batch, says what an eager one says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,32 +12,16 @@ from torch import Tensor
 from clips import reference_clip
 from engine.conftest import MakeEngine
 from engine.families import QWEN3_TTS, same
+from engine.replayed_steps import capture_graph
 from sonant import Engine
 from sonant.engine import graphs, runner
 from sonant.engine.graph_warmup import GraphWarmup
-from sonant.engine.graphs import CapturedGraph, GraphedStep, PrefillGraphs, Run
+from sonant.engine.graphs import GraphedStep, PrefillGraphs
 from sonant.engine.runner import Runner
 from sonant.models.base import PrefillItem, PrefillShape
 from sonant.models.status import Status
 
 BUCKETS = ((1, 32), (1, 64), (1, 128), (4, 64), (16, 16), (16, 64))  # prompts and positions: fewer than an engine has
-
-
-@dataclass(frozen=True)
-class Replay:
-    run: Run
-    given: Tensor
-    out: Tensor
-
-    @torch.inference_mode()
-    def replay(self) -> None:
-        self.out.copy_(self.run(self.given))
-
-
-def capture_graph(name: str, run: Run, given: Tensor, pool: Any, like: Tensor | None = None) -> CapturedGraph:
-    out = run(given).clone()
-    graph: Any = Replay(run, given, out)
-    return CapturedGraph(graph, given, out)
 
 
 @pytest.fixture(autouse=True)
