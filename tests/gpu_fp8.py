@@ -194,20 +194,25 @@ def call_us(case: ProductCase, device: torch.device, tile: Tile | None) -> float
         for n in range(count):
             case.run(Call(args[n % copies], {}), tile)
 
+    return best_us(many, count, replays=6)
+
+
+def best_us(many: Callable[[], None], count: int, *, replays: int) -> float:
+    """Of one of the `count` calls in `many`, replayed as a graph."""
     many()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         many()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    best_us = float("inf")
-    for _ in range(6):
+    least_us = float("inf")
+    for _ in range(replays):
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        best_us = min(best_us, 1e3 * begin.elapsed_time(end) / count)
-    return best_us
+        least_us = min(least_us, 1e3 * begin.elapsed_time(end) / count)
+    return least_us
 
 
 def time_kernels(device: torch.device, bandwidth: float) -> list[tuple[str, ...]]:

@@ -173,20 +173,7 @@ def chain_us(run: Way, weight: Tensor) -> float:
         for n in range(count):
             run(copies[n % len(copies)], turned[n % len(copies)])
 
-    many()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        many()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    best_us = float("inf")
-    for _ in range(4):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best_us = min(best_us, 1e3 * begin.elapsed_time(end) / count)
-    return best_us
+    return gpu_fp8.best_us(many, count, replays=4)
 
 
 def time_products(device: torch.device, rows: list[int]) -> None:
