@@ -2,8 +2,8 @@
 
 Other threads only leave requests and aborts here. With `steps_ahead` 1 a step is launched before the last one's
 result is read, so the device never waits for the host. A row and its blocks are freed only when no launched step
-uses them any more. Graphs that the engine did not wait for at its start are captured here, one between two steps.
-A listener who cannot be given their sound is dropped, and nobody else with them.
+uses them any more. Graphs that the engine did not wait for at its start are captured here, one at a time between steps.
+A sink that raises ends its own request and no other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_EVERY_S = 0.05  # at those who wait, for whom it is too late
+_LOOK_EVERY_S = 0.05  # for requests that have waited past their `first_audio_within_s`
 
 
 class Observer(Protocol):
@@ -62,7 +62,7 @@ class StepLoop:
         self._expected = 0  # requests that are still being laid out, see `expect`
         self._stop = self._in_haste = self._ended = False
         self._observer: Observer | None = None
-        # Called when all sinks have been told what there is; True: at once, since somebody hears their first sound.
+        # Called when all sinks have been given what there is. True: it holds somebody's first sound, and is urgent.
         self.after_delivery: Callable[[bool], None] = _nothing
         self._looked_s = 0.0
         if sleeper is not None:
@@ -84,13 +84,13 @@ class StepLoop:
             self._wake.notify()
 
     def expect(self) -> None:
-        """A text will post a request, though it has none in flight now: an engine that drains does not end before."""
+        """A text is about to post a request, though it has none in flight: a draining engine waits for it."""
         with self._wake:
             self._check_running()
             self._expected += 1
 
     def stop_expecting(self) -> None:
-        """It has posted it, or never will."""
+        """The expected request was posted, or never will be."""
         with self._wake:
             self._expected -= 1
             self._wake.notify()
@@ -105,10 +105,10 @@ class StepLoop:
 
     def heard(self, request: Request) -> None:
         with self._wake:
-            self._heard.append(request)  # the step thread looks at it when it looks next
+            self._heard.append(request)  # The step thread is not woken for it.
 
     def watch(self, text: OpenText) -> None:
-        """Tell this one when the engine ends."""
+        """Tell this text when the engine ends."""
         with self._wake:
             self._check_running()
             self._open.add(text)
@@ -123,7 +123,7 @@ class StepLoop:
             self._wake.notify()
 
     def check_room(self) -> None:
-        """Who finds a row free does not queue for it, though no step may have looked at them yet."""
+        """Raise if the queue is full. Requests that will find a row free do not count, though no step has seen them."""
         waiting = self.waiting() - len(self.runner.rows.free)
         if waiting >= self.config.max_waiting:
             raise Overloaded(f"{waiting} requests are waiting already; try again later")
@@ -132,7 +132,7 @@ class StepLoop:
         return len(self._inbox) + self.scheduler.sharing.queued + self._expected
 
     def stats(self, coming: int | None = None) -> EngineStats:
-        """`coming`: enough of it to decide on one more, beside so many that are on their way."""
+        """`coming`: only what is needed to decide on one more request, with so many others on their way."""
         return self.scheduler.sharing.stats(self.steps, waiting=self.waiting(), unseen=len(self._inbox), coming=coming)
 
     def join(self) -> None:
@@ -230,7 +230,7 @@ class StepLoop:
             self.after_delivery(False)
 
     def _refuse_late(self, now_s: float) -> None:
-        """Who has waited for as long as they were promised a sound within is told when to come back."""
+        """Refuse requests that got no row within their `first_audio_within_s`, and say when to come back."""
         self._looked_s = now_s
         waiting = [(r, r.speech.first_audio_within_s) for r in self.scheduler.waiting]
         late = [(r, within_s) for r, within_s in waiting if within_s is not None and now_s - r.arrival_s >= within_s]
@@ -243,12 +243,12 @@ class StepLoop:
                 self._retire(request)
 
     def _wait_for_messages(self, observer: Observer | None) -> bool:
-        """Sleep until there is something to do, or another observer; False: there never will be."""
+        """Sleep until there is something to do or the observer has changed. False: the loop is to end."""
         with self._wake:
             if self._inbox or self._aborts or self.scheduler.requests or self._observer is not observer:
                 return True
             if self._stop and (self._in_haste or not self._expected):
-                self._ended = True  # from here on nothing can be posted, which nobody would look at
+                self._ended = True  # Nothing can be posted from here on: nobody would look at it.
                 return False
             self._wake.wait(None if self.sleeper is None else _LOOK_EVERY_S)
             return True
@@ -273,7 +273,7 @@ class StepLoop:
         self.runner.telemetry.took("deliver")
 
     def _complete(self, request: Request) -> None:
-        """All of it has been made: it is told so, or made anew if it went wrong."""
+        """All sound of a request has been made: finish it, or make it again if it went wrong."""
         self.scheduler.release(request)
         if request.step_s is not None:
             self.runner.telemetry.time_per_step_s.add(request.step_s)
@@ -286,7 +286,7 @@ class StepLoop:
         self._tell(request, request.sink.finish, request.reason)
 
     def _tell(self, request: Request, message: Callable[[T], None], value: T) -> None:
-        """Hand something to a request's listener. One who cannot take it is gone, and their request with them."""
+        """Call a method of a request's sink. If it raises, the listener is taken to be gone, and the request ends."""
         try:
             message(value)
         except Exception as e:
@@ -321,7 +321,7 @@ class StepLoop:
             request.leave()
 
     def _end_all(self) -> None:
-        """Nothing will be spoken any more: tell all who still wait, those without a request too."""
+        """The engine has ended: tell every request, and every open text, even one that has no request now."""
         with self._wake:
             self._ended = True
             requests = [*self._inbox, *self.scheduler.requests]
@@ -336,4 +336,4 @@ class StepLoop:
 
 
 def _nothing(_: bool) -> None:
-    """For an engine whose sinks need no word of their own."""
+    """What `after_delivery` does where nobody set it."""
