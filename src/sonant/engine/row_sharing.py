@@ -1,18 +1,18 @@
 """Who has a row: rows are shared by listeners' need.
 
-A request is *due* when its listener needs sound: a new one as they arrive, one who hears already when they will have
-run dry, who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that moment, new
-listeners as if they had come `HEAD_START_S` sooner. So they come first, in the order of their arrival, then later parts
-of long texts by least slack, then files. Nobody waits for ever: of its priority, only new listeners that come within
-`HEAD_START_S` of the moment when a request is due, and those that were due before, can go before it.
+A request is *due* when its listener needs sound: a new listener on arrival, one who hears already when their buffer
+will be empty, one who only wants a file `OFFLINE_SLACK_S` after they began to wait. Rows go by priority, then by that
+moment, new listeners as if they had come `HEAD_START_S` sooner. So they come first, by arrival, then later parts of
+long texts by least slack, then files. Nobody waits for ever: within its priority, a request is overtaken only by those
+that are due before it, and by new listeners who come less than `HEAD_START_S` after it was due.
 
-Where no row is free, one is lent (`parking.py`) to those who need sound within `NEED_S`. Of the requests that have
-something to show for their row (the largest chunk's frames, or those of `TENURE_S`), the one with the least need lends
-it: a file, or a listener at least `PARK_SLACK_S` ahead. Where all are poorer than that, time is shared: who is
-`OVERDUE_S` past their need gets a row all the same. Files do not take rows from each other: each ends soon enough.
+Where no row is free, one is lent to those who need sound within `NEED_S`, and the lender is parked (`parking.py`). Only
+requests that have made something of their row (the largest chunk's frames, or those of `TENURE_S`) can lend it, and the
+one with the least need does: a file, or a listener at least `PARK_SLACK_S` ahead. Where nobody is, rows take turns: one
+who is `OVERDUE_S` past due gets a row all the same. Files take no rows from each other, since each ends soon enough.
 
-Parking frees rows and no blocks. The first in line that lacks blocks waits for them, and nobody who needs blocks goes
-before it; only parked requests do, which have theirs.
+Parking frees rows, not blocks. When the first in line lacks blocks, no other request that needs blocks overtakes it;
+only parked requests may, since they have kept theirs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sonant.engine.rows import Rows
 from sonant.engine.telemetry import EngineStats, Telemetry
 from sonant.models.spec import ModelSpec
 
-NEED_S = 2.0  # who has less than that left should have a row now: it may take a turn of the rows to get one
-HEAD_START_S = 5.0  # a gap is worse than a pause before the first sound, but not by more than that
-TENURE_S = 1.0  # where steps are slow; a fast machine makes the largest chunk in a tenth of it
+NEED_S = 2.0  # with less sound left a request should get a row now, since its turn may be a while in coming
+HEAD_START_S = 5.0  # without it, listeners who are behind all the time would go before every newcomer
+TENURE_S = 1.0  # for slow steps; a fast machine makes the largest chunk in a tenth of this
 PARK_SLACK_S = 2 * NEED_S  # so that whoever lends their row is not back for it at once
 PARKINGS_A_STEP = 16  # more would hold the step up by milliseconds, and could hardly all be prefilled in it
-LOOK_AGAIN_S = 0.02  # at those who could be lent no row, unless there are more of them or a row is free
-OVERDUE_S = 1.0  # a gap that is noticed anyway; before that, rows are not taken from those who would then have one
+LOOK_AGAIN_S = 0.02  # for rows for those who got none, unless more have come or a row is free
+OVERDUE_S = 1.0  # a gap this long is noticed anyway; a shorter one is not worth making one for the lender
 
 
 class RowSharing:
@@ -54,14 +54,14 @@ class RowSharing:
         self.least = 1 + spec.delay_steps + spec.codec_lookahead  # steps to the first sound of a row
         self.tenure = self.least + sizes.chunks[-1] - 1
         self.waiting: list[Request] = []
-        self._seated = 0  # of these, who have a row by now
+        self._seated = 0  # of those waiting, how many have been given a row by now
         self.running: list[Request] = []
         self.parked: list[Request] = []
         self._again_s, self._without = 0.0, 0  # nobody got a row: when to look again, and how many had none
 
     @property
     def queued(self) -> int:
-        """How many wait for their first row, whichever thread asks: not one more while rows are being given away."""
+        """How many wait for their first row. It is right for any thread, also while rows are being given away."""
         return len(self.waiting) - self._seated
 
     def due_s(self, request: Request) -> float:
@@ -72,7 +72,7 @@ class RowSharing:
         if first_s is None:
             return max(request.arrival_s, request.since_s)
         dry_s = request.dry_s(first_s, self.frame_s)
-        # Who has long been dry and had a row meanwhile waits for one only since then.
+        # One who ran dry long ago, but has had a row since, is due since they lost it.
         return dry_s if request.row >= 0 else max(dry_s, request.since_s)
 
     def _rank_s(self, request: Request) -> float:
@@ -99,7 +99,7 @@ class RowSharing:
         return self.ledger.all_at(self._lenders(now_s)[0])
 
     def _lenders(self, now_s: float) -> tuple[Places, Column]:
-        """… and when each is due. As those below, for any thread to ask."""
+        """… and when each is due. Any thread may ask for this, as for `lendable` and `in_need`."""
         ledger, sitting = self.ledger, self.ledger.with_rows()
         launched, tenure_at = ledger.launched[sitting], ledger.tenure_at[sitting]
         slow = (ledger.row_s[sitting] <= now_s - TENURE_S) & (launched + self.tenure - self.least >= tenure_at)
@@ -120,13 +120,13 @@ class RowSharing:
         return min(count, self.parking.most - len(self.parked))
 
     def in_need(self, now_s: float) -> int:
-        """How many of those without a row are before one who comes now."""
+        """How many without a row would go before a listener who comes now."""
         rank_s = now_s - HEAD_START_S
         return sum(self._rank_s(r) <= rank_s for r in [*self.waiting, *self.parked])
 
     def stats(self, steps: int, *, waiting: int, unseen: int, coming: int | None = None) -> EngineStats:
-        """`unseen` have come, and the step thread has not looked at them yet. For one more beside so many `coming`,
-        rows that others would lend are counted only if those that are free may not do for all: it takes longest."""
+        """`unseen`: requests that the step thread has not looked at yet. `coming`: so many are on their way; if free
+        rows are enough for all of them and one more, lendable rows are not counted, which takes longest."""
         telemetry, now_s = self.telemetry, time.monotonic()
         enough = coming is not None and len(self.rows.free) > waiting + len(self.parked) + coming
         return EngineStats(
@@ -190,7 +190,7 @@ class RowSharing:
                     continue
                 lender = self._lender(request, lenders, overdue, now_s)
                 if self.telemetry.parkings - parkings == PARKINGS_A_STEP or (lender is None and live and overdue):
-                    return given  # Whoever comes later in line may be lent no more than this one.
+                    return given  # Nobody later in line could be lent a row either.
                 if lender is None:
                     files_wait, nobody_rich = files_wait or not live, nobody_rich or live
                     continue
@@ -222,7 +222,7 @@ class RowSharing:
         return self.pool.allocate(request.prompt.keys, request.prefill_length, request.positions)
 
     def _park(self, request: Request, now_s: float) -> None:
-        """Its row is free for another. Steps in flight that use it were launched before whatever comes next."""
+        """Free its row for another. Steps in flight that still use it were launched before any that will."""
         self.parking.save(request)
         self.rows.give_back(request.row)
         self.running.remove(request)

@@ -41,8 +41,8 @@ class Plan:
     preroll_frames: int = 0  # of each
     decode: dict[int, Places] = field(default_factory=dict)  # by variant of the frame step
     codec: dict[int, Places] = field(default_factory=dict)  # by how many frames each is given
-    first_sound: bool = False  # whether somebody has heard nothing yet of what the codec makes
-    begun: bool = False  # its prompts are on the device, see `Scheduler.plan`
+    first_sound: bool = False  # whether the codec makes the first that somebody hears
+    begun: bool = False  # its prefill has been launched already, see `Scheduler.plan`
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.preroll or self.decode or self.codec)
@@ -88,8 +88,8 @@ class Scheduler:
         return [*self.waiting, *self.running, *self.parked]
 
     def plan(self, now_s: float, begin: Callable[[Plan], None] | None = None) -> Plan:
-        """`begin` is given the plan as soon as it has prompts, so that the device works on them while what follows
-        them is planned: one who waits for their first sound waits for all that is planned before."""
+        """`begin` is called as soon as prefill is planned, so that the device works on it while the rest is planned:
+        a listener without sound waits for whatever is done before their prefill is launched."""
         self.sharing.share(now_s)
         plan, sitting = Plan(), self.ledger.with_rows()
         self._plan_prefill(plan, sitting, now_s)
@@ -123,7 +123,7 @@ class Scheduler:
                 plan.preroll.append(request)
                 continue
             if left < need <= whole:
-                break  # the next step takes it in one piece, and piecemeal it would not be any sooner
+                break  # The next step takes it whole; cut in two it would not be ready any sooner.
             take = min(left, need)
             if take == 0 and need > 0:
                 continue
@@ -133,25 +133,25 @@ class Scheduler:
                 continue
             if self.has_preroll(request.prompt):
                 plan.preroll.append(request)
-            else:  # it has its first frame in this very step: a listener waits for it, and prefill is launched before
+            else:  # It decodes its first frame in this very step, since prefill is launched before decoding.
                 request.preroll_up_to(-1)
         if plan.preroll:
             plan.preroll_frames = self._preroll_frames(len(plan.preroll), sitting, now_s)
 
     def _preroll_frames(self, count: int, sitting: Places, now_s: float) -> int:
-        """Of a voice's own sound that the codec goes through in a step, before the first of a request.
+        """How many reference frames of each voice the codec is given in a step, before the request's own.
 
-        Where the host computes, half of what those who listen already can wait for: the other half is for their own.
+        On a CPU they take at most half of the time that listeners can wait: the other half is for their own sound.
         """
         most, slack_s = self.sizes.chunks[-1], self.ledger.slacks_s(sitting, now_s, self.frame_s)
         room = self.codec_batching.frames_within(float(slack_s[np.isfinite(slack_s)].min(initial=OFFLINE_SLACK_S)))
         return max(1, int(min(most, room / 2 / count)))
 
     def _prefill_budget(self, pending: list[Request], sitting: Places, now_s: float) -> int:
-        """In positions. Where nobody would run dry meanwhile, those who wait for their first sound start together.
+        """In positions. If no listener would run dry meanwhile, it is larger, so that newcomers start together.
 
-        A step with n times as many positions takes at most n times as long as one with its fill of them; who has just
-        begun to hear is given their next sound by it, and the step before it may still be under way.
+        A step with n times the usual positions takes at most n times as long as a full one. The step before it may
+        still be running, and a listener who has just begun gets their next sound only after both.
         """
         usual = self.config.prefill_tokens
         if sum(request.prefill_length - request.prefilled for request in pending) <= usual:
@@ -167,7 +167,7 @@ class Scheduler:
         ahead = ledger.frames_launched(sitting, self.spec.delay_steps) - ledger.vocoded[sitting]
         has_steps_left = ledger.launched[sitting] < ledger.step_limit[sitting]
         decoding = ledger.state[sitting] == State.DECODING
-        # One place of the ring stays free: a codec on a stream of its own still reads the frames it was given last.
+        # One place of the ring stays free: a codec on its own stream may still read the frames that it was given last.
         able = sitting[decoding & has_steps_left & (ahead < self.sizes.ring - 1)]
         if len(able) > most:
             able = self.ledger.by_need(able, now_s, self.frame_s)[:most]
@@ -189,5 +189,5 @@ def _together(groups: list[Places]) -> Places:
 
 
 def _grouped(places: Places, kinds: npt.NDArray[np.int64]) -> dict[int, Places]:
-    """By kind, each group in the order that it has."""
+    """By kind; each group keeps its order."""
     return {int(kind): places[kinds == kind] for kind in np.unique(kinds)}
