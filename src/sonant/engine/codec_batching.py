@@ -1,9 +1,9 @@
 """Whose sound is made in a step, and how many frames of each.
 
-A call of the codec takes one chunk size. Where the host computes, it takes as long as it has frames, so sound is made
-when it is due, as far as the poorest listener can wait for others'. A GPU takes much the same time for one row as for
-eight, so there who can wait waits until a call is worth it: listeners who began at any time would else have a call for
-each of them, and every chunk size in every step.
+A call of the codec takes one chunk size. On a CPU its time grows with the frames in it, so sound is made when it is
+due, as long as the listener with the least buffered can wait for that of others. A GPU takes much the same time for one
+row as for eight, so there those who can wait do until a call is worth it. Otherwise listeners, who begin at different
+times, would each have calls of their own, and a step would have one of every chunk size.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from sonant.engine.request import State
 from sonant.engine.telemetry import Telemetry
 from sonant.models.spec import ModelSpec
 
-FIRST_STEPS = 2.0  # of its own time, that a first sound lasts for where the host computes
-WORTH = 0.25  # of a full call: larger ones cost hardly less for each frame, and hold up those who come meanwhile
-PATIENCE_S, PATIENCE_STEPS = 0.06, 4.0  # who has that much buffered and so many steps' time can wait for the next step
+FIRST_STEPS = 2.0  # that a first chunk must last for on a CPU
+WORTH = 0.25  # of a full call: a larger one costs hardly less a frame, and holds up those who come meanwhile
+PATIENCE_S, PATIENCE_STEPS = 0.06, 4.0  # with so much and so many steps' time buffered one can wait a step
 
 
 class CodecBatching:
     def __init__(self, spec: ModelSpec, sizes: FrameSizes, ledger: Ledger, telemetry: Telemetry) -> None:
         self.spec, self.sizes, self.ledger, self.telemetry = spec, sizes, ledger, telemetry
-        self.patience_s = PATIENCE_S  # for who measures: with infinity nobody waits
+        self.patience_s = PATIENCE_S  # for benchmarks: with infinity nobody waits
         self._chunks = np.array(sizes.chunks)
 
     def plan(self, sitting: Places, now_s: float) -> tuple[Places, Column]:
-        """Who of those with rows, and how many frames of each: one of the chunk sizes."""
+        """Whose sound to make, of those with rows, and how many frames of each: one of the chunk sizes."""
         slacks_s = self.ledger.slacks_s(sitting, now_s, self.spec.frame_s)
         frames = self._gathered(sitting, self.chunks_due(sitting, slacks_s), slacks_s)
         due, frames = sitting[frames > 0], frames[frames > 0]
-        room = self.frames_within(float(slacks_s.min(initial=OFFLINE_SLACK_S)))  # before the poorest listener runs dry
+        room = self.frames_within(float(slacks_s.min(initial=OFFLINE_SLACK_S)))  # before anybody runs dry
         if frames.sum() > min(self.sizes.codec_batch, room):
             return self._that_fit(due, frames, room, now_s)
         return due, frames
 
     def frames_within(self, seconds: float) -> float:
-        """What can be vocoded in that time, after a decode step. A GPU makes sound for all in next to no time."""
+        """How many can be vocoded in that time, after a decode step. On a GPU any number: it takes next to no time."""
         decode_s, vocode_s = self.telemetry.decode_s.value, self.telemetry.vocode_s.value
         return max(0.0, (seconds - decode_s) / vocode_s) if vocode_s else float("inf")
 
     def chunks_due(self, sitting: Places, slacks_s: Column) -> Column:
         """How many frames of each to vocode now, one of the chunk sizes; 0: not yet.
 
-        A listener's first chunk is one frame, or where the host computes as many as last for two steps of all who sit
-        there: else the second might come too late. Later ones grow to half of what is buffered, or on a GPU to what is
-        decoded by now. The last chunk may reach past the end: what lies there is dropped, and the row's state is not
-        needed again. Until the end is known, a chunk waits for the frames that the codec reads past it.
+        A listener's first chunk is one frame, or on a CPU as many as last for two steps of all with rows: otherwise
+        the second might come too late. Later ones grow to half of what is buffered, or on a GPU to what is decoded by
+        now. The last chunk may reach past the end: what lies there is dropped, and the row's state is not needed
+        again. Until the end is known, a chunk waits for the frames that the codec looks ahead.
         """
         ledger, sizes, state = self.ledger, self._chunks, self.ledger.state[sitting]
         vocoded, most = ledger.vocoded[sitting], len(self._chunks) - 1
@@ -68,7 +68,7 @@ class CodecBatching:
 
     @property
     def _on_host(self) -> bool:
-        """What a frame's sound takes is known only there."""
+        """Only there is it measured what the sound of a frame takes."""
         return self.telemetry.vocode_s.value > 0
 
     def _waiting(self, places: Places) -> Column:
@@ -76,11 +76,11 @@ class CodecBatching:
         return self.ledger.frames_launched(places, self.spec.delay_steps) - self.ledger.vocoded[places]
 
     def _gathered(self, sitting: Places, frames: Column, slacks_s: Column) -> Column:
-        """The same without those who wait until a call is worth it.
+        """`frames`, but 0 for those whose call is not worth making yet.
 
-        Nobody of a call may be one who cannot wait: a listener with little buffered, or one whose ring is about to be
-        full, who could not be decoded in the next steps. Where few decode, half of them are enough, and files alone
-        wait for a full call.
+        A call waits only if everybody in it can: a listener with little buffered cannot, nor a row whose ring is about
+        to be full, which could not go on decoding. Where few decode, half of what they could give is enough; files
+        alone wait for a full call.
         """
         if self._on_host or not frames.any():
             return frames
@@ -99,8 +99,8 @@ class CodecBatching:
         return gathered
 
     def _take_along(self, sitting: Places, gathered: Column, ended: Column) -> None:
-        """Who has ended goes with a call that takes all they have left. A file goes with any: it can always wait, and
-        may wait for a large call in vain where listeners have only small ones."""
+        """Add rows that have ended to calls that are made anyway: a listener's to one that takes all it has left, a
+        file's to any, since it might wait for a large call in vain where listeners have small ones only."""
         made = np.unique(gathered[gathered > 0])
         if not len(made) or not ended.any():
             return
@@ -111,8 +111,8 @@ class CodecBatching:
         gathered[ended] = np.where(large_enough < len(made), made[np.minimum(large_enough, len(made) - 1)], largest)
 
     def _that_fit(self, due: Places, frames: Column, room: float, now_s: float) -> tuple[Places, Column]:
-        """As many as fit, by need. Where room is scarce, chunks are smaller: the smallest is made at once for the
-        poorest, for who wants no larger one, and for whom no more frames can be decoded. First ones are made whole."""
+        """As many as fit, by need. Where time is short, chunks are smaller; the smallest is made in any case for the
+        first in need, for one that wants no larger, and for a row that cannot decode on. First chunks stay whole."""
         of, ledger = dict(zip(due.tolist(), frames.tolist(), strict=True)), self.ledger
         no_more = (self._waiting(due) >= self.sizes.ring - 1) | (ledger.state[due] == State.DRAINING)
         full = set(due[no_more].tolist())
