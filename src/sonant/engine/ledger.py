@@ -1,9 +1,9 @@
-"""The numbers of all requests that hold blocks, in columns: a step plans and books hundreds of requests at once.
+"""The numbers of all admitted requests in columns, so that a step plans and books hundreds of them at once.
 
 A request has a place here from its admission to its end, whichever row it has meanwhile, so a step that comes back
-finds whom it was for. What changes with every step lies here alone; what changes rarely is the request's own and is
-shown here too: `Counted` and `Shown` are how a request has them. Only the step thread writes. Others may read, and see
-a step half done.
+finds whom it was for. What changes with every step is stored here only; what changes rarely is stored in the request,
+with a copy here. `Counted` and `Shown` are the descriptors by which a request has the two. Only the step thread writes;
+other threads may read, and may see a step half booked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIXED = {
     "playback_speed": np.float64, "prefill_length": np.int64, "keeps_frames": np.bool_,
 }  # fmt: skip
 _FEWEST = 64
-OFFLINE_SLACK_S = 5.0  # of who only wants a file, for whom nobody runs dry
+OFFLINE_SLACK_S = 5.0  # the slack that a request for a file counts with, since nobody listens
 
 
 class Booked(NamedTuple):
@@ -69,7 +69,7 @@ class Ledger:
     playback_speed: Column
     prefill_length: Column
     keeps_frames: Column
-    _counted: Column  # all that steps count, of which each has a row
+    _counted: Column  # all that steps count: a row for each of `_COUNTED`
 
     def __init__(self) -> None:
         self._requests: list[Request | None] = []
@@ -77,7 +77,7 @@ class Ledger:
         self._grow(_FEWEST)
 
     def enter(self, request: Request) -> int:
-        """A place, with nothing counted yet; the request fills in what is its own."""
+        """Give a request a place, with nothing counted yet; the request then fills in the columns of `Shown`."""
         if not self._free:
             self._grow(2 * len(self._requests))
         place = self._free.pop()
@@ -122,7 +122,7 @@ class Ledger:
         return places[np.lexsort((self.slacks_s(places, now_s, frame_s), -self.priority[places]))]
 
     def book(self, places: Places, statuses: Column, now_s: float) -> Booked:
-        """What decode steps came to. Those of a request whose end is known were launched before it was."""
+        """Count what decode steps came to. Steps launched before their request's end was known count for nothing."""
         known = self.total[places] >= 0
         running, last = statuses == int(Status.RUNNING), statuses == int(Status.LAST)
         priming = statuses == int(Status.PRIMING)
@@ -134,12 +134,12 @@ class Ledger:
         return Booked(np.flatnonzero(first), np.flatnonzero(frames), np.flatnonzero(~(known | running | priming)))
 
     def over(self, places: Places) -> list[Request]:
-        """Those of them that nobody waits for, or that are all spoken."""
+        """Those of them that were aborted, or whose sound has all been handed over."""
         spoken = (self.total[places] >= 0) & (self.emitted[places] >= self.total[places])
         return self.all_at(places[spoken | self.abort_requested[places]])
 
     def _grow(self, size: int) -> None:
-        """`row` comes last: other threads begin with it, and find no place there that another column has not yet."""
+        """`row` grows last: other threads read it first, and so find no place that another column has not got yet."""
         before = len(self._requests)
         counted = np.zeros((len(_COUNTED), size), np.int64)
         if before:
@@ -158,13 +158,13 @@ class Ledger:
 
 
 class Counted:
-    """A number of the ledger's; 0 before it has a place there."""
+    """A request's number that is stored in the ledger; 0 while it has no place there."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, request: Request, owner: type) -> int:
-        ledger, place = request.ledger, request.place  # Once: the step thread may let go of them meanwhile.
+        ledger, place = request.ledger, request.place  # read once: the step thread may clear them meanwhile
         return int(getattr(ledger, self.name)[place]) if ledger is not None else 0
 
     def __set__(self, request: Request, value: int) -> None:
@@ -172,13 +172,13 @@ class Counted:
 
 
 class Shown(Generic[T]):
-    """A value of the request's own, which the ledger shows as a number.
+    """A value stored in the request, of which the ledger has a copy as a number.
 
     It is read as fast as any attribute: where a descriptor has no `__get__`, Python looks in the object itself.
     """
 
     def __init__(self, number: Callable[[T], float] | None = None) -> None:
-        """`number`: of a value that is none itself."""
+        """`number` converts a value that is none itself."""
         self.number = number
 
     def __set_name__(self, owner: type, name: str) -> None:
