@@ -5,16 +5,15 @@
                  │       PARKED         │                      (PARKED: what was in its row lies aside, see parking.py)
                  └─────────┴──── abort ─┴→ LEAVING → DONE     (LEAVING: launched steps still use its row)
 
-A parked request keeps its blocks. Steps that were launched before may still come back: they book frames and emit
-sound, and may tell that it has ended: then it goes on as DRAINING, or, if all of it is there, is done without a row.
+A parked request keeps its blocks. Steps that were launched before may still come back: they book frames, emit sound,
+and may bring its end. Then it goes on as DRAINING, or is done without a row if all its sound is there.
 
 Steps are decode steps, frames are what they complete: with a delay pattern the first `delay_steps` complete none.
-`launched` runs ahead of what the host has seen: frames up to `frames_launched` are on the device, of those the codec
-has been given `vocoded`, and `collected` have come back. Only `total`, known once a stop came back, says which of them
-are speech.
+`launched` runs ahead of what the host has seen: `frames_launched` are on the device; of these the codec has been given
+`vocoded`, and `collected` have come back. Only `total`, known once a stop came back, tells which of them are speech.
 
-From its admission to its end a request has a place in the ledger. What steps count is there alone (`Counted`), and what
-they look at is there too (`Shown`).
+From its admission to its end a request has a place in the ledger. What steps count is stored there only (`Counted`);
+of what else they look at, it has copies (`Shown`).
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class Request:
     collected = Counted()
     state: Shown[State] = Shown()
     row: Shown[int] = Shown()
-    row_s: Shown[float] = Shown()  # when it got the row that it has
-    tenure_at: Shown[int] = Shown()  # steps launched when it has something to show for that row, and may be parked
-    since_s: Shown[float] = Shown()  # when it began to wait for a row: as it was queued, or parked
+    row_s: Shown[float] = Shown()  # when it got its row
+    tenure_at: Shown[int] = Shown()  # how many steps must be launched before it may lend that row
+    since_s: Shown[float] = Shown()  # when it began to wait for a row: queued or parked
     first_audio_s: Shown[float | None] = Shown(lambda s: float("-inf") if s is None else s)
     heard_s: Shown[float] = Shown()  # sound that the listener got before this request's own
     total: Shown[int | None] = Shown(lambda total: -1 if total is None else total)
@@ -77,25 +76,25 @@ class Request:
         keeps_frames: bool = True,
         tries: int = 0,
     ) -> None:
-        """`keeps_frames`: what its sound was made from comes with it; `tries`: that went wrong before this one."""
+        """`keeps_frames`: chunks come with their frames. `tries`: how many went wrong before this one."""
         self.ledger: Ledger | None = None
         self.place = -1
         self.speech, self.prompt, self.sink = speech, prompt, sink
         self.arrival_s, self.delay_steps, self.keeps_frames, self.tries = arrival_s, delay_steps, keeps_frames, tries
-        self.queued_s = self.since_s = 0.0  # as it is given to the step thread: later parts of a long text wait before
+        self.queued_s = self.since_s = 0.0  # when the step thread got it: a later part of a long text waits before that
         self.state, self.row, self.row_s, self.tenure_at = State.WAITING, -1, 0.0, 0
         self.first_audio_s, self.heard_s, self.total, self.abort_requested = None, 0.0, None, False
         self.allocation: Allocation | None = None
         self.admitted_s = 0.0  # when it got its blocks
         self.prefilled = 0
-        self.preroll = 0  # next reference frame for the codec; -1: it has heard them all
+        self.preroll = 0  # next reference frame for the codec; -1: it was given all
         self.reason = FinishReason.STOP
         self.frames: list[Frames] = []  # collected but not yet emitted with their sound
-        self.step_s: float | None = None  # from one decode step to the next, its mean, at its end, if it had two
-        self.held: list[AudioChunk] = []  # made, but not to be heard before the whole is known
+        self.step_s: float | None = None  # the mean from one decode step to the next, set at its end if it had two
+        self.held: list[AudioChunk] = []  # made while `on_trial`
         self.step_limit = prompt.max_frames + delay_steps + 1  # the step after the last frame tells a stop from a cut
 
-    # What follows from it
+    # Derived values
 
     @property
     def live(self) -> bool:
@@ -137,7 +136,7 @@ class Request:
 
     @property
     def on_trial(self) -> bool:
-        """Whether it may yet turn out to have gone wrong: nobody is to hear of it before. A listener cannot wait."""
+        """Whether its sound is held back, since it may go wrong and be made anew. A listener cannot wait for that."""
         may_fail = self.prompt.bad_from is not None and self.tries < len(self.prompt.retries)
         return may_fail and not self.speech.live
 
@@ -147,7 +146,7 @@ class Request:
         return self.on_trial and bad_from is not None and (self.total or 0) >= bad_from
 
     def dry_s(self, first_audio_s: float, frame_s: float) -> float:
-        """When its listener, who began to hear then, will have heard all that was vocoded."""
+        """When its listener, who began to hear at `first_audio_s`, will have heard all that was vocoded."""
         return first_audio_s + (self.heard_s + self.vocoded * frame_s) / self.playback_speed
 
     # Before its row
@@ -160,7 +159,7 @@ class Request:
         self.first_audio_s, self.heard_s = first_audio_s, heard_s
 
     def hear(self, heard_s: float) -> None:
-        """Its listener has been given so much before it, by now. For any thread: the step thread then shows it."""
+        """Its listener has been given so much before it by now. For any thread: the step thread will show it."""
         vars(self)["heard_s"] = heard_s
 
     def show_heard(self) -> None:
@@ -197,7 +196,7 @@ class Request:
     # Planned, launched and collected
 
     def plan_prefill(self, tokens: int) -> tuple[int, int]:
-        """The next so many positions [start, end)."""
+        """Take the next `tokens` positions: [start, end)."""
         start, self.prefilled = self.prefilled, self.prefilled + tokens
         return start, self.prefilled
 
@@ -208,11 +207,11 @@ class Request:
             self.state = State.DECODING
 
     def keep(self, frame: Frames) -> None:
-        """One that was completed, if anybody wants to know it."""
+        """Keep a completed frame, to be emitted with its sound."""
         self.frames.append(frame.copy())
 
     def end(self, status: Status, now_s: float) -> None:
-        """The last of its steps to count has come back."""
+        """The last of its steps that counts has come back."""
         assert self.ledger is not None
         self.total = self.collected
         self.reason = FinishReason.LENGTH if status is Status.CAPPED else FinishReason.STOP
@@ -229,7 +228,7 @@ class Request:
         return frames if self.total is None else max(0, min(frames, self.total - first))
 
     def emit(self, count: int) -> Frames:
-        """The next frames, whose sound is there; without what is in them where nobody wants to know."""
+        """The next frames, whose sound is there; empty ones unless `keeps_frames`."""
         self.emitted += count
         if self.first_audio_s is None:
             self.first_audio_s = time.monotonic()
@@ -244,7 +243,7 @@ class Request:
     # Its end
 
     def retry(self) -> None:
-        """Wait anew, with the next try's values; what was made is forgotten, and a row was had as soon as promised."""
+        """Wait anew with the next try's values, and forget what was made. The promised time to a row was kept."""
         again = replace(self.prompt, staged={**self.prompt.staged, **self.prompt.retries[self.tries]})
         speech = replace(self.speech, first_audio_within_s=None)
         fresh = Request(
@@ -259,7 +258,7 @@ class Request:
         return held
 
     def abort(self) -> bool:
-        """Whether this is news: nobody waits for it any more."""
+        """Nobody waits for it any more. False: that was known, or it is over."""
         news = self.state is not State.DONE and not self.abort_requested
         self.abort_requested = self.abort_requested or news
         return news
@@ -268,7 +267,7 @@ class Request:
         self.state = State.LEAVING
 
     def finish(self) -> None:
-        """It gives its place back, if it had one."""
+        """Its end: its place, if it had one, is free again."""
         self.state = State.DONE
         if self.ledger is not None:
             self.ledger.leave(self.place)

@@ -42,9 +42,9 @@ class TextFeed:
         self._speaker = ""  # who spoke last, of a dialogue
 
     def add(self, text: str) -> None:
-        """Speak `text` after what came before. Raises `BadRequest` if it cannot be, and then is not changed by it.
+        """Speak `text` after what came before. Raises `BadRequest` if it cannot be spoken.
 
-        But for whose turn it is: what follows is said by the last one named, spoken or not.
+        Then nothing has changed but whose turn it is: what follows is said by the last speaker named.
         """
         check_text(text, self._max_chars)
         chars = self._chars + len(text)
