@@ -2,14 +2,14 @@
 
 The parts are known from the start (a long text) or come while the first are being spoken (`text_feed.py`). They are
 made one or two at a time for a listener, who has sound buffered, and a few at a time for a file; either way sound
-leaves in order, with its seams smoothed. A listener with much unread sound gets no further part, or what is never read
-would fill the memory: it is begun when they have read on. `max_frames` bound the whole, however many parts are made at
-once: what was made beyond is dropped. Every prompt is laid out before its part gets here, so that going on from part to
-part costs the step thread nothing.
+leaves in order, with its seams smoothed. While a listener has much unread sound no further part is begun, or sound that
+is never read would fill the memory. `max_frames` bounds the whole, however many parts are made at once: what was made
+beyond it is dropped. Every prompt is laid out before its part gets here, so that going on from part to part costs the
+step thread nothing.
 
-Where the model goes on from what was said before (`Context`), parts are made strictly one after the other. What comes
-here of them is laid out without context, which only shows that they can be spoken; a part is laid out anew, on the
-engine's prompt thread, when the one before it has ended.
+Where the model goes on from what was said before (`Context`), parts are made strictly one after the other. They come
+here laid out without context, which only shows that they can be spoken; a part is laid out anew, on the engine's prompt
+thread, when the one before it has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Clock:
-    """When the listener last began to hear, and what had been given before."""
+    """The part with which the listener last began to hear, and the samples given before it."""
 
     request: Request
     given_samples: int
@@ -50,9 +50,9 @@ class _Clock:
 class LongText:
     """Submits the parts in turn and joins their sound into `sink`.
 
-    Sound and ends of parts come on the step thread; parts, the end of the text, aborts and the word that there is room
-    again from any other; parts with their context from the prompt thread. The sink's lock is taken inside this one's,
-    never the other way round.
+    Sound and the ends of parts come on the step thread. Parts, the end of the text, aborts and the news that a listener
+    has room again come on any other; parts laid out with context on the prompt thread. The sink's lock is taken inside
+    this one's, never the other way round.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LongText:
         self.lock = threading.RLock()
         self.queue: deque[Request] = deque()
         self.laying_out = False  # the next part, on the prompt thread
-        self.active: list[Request] = []  # submitted ever, in order: their indices are the parts'
+        self.active: list[Request] = []  # all that were ever submitted: part n is `active[n]`
         self.segments: list[int] = []  # of each part: which piece of the caller's text it belongs to
         self.early: dict[int, list[AudioChunk]] = {}  # sound of parts whose turn has not come
         self.ended: dict[int, FinishReason] = {}
@@ -98,7 +98,7 @@ class LongText:
             self.add(parts)
 
     def add(self, parts: Sequence[Request]) -> None:
-        """One more piece of the text, of one or more parts."""
+        """Add one more piece of the text, which has one or more parts."""
         with self.lock:
             if self.error is not None:
                 raise self.error
@@ -117,16 +117,16 @@ class LongText:
                 self._end_by_parts()
 
     def abort(self) -> list[Request]:
-        """Stop going on; the parts to be aborted."""
+        """Submit nothing more, and return the parts to be aborted."""
         with self.lock:
             self.aborted = True
             self.queue.clear()
-            if not self._unfinished():  # no part is left to say so
+            if not self._unfinished():  # No part will report it.
                 self._end(FinishReason.ABORT)
             return list(self.active)
 
     def engine_ended(self, failure: Exception | None) -> None:
-        """No part of it will be spoken any more. Its reader may be waiting although none is in flight."""
+        """No part will be spoken any more. The reader is told even if no part is in flight."""
         self.on_fail(failure or EngineClosed("the engine was closed before the text was spoken; load it again"))
 
     def on_chunk(self, index: int, chunk: AudioChunk) -> None:
@@ -163,7 +163,7 @@ class LongText:
                 self.sink.fail(error)
 
     def _go_on(self) -> None:
-        """The listener has read on. On their thread, when the engine may be gone."""
+        """The listener has room again. Called on their thread; the engine may be gone by then."""
         with self.lock:
             try:
                 self._submit_what_may()
@@ -172,7 +172,7 @@ class LongText:
 
     def _next_part(self) -> None:
         last = self.closed and self.playing == self.parts - 1
-        spent = self.limit.reached and self.playing < self.parts - 1  # and more was to be said
+        spent = self.limit.reached and self.playing < self.parts - 1  # though more was to be said
         self._play(None, self.joiner.end() if last else self.joiner.seam(), ends=spent)
         self.playing += 1
         if last:
@@ -185,7 +185,7 @@ class LongText:
         return None
 
     def _hear(self, chunk: AudioChunk) -> None:
-        """A chunk whose turn it is, up to the last frame that the whole may have."""
+        """Hand on a chunk whose turn it is, up to the last frame that the whole may have."""
         chunk, cut = self.limit.take(chunk)
         samples = self.joiner.push(chunk.samples)
         if not cut:
@@ -194,7 +194,7 @@ class LongText:
         return self._cut()
 
     def _cut(self) -> None:
-        """The whole has all the frames that it may have, and there would be more."""
+        """The whole has all the frames that it may have; what would follow is dropped."""
         self.queue.clear()
         self.steps.abort(self.active)
         self._end(FinishReason.LENGTH)
@@ -203,7 +203,7 @@ class LongText:
         return len(self.active) - len(self.ended)
 
     def _submit_what_may(self) -> None:
-        """For a listener the second part waits for the first one's sound, which it must not delay."""
+        """Submit the parts that may run now. A listener's second part waits for the first sound, not to delay it."""
         if self.limit.reached:
             if self.queue and self.playing == len(self.active) and not self.over:
                 self._cut()
@@ -221,7 +221,7 @@ class LongText:
                 self.context.thread.run_soon(partial(self._lay_out, part, self.context))
 
     def _lay_out(self, part: Request, context: Context) -> None:
-        """After what was said before it, on the prompt thread. What goes wrong ends this text and no other."""
+        """Lay a part out after what was said, on the prompt thread. What goes wrong ends this text and no other."""
         with self.lock:
             if self.over or self.aborted:
                 return
@@ -246,7 +246,7 @@ class LongText:
         self.steps.post(request)
 
     def _set_clock(self, request: Request) -> None:
-        """Tell a later part what its listener has buffered: at least what is unread. One who has nothing waits anew."""
+        """Tell a later part what its listener has buffered, at least what is unread. With nothing they wait anew."""
         unread_s = 0.0
         if self.live and self.clock is not None and self.clock.request.first_audio_s is not None:
             now_s, began_s, heard_s = time.monotonic(), self.clock.request.first_audio_s, self._heard_s(self.clock)
