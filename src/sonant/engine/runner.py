@@ -1,8 +1,8 @@
 """Puts a plan on the device and reads a finished one back. Launching never waits for the device.
 
 All work of a step goes to one stream in a fixed order: staged row writes, prefill, codec preroll, one decode step for
-each decoding row, then sound for the rows that are due, which may be of the frame just decoded. With a stream of its
-own (codec_stream.py) preroll and sound come after the same things, but only a step that keeps its order waits for them.
+each decoding row, then sound for the rows that are due, the frame just decoded included. If the codec has its own
+stream (codec_stream.py), preroll and sound follow the same work, but only a step that keeps its order waits for them.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
 
-_RARE_SIZES = 4  # of so many one has a graph, and one listener alone; the others take the next larger
-_NEEDED_ROWS = 8  # without graphs up to that many there is no engine
-_FEW_ROWS = 4  # whose step is short enough to wait awake for the first sound in it
+_RARE_SIZES = 4  # one batch size in so many has a graph, and a single row; the others take the next larger
+_NEEDED_ROWS = 8  # graphs up to this many rows must fit into memory, or the engine does not start
+_FEW_ROWS = 4  # a step of so few is short enough for the host to wait for a first sound without sleeping
 
 
 @dataclass(frozen=True)
 class Step:
-    """A launched plan, with what its outcome needs of the requests as they were then."""
+    """A launched plan, with the state of its requests that collecting it needs, as it was then."""
 
     decoding: Places
     users: Places
-    codec: list[tuple[int, Places, Column]]  # frames of a chunk, for whom, and the first of them for each
+    codec: list[tuple[int, Places, Column]]  # frames of a chunk, for whom, and each one's first
     slot: Slot
     prompt_positions: int
     launched_s: float  # when its launch began
@@ -70,11 +70,11 @@ class Runner:
         paging: WeightPaging | None = None,
         residents: Residents | None = None,
     ) -> None:
-        """`start` is told how long what took, and `kernels` is waited for where kernels are needed. With `paging`
-        every pass through the model brings weights along; `residents` is where the cache lies of one that may sleep."""
+        """`start` is told how long each phase took; `kernels` compiles them, and is waited for where they are needed.
+        With `paging` every pass through the model brings weights along; `residents` holds a cache that may sleep."""
         start = start or StartTimes()
         self.model, self.config, self.sizes, self.device, self.sound = model, config, sizes, device, sound
-        self.marks = int(sound == "int16")  # of whether they are sound, behind a row's samples
+        self.marks = int(sound == "int16")  # behind a row's samples: whether they are finite
         self.telemetry = Telemetry()
         spec = model.spec
         assert config.max_rows is not None and config.max_batch is not None and config.steps_ahead is not None
@@ -83,7 +83,7 @@ class Runner:
         samples = sizes.codec_batch * spec.samples_per_frame + self.marks * sizes.codec_batch
         shape = SoundShape(samples, torch.int16 if sound == "int16" else torch.float32)
         self.ring = OutputRing(config.steps_ahead + 1, config.max_batch, spec.frame, shape, device)
-        own = config.codec_stream == "own" and paging is None  # its slots are for one pass at a time
+        own = config.codec_stream == "own" and paging is None  # the slots for paged weights serve one pass at a time
         self.codec_stream = CodecStream(device, own)
         self.rows.before_copy = self.codec_stream.wait_for
         reserve_pinned(device)
@@ -109,23 +109,23 @@ class Runner:
             n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch, apart) for n in sizes.chunks
         }
         self.warmup = self._warmup()
-        self._began_s = self._collected_s = 0.0  # when the last step was begun, and when one last came back
+        self._began_s = self._collected_s = 0.0  # when the last step was begun, and the last was collected
         start.took("memory")
         self._capture_first(start, kernels or NothingAhead())
 
     @property
     def blocks(self) -> int:
-        """Of the KV cache, the scratch block among them."""
+        """Of the KV cache, with the scratch block."""
         return next(iter(self.kv.values())).shape[2]
 
     @property
     def usual_variant(self) -> int:
-        """One in the middle of those there are, for who measures a step."""
+        """The middle one, for measuring a step."""
         variants = self.model.spec.variants
         return variants[len(variants) // 2]
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """A stream of its own, so that work of other threads (encoding a voice) runs beside the steps."""
+        """Steps on a stream of their own, so that other threads' work (encoding a voice) runs beside them."""
         if self.device.type != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device, priority=self.codec_stream.priority))
@@ -143,7 +143,7 @@ class Runner:
         graphs = [PendingGraph(self.prefill, bucket, min(bucket[0], largest)) for bucket in buckets]
         for variant, step in self.frame.items():
             sizes = buckets_up_to(largest)
-            if variant != self.usual_variant:  # asked for rarely, so a start does not wait for graphs of every size
+            if variant != self.usual_variant:  # rare, so a start does not wait for a graph of every size
                 sizes = sorted({sizes[0], *sizes[-1::-_RARE_SIZES]})
             graphs += [PendingGraph(step, size, size) for size in sizes]
         for frames, step in self.codec.items():
@@ -152,15 +152,14 @@ class Runner:
         return graphs
 
     def _prefill_sizes(self, rows: int) -> list[tuple[int, int]]:
-        """Those that a step of so many rows may ask for: memory for others would be missed on a small GPU."""
+        """The sizes that steps of so many rows may ask for: on a small GPU there is no memory to spare for others."""
         most = BURST * self.config.prefill_tokens
         return [(n, length) for n, length in PREFILL_SIZES if n == 1 or (n <= 2 * rows and n * length <= most)]
 
     @torch.inference_mode()
     def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
-        """What must be there before the engine answers, in the order of `rehearsal`, but first those whose kernels are
-        compiled."""
-
+        """Capture what must be there before the engine answers: in the order of `rehearsal`, except that those whose
+        kernels are compiled already come first."""
         if self.device.type == "cuda":
             synchronize(self.device)  # the weights came on another stream
         warm_rows, prefills_eagerly = self.config.warm_rows or 1, self.device.type == "cuda"
@@ -190,7 +189,7 @@ class Runner:
             self._stay_with_what_there_is(_NEEDED_ROWS)
 
     def rehearsal(self) -> list[Callable[[], object]]:
-        """Every step that is captured, to be run on the meta device: to see which kernels it needs."""
+        """Every step that will be captured, to be run on the meta device, which shows what kernels it needs."""
 
         def run(wanted: PendingGraph) -> object:
             step, given = wanted.step.captures(wanted.bucket)
@@ -200,7 +199,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """One more graph, while no step is in flight. Without memory for it, steps stay with the graphs there are."""
+        """Capture one more graph, while no step is in flight. Without memory for it, steps do with those there are."""
         self.span_blocks = self.table_blocks  # a graph must do for every length
         try:
             self.warmup.capture_next()
@@ -208,7 +207,7 @@ class Runner:
             self._stay_with_what_there_is()
 
     def _stay_with_what_there_is(self, beyond: int = 0) -> None:
-        """And with what is yet to come for at most so many rows."""
+        """… and with those yet to come for at most `beyond` rows."""
         given_up = self.warmup.give_up(beyond)
         logger.warning("%d graphs are not captured; large batches take several replays", given_up, exc_info=True)
 
@@ -227,7 +226,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> None:
-        """What comes before all else of a step, of which the rest need not be planned yet."""
+        """Launch staged writes and prefill. The rest of the step need not be planned yet."""
         plan.begun, self._began_s = True, time.monotonic()
         self.ring.hold_back(records_only=self.codec_stream.stream is not None)
         self.rows.apply()
@@ -266,7 +265,7 @@ class Runner:
         return step
 
     def _learn(self, mean: Mean, took_s: float) -> None:
-        """Who plans wants to know what work takes; on a GPU this was only its launch."""
+        """For the scheduler: how long work takes. On a GPU only its launch was timed, which tells nothing."""
         if self.device.type == "cpu":
             mean.add(took_s)
 
@@ -285,9 +284,9 @@ class Runner:
             return [self.codec[frames](rows) for frames, rows in groups.items()]
 
     def collect(self, step: Step, ledger: Ledger) -> list[tuple[Request, AudioChunk | None]]:
-        """Wait for a step, book its stops, and give the sound it made, in order for each request.
+        """Wait for a step, book its stops, and return the sound it made, in order for each request.
 
-        None stands for what is no sound: NaN or infinite. Where samples have no mark, whoever encodes them will see.
+        None stands for samples that are NaN or infinite. Those without a mark are checked when they are encoded.
         """
         self.telemetry.begin()
         self.ring.wait(step.slot)
