@@ -1,18 +1,18 @@
 """CUDA graphs of the model's steps, one for each batch size: a replay costs the host one launch.
 
 A step takes row indices and nothing else, so a graph needs one static input. Smaller batches are padded with the
-scratch row, larger ones replayed several times: rows do not depend on each other. Graphs share a memory pool, so what
-one leaves there the next may overwrite: results are copied to memory of their own, and graphs that may run at once have
+scratch row, larger ones replayed several times: rows do not depend on each other. Graphs share a memory pool, where one
+may overwrite what another left: results are copied to memory of their own, and graphs that may run at once have
 different pools. On the CPU, and for batches that would take too many replays, the same steps run eagerly.
 
-The smallest graph of a step is captured after an eager run, which finds out what it returns, makes handles and scratch
-memory of libraries, and shows what a capture must not do. Larger ones are captured at once, as far as they can be: that
-run took half of a start's time. One that must come before any smaller one, whose kernels are not compiled yet, is run
-too.
+The smallest graph of a step is captured after an eager run, and so is one that comes before all smaller ones because
+their kernels are not compiled yet. The run shows what the step returns, lets libraries make their handles and scratch
+memory, and gets done what a capture must not do. All others are captured without one wherever that works, since those
+runs took half of a start's time.
 
-A prefill takes packed prompts. A graph of it has a fixed number of them and of positions for each, and what is spare
-goes to scratch memory: so a listener's first sound does not wait for hundreds of launches. Where none fits it runs
-eagerly, at its own size.
+A prefill takes packed prompts. Its graphs have a fixed number of prompts and of positions for each, of which the unused
+go to scratch memory; so a listener's first sound does not wait for hundreds of launches. Prompts longer than any graph
+takes are prefilled eagerly, at their own size.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ PREFILL_SIZES = (
 )  # fmt: skip
 
 _CAPTURING = threading.Lock()  # a CUDA context allows one capture at a time, whoever asks for it
-_MOST_REPLAYS = 8  # an eager step costs the host about as much as so many replays cost the device
-_PREFILL_POSITIONS = 400  # that take as long as a prefill of nothing, which reads all weights
+_MOST_REPLAYS = 8  # an eager step costs the host about as much as this many replays cost the device
+_PREFILL_POSITIONS = 400  # take as long as reading all weights, which any prefill does
 _PLENTY_BYTES = 8 << 30  # of free memory
-_EAGER_POSITIONS = (8, 264, 272)  # of eager prefills into scratch memory
+_EAGER_POSITIONS = (8, 264, 272)  # lengths of the eager prefills of `compile`
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class CapturedGraph:
 
 
 class GraphPool:
-    """Where graphs are captured: memory that all of them work in, and one stream, for which libraries keep scratch."""
+    """Where graphs are captured: memory that all work in, and one stream, since libraries keep scratch for each."""
 
     def __init__(self, device: torch.device, runs_first: bool = False, priority: int = 0) -> None:
-        """`runs_first`: before every capture, for steps of which something goes on outside of their graph.
+        """`runs_first`: every capture comes after an eager run, for steps of which a part goes on outside of the graph.
 
-        `priority`: of its kernels; torch's graphs keep that of the stream that they were captured on.
+        `priority` is that of the kernels: torch's graphs keep that of the stream that they were captured on.
         """
         self.runs_first = runs_first
         self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
@@ -85,10 +85,10 @@ class GraphPool:
 
     @contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph, mode: str) -> Iterator[None]:
-        """As `torch.cuda.graph`, which would also empty the cache of pinned memory: `reserve_pinned` has filled it, and
-        steps that find it empty ask the driver."""
+        """As `torch.cuda.graph`, which would also empty the cache of pinned memory that `reserve_pinned` has filled:
+        then steps would have to ask the driver for more."""
         if not self.has_plenty():
-            torch.cuda.empty_cache()  # what runs keep for each other the pool cannot use; giving it back takes time
+            torch.cuda.empty_cache()  # The pool cannot use what eager runs keep. Giving that back takes time.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._memory, capture_error_mode=mode)
             try:
@@ -96,19 +96,19 @@ class GraphPool:
                     yield
                 finally:
                     graph.capture_end()
-            except RuntimeError:  # torch may go on recording to that memory, or think that nobody uses it
+            except RuntimeError:  # Torch may go on recording there, or think it unused.
                 self._memory = torch.cuda.graph_pool_handle()
                 raise
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work of a CUDA device. While any thread captures that is an error, so captures are awaited too."""
+    """Wait for all work of a CUDA device. That is an error while any thread captures, so wait for captures first."""
     with _CAPTURING:
         torch.cuda.synchronize(device)
 
 
 def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool, like: Tensor | None = None) -> CapturedGraph:
-    """`like` is what another size of the same step returned, once it was run."""
+    """`like` is what a smaller size of this step returned; None: none was run yet."""
     start = time.perf_counter()
     with _CAPTURING:
         captured = None if like is None or pool.runs_first else _capture_at_once(name, run, given, pool, like)
@@ -120,18 +120,18 @@ def capture_graph(name: str, run: Run, given: Tensor, pool: GraphPool, like: Ten
 def _capture_after_a_run(run: Run, given: Tensor, pool: GraphPool) -> CapturedGraph:
     graph, out = torch.cuda.CUDAGraph(), torch.empty_like(run(given))
     torch.cuda.synchronize(given.device)
-    # other threads may be encoding a voice: what they do must not spoil the capture
+    # What other threads do, which may be encoding a voice, must not spoil the capture.
     with pool.capturing(graph, "thread_local"):
         out.copy_(run(given))
     return CapturedGraph(graph, given, out)
 
 
 def _capture_at_once(name: str, run: Run, given: Tensor, pool: GraphPool, like: Tensor) -> CapturedGraph | None:
-    """None: something in it must have been run before."""
+    """None: it must be run before, since something in it cannot be captured yet."""
     graph, out = torch.cuda.CUDAGraph(), like.new_empty(len(given), *like.shape[1:])
-    torch.cuda.synchronize(given.device)  # what `given` holds was sent
+    torch.cuda.synchronize(given.device)  # until `given` has arrived
     try:
-        # relaxed: what this size is the first to need, a kernel or memory, is fetched meanwhile
+        # Relaxed: a kernel or memory that no smaller size needed may be fetched during the capture.
         with pool.capturing(graph, "relaxed"):
             out.copy_(run(given))
     except RuntimeError as e:
@@ -146,24 +146,24 @@ class GraphedStep:
     def __init__(
         self, name: str, run: Run, device: torch.device, scratch_row: int, pool: GraphPool | None = None
     ) -> None:
-        """`pool`: where it is captured, if not with the others, beside which it may run then."""
+        """`pool`: its own, if it may run beside other graphs."""
         self.name, self.run, self.device, self.scratch_row, self.pool = name, run, device, scratch_row, pool
         self.captured: dict[int, CapturedGraph] = {}
         self.replays = True
 
     def capture(self, buckets: Iterable[int], pool: GraphPool) -> None:
-        """What is run for real meanwhile is run on the scratch row only."""
+        """What is run for this is run on the scratch row only."""
         for bucket in buckets:
             like = next((graph.out for smaller, graph in self.captured.items() if smaller < bucket), None)
             name = f"{self.name} for {bucket} rows"
             self.captured[bucket] = capture_graph(name, *self.captures(bucket), self.pool or pool, like)
 
     def captures(self, bucket: int) -> tuple[Run, Tensor]:
-        """What a graph of this size is of."""
+        """What is captured in a graph of this size, and its static input."""
         return self.run, torch.full((bucket,), self.scratch_row, device=self.device)
 
     def buckets_for(self, count: int) -> list[int]:
-        """The captured sizes that take `count` rows between them; none: the step runs eagerly."""
+        """Captured sizes that together take `count` rows; empty: the step runs eagerly."""
         if not self.captured or not self.replays:
             return []
         largest, buckets = max(self.captured), []
@@ -180,7 +180,7 @@ class GraphedStep:
             return self._replay(buckets[0], rows)
         outs = []
         for bucket in buckets:
-            outs.append(self._replay(bucket, rows[:bucket]).clone())  # the next replay may be of the same graph
+            outs.append(self._replay(bucket, rows[:bucket]).clone())  # the next replay may overwrite it
             rows = rows[bucket:]
         return torch.cat(outs)
 
@@ -206,7 +206,7 @@ class PrefillGraphs:
     def __init__(
         self, model: SpeechModel, prefill: Prefill, block_tokens: int, table_blocks: int, device: torch.device
     ) -> None:
-        """`prefill` is the model's own, or that and what must go on around it."""
+        """`prefill` is the model's own, or one that brings weights along with it."""
         self.model, self.prefill = model, prefill
         self.block_tokens, self.table_blocks, self.device = block_tokens, table_blocks, device
         self.captured: dict[Bucket, CapturedGraph] = {}
@@ -227,7 +227,7 @@ class PrefillGraphs:
     def compile(self) -> None:
         """Run eager prefills into scratch memory, so that no listener waits for kernels to be compiled.
 
-        One length is a multiple of 16 and one is none, since kernels differ by that; both are longer than any graph.
+        Of the lengths over any graph's one is a multiple of 16 and one is not, since kernels differ by that.
         """
         for kind in self.model.spec.prefill_kinds:
             for positions in _EAGER_POSITIONS:
@@ -248,7 +248,7 @@ class PrefillGraphs:
                 self._eager([item for _, item in eager], shape)
 
     def _replay(self, sized: list[tuple[int, PrefillItem]], buckets: list[Bucket]) -> None:
-        """Shortest first, in graphs that take the least time for each prompt in them."""
+        """Shortest first, each time in the graph that costs least for each prompt that it takes."""
         lengths = [positions for positions, _ in sized]
         while lengths:
             counts = [min(prompts, bisect_right(lengths, positions)) for prompts, positions, _ in buckets]
@@ -270,6 +270,6 @@ class PrefillGraphs:
 
 
 def cost(bucket: Bucket) -> int:
-    """What a graph of a prefill takes, in positions."""
+    """What a graph of a prefill takes, in positions' time."""
     prompts, positions, _ = bucket
     return _PREFILL_POSITIONS + prompts * positions
