@@ -1,4 +1,4 @@
-"""From what a client asks for to a running utterance: admission, voice, request, and the way its sound will go."""
+"""From a client's fields to a running utterance: admission, voice, request, and the pipeline for its sound."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from sonant.types import SpeechRequest
 from sonant.voice import Voice
 
 _ENCODER_THREADS = 4
-_QUICK_CHARS = 400  # of a text that is laid out sooner than a thread would begin to
+_QUICK_CHARS = 400  # a text this short is laid out sooner than another thread could begin to
 _QUICK_FORMATS = frozenset({"pcm", "wav"})
 _KINDS = {"POST /v1/audio/speech": "speech", "POST /v1/audio/speech/batch": "batch"}
 
 
 class InFlight:
-    """What a front end is speaking now, so that its shutdown can wait for it and nothing new begins meanwhile. Used on
-    the event loop only."""
+    """Counts what a front end is speaking, so that a shutdown can wait for it while nothing new begins. Used on the
+    event loop only."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -68,15 +68,15 @@ class SpeechService:
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url, self.rejected)
-        self.models: dict[str, SpeechService] = {}  # by name, where several are served; this one's is the first
+        self.models: dict[str, SpeechService] = {}  # by name, this one first; empty where there is one only
         self._aliases: frozenset[str] = frozenset()
-        self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica has those of the others too
+        self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica adds the others'
 
     def serve_beside(
         self, name: str, others: Iterable[tuple[str, EngineLink, VoiceNames]], aliases: Iterable[str]
     ) -> None:
-        """Speak with several models: this one by `name`, or by an alias, and others by theirs. All that is not a
-        model's own they have in common."""
+        """Serve several models: this one by `name` or an alias, the others by their names. They share everything but
+        their engine and their voices."""
         self._aliases = frozenset(aliases)
         self.models = {name: self}
         for other, link, names in others:
@@ -95,11 +95,11 @@ class SpeechService:
 
     @property
     def any_link(self) -> EngineLink:
-        """To an engine that is there, for who has not said yet which model they want."""
+        """A link to an engine that is ready, for a client that has not said yet which model it wants."""
         return next((service.link for service in self.all if service.link.ready), self.link)
 
     def of(self, model: str | None) -> SpeechService:
-        """The one that speaks with this model. Where there is one model only it speaks for all names."""
+        """The service for this model. If there is only one model, it answers to every name."""
         if not self.models or model is None or model in self._aliases:
             return self
         if model not in self.models:
@@ -122,9 +122,9 @@ class SpeechService:
     async def admit(
         self, client: str, resources: ExitStack, *, kind: PlaceKind = "speech", requests: int = 1
     ) -> Admitted:
-        """Raises unless the client may speak now; what it takes is given back with `resources`.
+        """Raises unless the client may speak now. Its place is given back when `resources` are closed.
 
-        An utterance of a session has the session's place.
+        An utterance of a session uses the session's place.
         """
         admitted, given = self.link.engine.ask_in(resources, client, kind, requests)
         await self._place(given, resources)
@@ -139,7 +139,7 @@ class SpeechService:
         resources.enter_context(self.in_flight.one())
 
     async def check_room(self, client: str, path: str) -> None:
-        """Raises what would refuse the client now, and takes nothing: asked before a large body is read."""
+        """Raises what would refuse the client now, without taking a place: asked before a large body is read."""
         speaks = path.startswith("/v1/audio/speech")
         with ExitStack() as resources:
             try:
@@ -150,13 +150,13 @@ class SpeechService:
 
     @asynccontextmanager
     async def upload(self, client: str) -> AsyncIterator[None]:
-        """For what is no speech and takes no place. It may not be asked for without end, and a drain waits for it."""
+        """For uploads: they take no place, but count against the client's rate, and a drain waits for them."""
         with ExitStack() as resources:
             await self.admit(client, resources, kind="upload")
             yield
 
     def finished(self, record: RequestRecord) -> None:
-        """A request is over; one that never came to its handler is counted here."""
+        """A request is over. One that never reached its handler is counted here."""
         kind = _KINDS.get(record.route) if record.outcome is None and record.status is not None else None
         self.log.write(record)
         self._tell_voices()
@@ -186,8 +186,8 @@ class SpeechService:
     ) -> tuple[SpeechStream, AudioPipeline]:
         """Start speaking. What must be given back at the end is entered on `resources`.
 
-        What takes no time is sent to the engine behind the question whether the client may: a listener waits for one
-        way there and back less.
+        A request that is quickly laid out is sent right behind the question whether the client may speak, so that the
+        listener waits for one round trip less.
         """
         if not _is_quick(body):
             return await self.speak(await self.admit(client, resources), body, whole, resources)
@@ -195,7 +195,7 @@ class SpeechService:
         try:
             return await self.speak(admitted, body, whole, resources)
         finally:
-            await self._place(given, resources)  # Whoever is refused hears that, and not what else is wrong.
+            await self._place(given, resources)  # A client that is refused hears that, whatever else is wrong.
 
     async def speak(
         self, admitted: Admitted, body: SpeechBody, whole: bool, resources: ExitStack
@@ -211,7 +211,7 @@ class SpeechService:
             admitted.arrived()
         resources.callback(stream.abort)
         stream.limit_unread(self.options.max_unread_sound_s)
-        # The encoder is opened while the first frame is being made, and not at all for those who were turned away.
+        # The encoder is opened while the first frame is being made, and not at all for a client that was refused.
         return stream, await self.audio_pipeline(engine, body, body.response_format, streaming=not whole)
 
     async def audio_pipeline(
@@ -223,7 +223,7 @@ class SpeechService:
         arguments = (form, own_hz, rate_hz, speed, streaming, self.executor)
         if form in _QUICK_FORMATS and speed == 1 and rate_hz == own_hz:
             return AudioPipeline(*arguments)
-        # This is not done on the event loop, since opening an encoder takes milliseconds.
+        # Not on the event loop, since opening an encoder takes milliseconds.
         return await run_in_threadpool(AudioPipeline, *arguments)
 
     async def request(self, engine: RemoteEngine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
@@ -233,7 +233,7 @@ class SpeechService:
         speakers = await self._speakers(engine, fields)
         return SpeechRequest(
             text=text,
-            voice=None if speakers else await self._voice(engine, fields),  # nobody's, of a dialogue
+            voice=None if speakers else await self._voice(engine, fields),  # a dialogue has none of its own
             speakers=speakers,
             language=fields.language or "auto",
             instruct=fields.instructions if spec.instructs else None,
@@ -242,7 +242,7 @@ class SpeechService:
             max_frames=fields.max_frames or fields.max_new_tokens,
             streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
             live=live,
-            # Who only wants a file waits for as long as their client does.
+            # A client that only wants a file may wait for as long as it likes.
             first_audio_within_s=self.options.max_first_audio_s if live else None,
             playback_speed=fields.playback_speed,
         )
@@ -254,7 +254,7 @@ class SpeechService:
                 raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
             if spec.voice_vector is None:
                 raise Unsupported("this model takes no speaker_embedding; send ref_audio, or name a voice")
-            with np.errstate(over="ignore"):  # Voice refuses infinity with the rest that is wrong
+            with np.errstate(over="ignore"):  # Voice refuses infinity, and all else that is wrong
                 vector = np.array(fields.speaker_embedding, np.float32)
             return Voice({spec.voice_vector: vector}, family=spec.family)
         if fields.ref_audio is not None:
@@ -267,10 +267,10 @@ class SpeechService:
     async def _named_voice(self, engine: RemoteEngine, name: str | None) -> str | Voice | None:
         if self.names.is_own(name, engine):
             return self.names.resolve(name, engine)
-        return await run_in_threadpool(self.names.resolve, name, engine)  # since an upload may come from disk
+        return await run_in_threadpool(self.names.resolve, name, engine)  # which may read an upload from disk
 
     async def _speakers(self, engine: RemoteEngine, fields: SpeechFields) -> tuple[str | Voice, ...]:
-        """One after the other, so that no client holds all who fetch, nor all its clips in memory at once."""
+        """One after the other, so that no client keeps all fetchers busy, or has all its clips in memory at once."""
         if fields.speakers is None:
             return ()
         engine.check_speakers(len(fields.speakers))
@@ -300,7 +300,7 @@ class SpeechService:
         return voice
 
     async def _is_somebody(self, engine: RemoteEngine, voice: str | VoiceId | None) -> bool:
-        """Here or not. Clients of OpenAI's cannot leave a voice out when they mean nobody."""
+        """Whether a voice was really asked for, known here or not: OpenAI's clients must name one in any case."""
         try:
             return await self._named_voice(engine, _name(voice)) is not None
         except BadRequest:
@@ -331,5 +331,5 @@ def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
 
 
 def _is_quick(body: SpeechBody) -> bool:
-    """Whether it costs next to nothing to lay it out, for one who may yet be refused."""
+    """Whether it costs so little to lay out that it may be done before the client is admitted."""
     return len(body.input) <= _QUICK_CHARS and body.ref_audio is None and body.speakers is None
