@@ -1,10 +1,10 @@
 """`WS /v1/audio/speech/stream`: a conversation of utterances, in vllm-omni's messages.
 
-    client: session.config, then input.text …, input.done (speak it all; the session goes on), at last session.close
+    client: session.config, then input.text …, input.done (the utterance is complete), more of them, session.close
     server: audio.start, binary sound, audio.done for each segment of text; session.done after each utterance; error
 
-One task reads and one speaks. The reader stops reading while more text waits than may be spoken at once, so that a
-client that writes faster than anybody can speak is held back by its own socket.
+One task reads and one speaks. The reader stops reading while `MAX_WAITING_CHARS` wait to be spoken, so that a client
+that writes faster than its text is spoken is held back by its own socket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLOSED, POLICY, TOO_BIG, FAILED, RESTARTING, TRY_LATER = 1000, 1008, 1009, 1011,
 
 
 class SessionEnd(Exception):
-    """The server ends the session; the client is told why."""
+    """Ends the session from our side; the client is told why."""
 
     def __init__(self, code: int, message: str, error_code: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class SessionEnd(Exception):
 
 
 class BadMessage(Exception):
-    """One message that cannot be followed; the session goes on."""
+    """A message that cannot be understood or obeyed; the session goes on."""
 
 
 def session_routes(service: SpeechService) -> APIRouter:
@@ -68,11 +68,11 @@ class SpeechSession:
         self.client: str = socket.scope["state"]["client"]
         self.record: RequestRecord = socket.scope["state"]["record"]
         self.config: SessionConfig | None = None
-        self.current: UtteranceText | None = None  # that text is being added to
-        self.queue: deque[UtteranceText] = deque()  # begun and not yet spoken to the end
+        self.current: UtteranceText | None = None  # the one that text is added to
+        self.queue: deque[UtteranceText] = deque()  # begun, and not spoken to the end yet
         self.speaker: UtteranceSpeaker | None = None
-        self.begun = 0
-        self.closing = False  # the client has said all it wanted
+        self.begun = 0  # utterances so far
+        self.closing = False  # session.close has come
         self.changed = asyncio.Event()
         self.active_s = time.monotonic()
 
@@ -123,7 +123,7 @@ class SpeechSession:
         return None
 
     def _end_for(self, error: Exception) -> SessionEnd:
-        if isinstance(error, Refused) and self.speaker is None:  # Otherwise it was counted with the utterance.
+        if isinstance(error, Refused) and self.speaker is None:  # else it was counted with the utterance
             self.service.rejected(error)
         shown = client_error(error)
         if isinstance(error, Refused | Overloaded | EngineClosed):
@@ -142,12 +142,12 @@ class SpeechSession:
             try:
                 self._take(_parsed(await self._receive()), engine)
             except BadMessage as e:
-                if self.config is None:  # What begins wrong is not gone on with.
+                if self.config is None:  # A session whose first message is wrong ends.
                     raise SessionEnd(POLICY, str(e), "invalid_message") from None
                 await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
 
     def _is_full(self) -> bool:
-        """Whether what has come should be spoken before more is read."""
+        """Whether some of what has come must be spoken before more is read."""
         ready = [u for u in self.queue if u.complete or u.config.split_granularity != "none"]
         waiting = sum(u.splitter.buffered_chars for u in ready)
         return waiting >= MAX_WAITING_CHARS or len(self.queue) > MAX_QUEUED_UTTERANCES
@@ -204,7 +204,7 @@ class SpeechSession:
         except Refused as e:
             raise BadMessage(f"session.config: {e}") from None
         others = self.service.others
-        if others and (place := others.place(config.model)):  # No client follows once it is open.
+        if others and (place := others.place(config.model)):  # No client follows a redirect on an open socket.
             raise BadMessage(f"this model is served at {place}/v1/audio/speech/stream; connect there")
         self.config = config
 
@@ -261,7 +261,7 @@ class SpeechSession:
             error = _first(e)
             if record.outcome is None and isinstance(error, WebSocketDisconnect):
                 record.outcome = "client_gone"
-            elif record.outcome is None:  # It was never begun.
+            elif record.outcome is None:  # It failed before it was begun.
                 record.outcome = outcome_of(error)
                 self.service.metrics.requests.labels("stream", record.outcome).inc()
             raise
@@ -272,7 +272,7 @@ class SpeechSession:
         if isinstance(message, bytes):
             await self.socket.send_bytes(message)
         else:
-            await self.socket.send_text(json.dumps(message))  # ASCII can tell of text that is not valid Unicode.
+            await self.socket.send_text(json.dumps(message))  # in ASCII, which can carry text that is not valid Unicode
         self.active_s = time.monotonic()
 
     async def _watch_for_shutdown(self) -> None:
@@ -297,7 +297,7 @@ def _parsed(raw: str | None) -> dict[str, Any]:
 
 
 def _first(error: Exception) -> Exception:
-    """What went wrong first, out of the groups that tasks wrap it in."""
+    """The first error in the groups that tasks wrap errors in."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

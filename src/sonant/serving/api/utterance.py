@@ -1,7 +1,8 @@
 """One utterance of a session: text in as it comes, sound out as it is made.
 
-Segments of text are given to the engine when they are whole, two at a time, so that one follows the other without a
-gap. Both buffers are bounded: a client that does not read holds back its own next segments and nobody else.
+Segments of text are given to the engine when they are whole, at most two ahead of what was sent, so that they follow
+each other without a gap. Text and sound that wait are bounded: a client that does not read holds back its own next
+segments and nobody else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sonant.serving.service import SpeechService
 from sonant.text.splitter import IncrementalSplitter
 
 UNSENT_SEGMENTS = 2
-_EAGER_BELOW_S = 1.0  # with less sound buffered than this a listener should not wait for the end of a sentence
+_EAGER_BELOW_S = 1.0  # with less sound buffered, a segment is cut before the end of its sentence
 
 Send = Callable[[dict[str, Any] | bytes], Awaitable[None]]
 
@@ -41,7 +42,7 @@ class Segment:
 
 
 class UtteranceText:
-    """What has come of an utterance. Written by the session's reader, taken by its speaker."""
+    """The text of an utterance that has come so far. The session's reader adds to it, its speaker takes from it."""
 
     def __init__(self, index: int, config: SessionConfig, max_segment_chars: int) -> None:
         self.index, self.config = index, config
@@ -72,27 +73,27 @@ class UtteranceSpeaker:
         took: Callable[[], None],
         record: RequestRecord,
     ) -> None:
-        """`took` is called when text has been taken: there is room for more. `record` is filled in."""
+        """`took` is called when text was taken, which makes room for more. `record` is filled in as things happen."""
         self.text, self.service, self.client, self.send, self.took = text, service, client, send, took
         self.record = record
         record.asks(text.config, 0)
         self.config = text.config
-        self.engine: RemoteEngine | None = None  # once there is something to speak
+        self.engine: RemoteEngine | None = None  # set once there is something to speak
         self.admitted: Admitted | None = None
-        self.segments: list[Segment] = []  # given to the engine, in order
-        self.sent = 0  # of them
-        self.sentences = 0  # segments in all, with those that could not be spoken
+        self.segments: list[Segment] = []  # those given to the engine, in order
+        self.sent = 0  # how many of them were sent whole
+        self.sentences = 0  # segments so far, with those that were refused
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
-        self.reported = False  # what it failed with has been told
-        self.over = False  # no more sound will come, though there may be text
+        self.reported = False  # the client has been told what it failed with
+        self.over = False  # no more sound will come, even if text is left
 
     @property
     def busy(self) -> bool:
         return self.sent < len(self.segments)
 
     async def run(self) -> None:
-        """Speak to the end of the text. Raises what ends the session: no admission, a failing engine."""
+        """Speak to the end of the text. Raises what ends the session: no admission, or a failed engine."""
         feed: TextFeed | None = None
         with ExitStack() as resources:
             async with asyncio.TaskGroup() as tasks:
@@ -113,7 +114,7 @@ class UtteranceSpeaker:
             self.record.outcome = str(feed.stream.finish_reason)
         if self.record.outcome is not None:
             self.service.metrics.requests.labels("stream", self.record.outcome).inc()
-        self.record.outcome = self.record.outcome or "stop"  # of nothing
+        self.record.outcome = self.record.outcome or "stop"  # there was nothing to speak
         await self.send({"type": "session.done", "utterance_index": self.text.index, "total_sentences": self.sentences})
 
     async def _next_text(self) -> str | None:
@@ -135,7 +136,7 @@ class UtteranceSpeaker:
                 continue
 
     def _patience_s(self) -> float | None:
-        """How long the listener can wait for a whole sentence; None: until what is being spoken has been sent."""
+        """How long to wait for the end of a sentence; None: at least until what is being spoken has been sent."""
         if self.busy:
             return None
         if self.first_sound_s is None:
@@ -171,7 +172,7 @@ class UtteranceSpeaker:
         self.sentences += 1
 
     async def _refuse(self, text: str, error: BadRequest) -> None:
-        """In its place, after all that came before it."""
+        """Report a refused segment in its place: after the sound of all before it."""
         while self.busy and not self.over:
             self.text.changed.clear()
             await self.text.changed.wait()
@@ -201,7 +202,7 @@ class UtteranceSpeaker:
             check_complete(feed.stream)
             self._end_text()
         except WebSocketDisconnect:
-            raise  # Nobody is there to be told, and nothing of ours has failed.
+            raise  # The client is gone, and nothing has failed.
         except Exception as e:
             if isinstance(e, TooLate):
                 self.service.rejected(e)
@@ -214,7 +215,7 @@ class UtteranceSpeaker:
             raise
 
     def _end_text(self) -> None:
-        """The whole has been spoken, or as much of it as `max_frames` allow: what is left of the text is dropped."""
+        """All was spoken, or as much as `max_frames` allows: what is left of the text is dropped."""
         self.over, self.sent = True, len(self.segments)
         self.text.drop_rest()
 
