@@ -43,17 +43,17 @@ _FIRST_SOUND_ROWS = 48  # … and in one that makes somebody's first sound: with
 
 class CodecStream:
     def __init__(self, device: torch.device, own: bool) -> None:
-        """`own`: beside the steps' stream, on a GPU."""
+        """`own`: on a GPU it has a stream beside that of the steps."""
         self.device = device
         self.stream = torch.cuda.Stream(device) if own and device.type == "cuda" else None
         self.few_rows, self.first_sound_rows = _FEW_ROWS, _FIRST_SOUND_ROWS
-        self._given = None if self.stream is None else torch.cuda.Event()  # what the codec reads is there
-        self.made = None if self.stream is None else torch.cuda.Event()  # all that was launched here is done
-        self._rows: set[int] = set()  # of the last step, while its sound may still be made
+        self._given = None if self.stream is None else torch.cuda.Event()  # when what it reads is there
+        self.made = None if self.stream is None else torch.cuda.Event()  # when all that was launched here is done
+        self._rows: set[int] = set()  # of the last step, whose sound may still be in the making
 
     @property
     def priority(self) -> int:
-        """Of all other work of a step."""
+        """The priority of all other work of a step."""
         return 0 if self.stream is None else HIGH_PRIORITY
 
     @contextmanager
@@ -74,11 +74,11 @@ class CodecStream:
         return rows <= (self.first_sound_rows if first_sound else self.few_rows)
 
     def begin_step(self) -> None:
-        """Only the last step's sound may still be made: the one before it is collected."""
+        """Only the last step's sound may still be in the making: the one before it is collected."""
         self._rows.clear()
 
     def wait_for(self, row: int) -> None:
-        """The steps' stream goes on when the sound of this row is made."""
+        """Make the steps' stream wait until the sound of this row is made."""
         if row in self._rows:
             self.wait()
 

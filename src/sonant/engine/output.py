@@ -3,9 +3,9 @@
 A slot holds one step's records and sound. It is taken again only after its event was waited for and its values
 were copied out, so the device never writes what the host still reads.
 
-Graphs leave their results where their next replay does, so that is held back until they are copied. Sound may be made
-on a stream of its own (codec_stream.py), beside the next step's frames: so those wait for the copy of records alone,
-and the next sound for that of sound.
+A graph's next replay overwrites its results, so it is held back until they are copied. Sound may be made on a stream of
+its own (codec_stream.py), beside the next step's frames: those wait for the copy of records only, the next sound for
+that of sound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLOCK_VALUES = 6  # of a `WeightClock`
 
 @dataclass(frozen=True)
 class SoundShape:
-    """Of all sound that a step can make."""
+    """The most sound that a step can make, and its type."""
 
     samples: int
     dtype: torch.dtype
@@ -72,8 +72,8 @@ class OutputRing:
         self.slots = [Slot(records, frame, sound, device) for _ in range(depth)]
         self.next = 0
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.made = torch.cuda.Event() if device.type == "cuda" else None  # what a step makes, for the copy stream
-        self.last: Slot | None = None  # that was sent
+        self.made = torch.cuda.Event() if device.type == "cuda" else None  # when results are there
+        self.last: Slot | None = None  # the one that was sent last
 
     def send(
         self,
@@ -85,8 +85,8 @@ class OutputRing:
     ) -> Slot:
         """Start copying a step's results; `wait` on the slot before reading it. `clock` is that of paged weights.
 
-        `in_haste`: whoever waits on it keeps a core busy meanwhile, and is not woken some 50 microseconds late.
-        `sounds_made`: by when there are sounds, if they are made on another stream than the one that this is called on.
+        `in_haste`: waiting for it keeps a core busy, and ends some 50 microseconds sooner than a thread is woken.
+        `sounds_made`: recorded when sounds are there, if they are made on another stream than the current one.
         """
         slot = self.slots[self.next]
         slot.done = slot.spinning if in_haste else slot.sleeping
@@ -113,7 +113,7 @@ class OutputRing:
     def hold_back(self, *, records_only: bool = False) -> None:
         """Make the current stream wait until the last step's results are copied, before a graph overwrites them.
 
-        `records_only`: where sound is overwritten on another stream, which is held back by itself.
+        `records_only`: sound is overwritten on another stream, which is held back by a call of its own.
         """
         if self.stream is None or self.last is None:
             return

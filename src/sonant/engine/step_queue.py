@@ -9,7 +9,7 @@ from sonant.engine.request import Request
 
 
 class OpenText(Protocol):
-    """Something that may have no request in flight and yet wait for one."""
+    """A text that may have no request in flight, and whose reader waits all the same."""
 
     def engine_ended(self, failure: Exception | None) -> None: ...
 
@@ -30,19 +30,19 @@ class StepQueue(Protocol):
         ...
 
     def heard(self, request: Request) -> None:
-        """What the request's listener has been given before it has grown, see `Request.hear`."""
+        """The request's `heard_s` has grown, see `Request.hear`."""
         ...
 
     def watch(self, text: OpenText) -> None:
-        """Tell this one when the engine ends."""
+        """Tell this text when the engine ends."""
         ...
 
     def expect(self) -> None:
-        """A text will post a request, though it has none in flight now: an engine that drains does not end before."""
+        """A text is about to post a request, though it has none in flight: a draining engine waits for it."""
         ...
 
     def stop_expecting(self) -> None:
-        """It has posted it, or never will."""
+        """The expected request was posted, or never will be."""
         ...
 
     def check_room(self) -> None:

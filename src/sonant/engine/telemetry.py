@@ -1,8 +1,8 @@
 """What the step thread does with its time, counted as it goes and read by whoever asks.
 
 Times are of the host's clock: on a GPU `prefill`, `frame` and `codec` are what launching took, and `wait` is how long
-the host then slept for the device. Nothing here touches the device. Only the step thread writes; a reader may see a
-count that is one ahead of its sum, which no graph shows.
+the host then waited for the device. Nothing here touches the device. Only the step thread writes; a reader may see a
+count that is one ahead of its sum, which is too little to show in a graph.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tally:
 
 
 class Mean:
-    """A mean that forgets: of about the last ten values. 0: there was none yet."""
+    """A moving mean of about the last ten values; 0 before the first."""
 
     __slots__ = ("value",)
 
@@ -58,7 +58,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine has at a moment, and how soon one who comes then would hear something."""
+    """What an engine has at a moment, and how soon a listener who comes then would hear something."""
 
     running: int
     waiting: int
@@ -68,23 +68,23 @@ class EngineStats:
     blocks: int
     steps: int
     parked: int = 0
-    lendable_rows: int = 0  # that one who needs sound now would be lent
-    in_need: int = 0  # of those without a row: who would go before one who comes now
+    lendable_rows: int = 0  # that a listener who needs sound now would be lent
+    in_need: int = 0  # requests without a row that would go before a listener who comes now
     start_s: float = 0.0  # measured lately: from a row to the first sound
     turn_s: float = 0.0  # … from a row to the moment when it may go to another
     whole_s: float = 0.0  # … from a request's blocks to its end
 
     def first_sound_s(self, on_the_way: int = 0) -> float:
-        """Seconds to the first sound of one who comes after all that wait and `on_the_way` more."""
+        """Seconds to the first sound of a listener who comes after all that wait and `on_the_way` more."""
         place = self.in_need + on_the_way + 1
         return max(self._row_s(place), self._blocks_s(place)) + self.start_s
 
     def _row_s(self, place: int) -> float:
-        """Until the so-manieth in line has a row: each row takes one every `turn_s`."""
+        """Until the listener at this place in line has a row: each row takes another every `turn_s`."""
         return max(0, place - self.free_rows - self.lendable_rows) * self.turn_s / self.rows
 
     def _blocks_s(self, place: int) -> float:
-        """… has blocks: those who hold them give them back only at their end."""
+        """… has blocks: requests give theirs back only at their end."""
         holders = self.running + self.parked
         if not holders:
             return 0.0
@@ -104,36 +104,36 @@ class PagedTotals:
 class Telemetry:
     def __init__(self) -> None:
         self.phase_s = {phase: Tally(_SECONDS) for phase in STEP_PHASES}
-        self.rows = Tally(_ROWS)  # that drew a frame in a step
-        self.frames_ahead = Tally(_FRAMES_AHEAD)  # in a listener's hand when the next chunk comes; 0: they had run out
+        self.rows = Tally(_ROWS)  # that decoded a frame in a step
+        self.frames_ahead = Tally(_FRAMES_AHEAD)  # buffered by a listener as a chunk comes; 0: they had run out
         self.first_step_s = Tally(_FIRST_STEP_S)  # from a request's arrival to its first decode step come back
         self.time_per_step_s = Tally(_STEP_S)  # a request's mean from one decode step to the next, at its end
         self.queue_s = Tally(_QUEUE_S)  # from a request's arrival to its row
         self.parkings = 0  # times that a row was lent
-        self.start_s = Mean()  # from a row to its first decode step come back: what first sound takes without a queue
-        self.turn_s = Mean()  # from a row to the moment when it may go to another, by the request's end at the latest
+        self.start_s = Mean()  # from a row to the first decode step's result: what a first sound takes without a queue
+        self.turn_s = Mean()  # from a row to when it may go to another, at the request's end at the latest
         self.whole_s = Mean()  # from a request's blocks to its end
         self.step_s = Mean()  # a step, from the end of the one before it
         self.full_prefill_s = Mean()  # a step with `prefill_tokens` of prompts, from the end of the one before it
-        # Of late, where the host computes; on a GPU neither is known here, and both stay 0.
+        # On a CPU only. What these take on a GPU is not known here, and both stay 0.
         self.decode_s = Mean()  # a decode step
         self.vocode_s = Mean()  # a frame's sound
         self.paged = PagedTotals()
         self._mark_s = 0.0
-        self._parts_s: dict[StepPhase, float] = {}  # of phases that go on
+        self._parts_s: dict[StepPhase, float] = {}  # so far, of phases that go on
 
     def begin(self) -> None:
-        """What follows, up to the next `took`, is one phase."""
+        """A phase begins; `took` ends it."""
         self._mark_s = time.perf_counter()
 
     def came_back(self, positions: int, full: int, step_s: float) -> None:
-        """A step with so many positions of prompts, where `full` are what it should have at most."""
+        """A step with so many positions of prompts has come back. `full`: how many it usually has at most."""
         self.step_s.add(step_s)
         if 2 * positions >= full:
             self.full_prefill_s.add(step_s * full / max(full, positions))
 
     def took(self, phase: StepPhase, *, goes_on: bool = False) -> float:
-        """`goes_on`: another phase comes between, and it counts when the rest of it is over."""
+        """End a phase. `goes_on`: the rest of it comes later, and it is counted as one then."""
         now_s = time.perf_counter()
         took_s, self._mark_s = now_s - self._mark_s + self._parts_s.pop(phase, 0.0), now_s
         if goes_on:
