@@ -20,8 +20,8 @@ def forced(model: Qwen3TTS, request: SpeechRequest, codes: Tensor) -> tuple[Tens
     if layout.speaker is not None:
         prompt[layout.speaker_at] += torch.from_numpy(layout.speaker).to(prompt)
     padding = [model.config.tts_pad_token_id] * (len(codes) - len(layout.trailing))
-    beside = [talker.embed_text(torch.tensor(int(i), device=device)) for i in (*layout.trailing, *padding)]
-    frames = talker.embed_frame(codes) + torch.stack(beside[: len(codes)])
+    beside = torch.tensor([*layout.trailing, *padding][: len(codes)], device=device)
+    frames = talker.embed_position(beside, codes)
     x = torch.cat([prompt, frames])[None]
     hidden = talker.model(x, torch.arange(x.shape[1], device=device)[None], FullContext())[0, len(prompt) - 1 :]
     first = talker.model.codec_embedding(codes[:, 0])

@@ -73,13 +73,6 @@ class Talker(nn.Module):
         assert self.frame_table is not None and self.frame_offsets is not None
         return self.frame_table, self.frame_offsets
 
-    def embed_frame(self, codes: Tensor) -> Tensor:
-        """One vector for all codes of a frame: codes [..., groups] → [..., hidden]."""
-        if self.frame_table is not None and self.frame_offsets is not None:
-            return F.embedding(codes + self.frame_offsets, self.frame_table).sum(-2)
-        vectors = [e(codes[..., group]) for group, e in enumerate(self.frame_embeddings())]
-        return torch.stack(vectors).sum(0)
-
     def embed_position(self, text: Tensor, codes: Tensor) -> Tensor:
         """A prompt position is its text id plus its codec ids; -1 stands for none.
 
