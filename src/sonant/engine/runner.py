@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -39,6 +40,9 @@ from sonant.models.status import Status
 from sonant.types import AudioChunk, SoundFormat
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _RARE_SIZES = 4  # one batch size in so many has a graph, and a single row; the others take the next larger
 _NEEDED_ROWS = 8  # graphs up to this many rows must fit into memory, or the engine does not start
@@ -92,13 +96,9 @@ class Runner:
             model.bind(self.rows.memory(self.kv, config.block_tokens))
         self.span_blocks = self.table_blocks
         scratch, self.paging = self.rows.scratch, paging
-        run_frame, run_codec, run_prefill, self._preroll = (
-            self._run_frame, self._run_codec, model.prefill, model.preroll
-        )  # fmt: skip
         self._clock = None if paging is None else paging.steps.clock.values
-        if paging is not None:
-            run_frame, run_codec = paging.step(run_frame), paging.step(run_codec)
-            run_prefill, self._preroll = paging.step(run_prefill), paging.step(self._preroll)
+        run_frame, run_codec = self._paged(self._run_frame), self._paged(self._run_codec)
+        run_prefill, self._preroll = self._paged(model.prefill), self._paged(model.preroll)
         self.prefill = PrefillGraphs(model, run_prefill, config.block_tokens, self.table_blocks, device)
         self.frame = {
             v: GraphedStep(f"frame {v}" if v else "frame", partial(run_frame, variant=v), device, scratch)
@@ -129,6 +129,10 @@ class Runner:
         if self.device.type != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device, priority=self.codec_stream.priority))
+
+    def _paged(self, run: Callable[P, R]) -> Callable[P, R]:
+        """`run` with what brings its weights, if any come and go."""
+        return run if self.paging is None else self.paging.step(run)
 
     def _warmup(self) -> GraphWarmup:
         if self.device.type != "cuda":
