@@ -1,11 +1,11 @@
-"""`POST /v1/audio/speech`: nothing is sent before there is sound, and nothing ends cleanly that is not whole.
+"""`POST /v1/audio/speech`: nothing is sent before there is sound, and no body ends cleanly that is not whole.
 
 Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
-a body that ends cleanly would pass for a complete utterance. Whoever hangs up frees their row at once.
+a body that ends cleanly would pass for a complete utterance. A client that hangs up frees its row at once.
 
-Nearly every request is a small JSON body that is as it should be. It goes to its response past FastAPI's routing,
-dependencies and exit stacks, which are a fifth of what a request costs (`ShortWay`). Whatever is in any way else takes
-the long way, from its first byte on: so requests are refused in one place, and the API is described in one.
+Nearly every request is a small, valid JSON body. It goes to its response past FastAPI's routing, dependencies and exit
+stacks, which are a fifth of what a request costs (`ShortWay`). Anything else goes through FastAPI, from its first byte
+on: so there is one place where requests are refused, and one where the API is described.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def speech_routes(answer: Answer) -> APIRouter:
 
 
 def speech_answer(service: SpeechService) -> Answer:
-    """What a body that is as it should be is answered with."""
+    """Answers a valid body."""
 
     def answer(body: SpeechBody, state: dict[str, Any]) -> Response:
         record: RequestRecord = state["record"]
@@ -96,7 +96,7 @@ class ShortWay:
 
 
 class _Again:
-    """A `receive` that begins with what has been received."""
+    """A `receive` that gives a message again that was received already."""
 
     def __init__(self, first: Message, receive: Receive) -> None:
         self._first: Message | None = first
@@ -142,7 +142,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class SpeechResponse(Response):
-    """`open_stream` starts the work; what it enters on the stack is left when the response is over."""
+    """`open_stream` starts the work; what it enters on the stack is closed when the response is over."""
 
     def __init__(self, open_stream: Open, metrics: Metrics, *, sse: bool, whole: bool) -> None:
         self.open_stream, self.metrics, self.sse, self.whole = open_stream, metrics, sse, whole
@@ -172,7 +172,7 @@ class SpeechResponse(Response):
             except Exception as e:
                 record.outcome = outcome_of(e)
                 self.metrics.requests.labels("speech", record.outcome).inc()
-                if isinstance(e, TooLate):  # Others who are refused were counted when they asked for admission.
+                if isinstance(e, TooLate):  # other refusals were counted at admission
                     self.metrics.rejected.labels("too_late").inc()
                 await response_for(e)(scope, receive, send)
                 return

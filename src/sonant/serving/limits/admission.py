@@ -1,17 +1,17 @@
-"""Who may start now. Saying no early is kinder than a silence that a listener gives up on.
+"""Who may start now. An early refusal is kinder than a silence that a listener gives up on.
 
 A request is refused when its client asks too often or has too many streams, when the queue is full, or when its first
 sound would come too late. That is predicted from the engine's rows, those that others would lend, the queue, how long
 rows have lately been held before they could go on to another (`EngineStats`), and the requests that were admitted and
-are not in the engine's queue yet. The engine looks again: who waits there for longer is told to come back.
+are not in the engine's queue yet. The engine checks again: a request that waits there for longer is refused after all.
 
-No client has it all. One who is speaking already is refused when the first sound would take more than `OWN_SHARE` of
-the time allowed, so that the rest of the queue stays for those who have nothing yet; and one client has at most as many
-streams as there are rows and half of the places in the queue, unless the operator gives a number. They may have all the
-rows, since those are lent to others as they need them.
+No client gets everything. One that is speaking already is refused when the first sound would take more than `OWN_SHARE`
+of the time allowed, so that the rest of the queue stays for those who have nothing yet; and one client has at most as
+many streams as there are rows and half of the places in the queue, unless the operator gives a number. It may have all
+the rows, since those are lent to others as they need them.
 
-All this is asked in the engine's process, of which there is one for all front ends, before anything costs a thread: of
-two hundred who come at once most are sent away. `Admission` is called from one thread.
+All this is decided in the engine's process, which is one for all front ends, before a request costs a thread: of two
+hundred that come at once most are refused. `Admission` is called from one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sonant.serving.refused import Refused
 
 OWN_SHARE = 0.75
 _LONGEST_RETRY_S = 60.0
-_MOST_CLIENTS = 10_000  # remembered by the rate limit; beyond that the one unheard of longest is forgotten
+_MOST_CLIENTS = 10_000  # that the rate limit remembers; beyond that it forgets the one not seen for longest
 
 
 class RateLimit:
@@ -46,7 +46,7 @@ class RateLimit:
             return
         left, then_s = self._buckets.pop(client, (float(self.per_minute), now_s))
         left = min(self.per_minute, left + (now_s - then_s) * self.per_minute / 60)
-        needed = min(requests, self.per_minute)  # of a larger batch: all that there can be, and the rest is owed
+        needed = min(requests, self.per_minute)  # a larger batch needs a full bucket, and owes the rest
         enough = left >= needed
         self._buckets[client] = (left - requests if enough else left, now_s)
         if len(self._buckets) > _MOST_CLIENTS:
@@ -55,7 +55,7 @@ class RateLimit:
             self._refuse(needed, left)
 
     def look(self, client: str, now_s: float) -> None:
-        """Raises as `take` would for one request, and takes nothing."""
+        """Raises as `take` would for one request, but takes nothing."""
         if self.per_minute and client in self._buckets:
             left, then_s = self._buckets[client]
             left += (now_s - then_s) * self.per_minute / 60
@@ -68,15 +68,15 @@ class RateLimit:
 
 
 class Ticket:
-    """What an admitted client has until it is closed: a place, and requests on their way to the engine."""
+    """What an admitted client holds until it is closed: a place, and requests on their way to the engine."""
 
     def __init__(self, admission: Admission, client: str | None, requests: int) -> None:
-        """`client`: whose place it holds; None: it has none of its own."""
+        """`client`: whose place it holds; None: it holds none."""
         self._admission, self._client, self._on_the_way = admission, client, requests
         admission.on_the_way += requests
 
     def arrived(self) -> None:
-        """One of its requests is in the engine's queue, which counts it from now on, or will never be."""
+        """One of its requests has reached the engine's queue, which now counts it, or never will."""
         if self._on_the_way:
             self._on_the_way -= 1
             self._admission.on_the_way -= 1
@@ -102,7 +102,7 @@ class Admission:
     ) -> Ticket:
         """Raises `Refused` or `Overloaded`, both 429, unless the client may ask now, and would hear something soon.
 
-        Without `place` it has one already, a session's.
+        Without `place` it takes none, since its session has one.
         """
         self.rate.take(client, time.monotonic(), requests)
         self._check_queue(stats, max_waiting)
@@ -114,7 +114,7 @@ class Admission:
     def enter(
         self, place: ExitStack, client: str, kind: PlaceKind, requests: int, stats: EngineStats, max_waiting: int
     ) -> Ticket | None:
-        """What one of these needs, given back with `place`; the ticket of what will come to the engine's queue."""
+        """Take what this kind needs, to be given back with `place`. A ticket is for what will come to the queue."""
         if kind in ("speech", "utterance"):
             ticket = self.admit(client, stats, max_waiting, requests=requests, place=kind == "speech")
             place.callback(ticket.close)
@@ -128,7 +128,7 @@ class Admission:
         return None
 
     def _look(self, client: str, kind: PlaceKind, stats: EngineStats, max_waiting: int) -> None:
-        """Raises what one who asks now would be refused with, and takes nothing."""
+        """Raises what would refuse a client now, and takes nothing."""
         self.rate.look(client, time.monotonic())
         if kind == "look_speech":
             self._check_queue(stats, max_waiting)
@@ -136,7 +136,7 @@ class Admission:
             self._check_place(client, stats, max_waiting)
 
     def most_streams(self, stats: EngineStats, max_waiting: int) -> int:
-        """Of one client at once."""
+        """How many one client may have at once."""
         given = self.options.max_streams_per_client
         return stats.rows + (max_waiting + 1) // 2 if given is None else given
 
@@ -155,12 +155,12 @@ class Admission:
 
     def give_place_back(self, client: str) -> None:
         self.active[client] -= 1
-        if self.active[client] == 0:  # Clients come and go; only those that are here are kept.
+        if self.active[client] == 0:  # only clients that hold a place are kept
             del self.active[client]
 
     def _check_queue(self, stats: EngineStats, max_waiting: int) -> None:
-        # As many as there are rows will not wait, be they on their way or not looked at by a step yet. Rows that others
-        # lend are for who is on their way. The engine looks again when they are there.
+        # Requests that find a row free will not wait, even if no step has seen them yet. Lendable rows count only for
+        # those that are on their way. The engine checks again when they have come.
         queued = stats.waiting - stats.free_rows
         waiting = max(queued, queued + self.on_the_way - stats.lendable_rows)
         if waiting >= max_waiting:
@@ -175,7 +175,7 @@ class Admission:
             raise Refused(429, "overloaded", message, retry_s=_within(first_s - most_s))
 
     def _retry_s(self, stats: EngineStats) -> float:
-        """Until one more would be heard in time."""
+        """How long until one more would be heard in time."""
         return _within(stats.first_sound_s(self.on_the_way) - self.options.max_first_audio_s)
 
     def _take_place(self, client: str, stats: EngineStats, max_waiting: int) -> None:
