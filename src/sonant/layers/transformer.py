@@ -126,12 +126,12 @@ def fold_gains(stack: DecoderStack, *, heads: bool) -> None:
 
 @torch.no_grad()
 def bound_values(stack: DecoderStack) -> None:
-    """For decoding with weights of eight bits: values are scaled so that eight bits hold what heads gather of them.
+    """For decoding with weights of eight bits: scale values so that attention's output fits into eight bits.
 
-    A value is the product of a weight's line and a normed row, whose length is the root of its size, so it is at most
-    the line's length times that; and what heads gather is a mean of values. Each value's bound is brought to the
-    largest number of e4m3, by a power of two in the scale of its line, and the output projection has the other half
-    of it in its columns. So the kernel after attention that looks for each row's largest value is not needed.
+    A value is the product of a row of the weight and a normed input, whose norm is the root of its size, so it is at
+    most the norm of the weight's row times that; and attention takes means of values. Each value's bound is brought to
+    the largest number of e4m3 by a power of two in the scale of its row, and the output projection has the inverse in
+    its columns. So no kernel after attention has to look for each row's largest value.
     """
     for layer in stack.layers:
         assert isinstance(layer, DecoderLayer)
