@@ -133,6 +133,5 @@ class WeightLane:
         return ready
 
     def _next_in_slot(self, n: int) -> int:
-        """The block after n, round and round, that lies in the same slot."""
-        count = len(self.parts)
-        return next(m for m in ((n + step) % count for step in range(1, count + 1)) if m % SLOTS == n % SLOTS)
+        """The next block that lies in the same slot; behind the last one, the first."""
+        return n + SLOTS if n + SLOTS < len(self.parts) else n % SLOTS
