@@ -44,7 +44,7 @@ class PeerSink:
         self.peer.leave(m.End(self.id, str(reason)))
 
     def fail(self, error: Exception) -> None:
-        self.peer.leave(m.End(self.id, None, name_of(error), text_of(error), getattr(error, "retry_s", 0.0)))
+        self.peer.leave(_failed(self.id, error))
 
 
 class FrontEndPeer:
@@ -169,8 +169,7 @@ class FrontEndPeer:
             engine.loop.post(request)
         except SonantError as e:
             self.requests.pop(ask.id, None)
-            end = m.End(ask.id, None, name_of(e), text_of(e), getattr(e, "retry_s", 0.0))
-            self.connection.send(m.StepDone([], [end]))
+            self.connection.send(m.StepDone([], [_failed(ask.id, e)]))
 
     def _heard(self, heard: m.Heard) -> None:
         if heard.id in self.requests:
@@ -223,6 +222,10 @@ class FrontEndPeer:
             place.close()
         self.places.clear()
         self.port.gone(self, error)
+
+
+def _failed(id: int, error: Exception) -> m.End:
+    return m.End(id, None, name_of(error), text_of(error), getattr(error, "retry_s", 0.0))
 
 
 def _encoded(id: int, voice: Voice) -> m.VoiceEncoded:
