@@ -42,6 +42,13 @@ def only(key: str, value: object) -> Rule:
     return Rule(key, repr(value), lambda given, _: bool(given == value))
 
 
+def _whole_groups(given: Any, raw: Raw) -> bool:
+    return raw["num_key_value_heads"] > 0 and given % raw["num_key_value_heads"] == 0
+
+
+WHOLE_GROUPS = Rule("num_attention_heads", "a multiple of num_key_value_heads", _whole_groups)
+
+
 def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
     """`raw` has been read already: the keys that our modules use are there and of their types."""
     for rule in rules:

@@ -15,7 +15,7 @@ from typing import Any
 from sonant.errors import BadSampling, CheckpointError
 from sonant.layers.rope_scaling import Llama3Scaling
 from sonant.models.higgs_audio_v2.knobs import KNOBS, with_defaults
-from sonant.models.published import Published, Raw, Rule, agree, check, only, read_json
+from sonant.models.published import WHOLE_GROUPS, Published, Raw, Rule, agree, check, only, read_json
 from sonant.sampling import Knob
 
 CODEBOOKS = 8  # the delay pattern, the stop and the codec are built for them
@@ -28,10 +28,6 @@ def _is_llama3(given: Any, _: Raw) -> bool:
     return isinstance(given, Mapping) and given.get("rope_type", given.get("type")) == "llama3"
 
 
-def _multiple_of_kv_heads(given: Any, raw: Raw) -> bool:
-    return raw["num_key_value_heads"] > 0 and given % raw["num_key_value_heads"] == 0
-
-
 _LLAMA = (
     only("attention_bias", False),
     only("mlp_bias", False),
@@ -39,7 +35,7 @@ _LLAMA = (
     Rule("rope_parameters", _LLAMA3, _is_llama3),
     Rule("rope_scaling", _LLAMA3, _is_llama3),
     Rule("head_dim", "an even number", lambda given, _: given % 2 == 0),
-    Rule("num_attention_heads", "a multiple of num_key_value_heads", _multiple_of_kv_heads),
+    WHOLE_GROUPS,
 )
 _FIRST_FORM = (
     only("audio_adapter_type", "dual_ffn_fast_forward"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sonant.models.published import Raw, Rule, only
+from sonant.models.published import WHOLE_GROUPS, Raw, Rule, only
 
 _HARMLESS_IN_ROPE = ("mrope_section", "interleaved", "mrope_interleaved", "rope_theta")
 
@@ -38,10 +38,6 @@ def _plain_rope(given: Any, _: Raw) -> bool:
     return all(kind in (None, "default") for kind in kinds) and whole and not any(v is not None for v in rest.values())
 
 
-def _multiple_of_kv_heads(given: Any, raw: Raw) -> bool:
-    return raw["num_key_value_heads"] > 0 and given % raw["num_key_value_heads"] == 0
-
-
 def _halves_the_rate(given: Any, raw: Raw) -> bool:
     """Mimi's last convolution is built for the ratio of two frame rates; ours for the published one."""
     rate, hop = raw.get("sampling_rate") or 24000, math.prod(raw["upsampling_ratios"])
@@ -59,7 +55,7 @@ ATTENTION = (
     Rule("rope_scaling", _ROPE, _plain_rope),
     Rule("rope_parameters", _ROPE, _plain_rope),
     Rule("head_dim", "an even number", lambda given, _: given % 2 == 0),
-    Rule("num_attention_heads", "a multiple of num_key_value_heads", _multiple_of_kv_heads),
+    WHOLE_GROUPS,
 )
 LANGUAGE_MODEL = (
     *ATTENTION,

@@ -14,11 +14,7 @@ from typing import Any
 from sonant import strict
 from sonant.errors import CheckpointError
 from sonant.layers.rope_scaling import LongRope
-from sonant.models.published import Published, Raw, Rule, only, read_json
-
-
-def _whole_groups(given: Any, raw: Raw) -> bool:
-    return raw["num_key_value_heads"] > 0 and given % raw["num_key_value_heads"] == 0
+from sonant.models.published import WHOLE_GROUPS, Published, Rule, only, read_json
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class LanguageModelConfig(Published):
 
     rules = (
         only("use_mup", False),
-        Rule("num_attention_heads", "a multiple of num_key_value_heads", _whole_groups),
+        WHOLE_GROUPS,
         Rule("kv_channels", "an even number", lambda given, _: given % 2 == 0),
     )
 
