@@ -10,7 +10,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,19 @@ import torch
 STORED_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 Shape = tuple[int, ...]
+Entry = tuple[str, Shape]  # a tensor of a file
 Draw = Callable[[str, Shape, torch.Generator], torch.Tensor]  # a float32 tensor whose spread suits its name
 Edit = Callable[[torch.Tensor], object]
+
+
+def linear(name: str, outputs: int, inputs: int) -> Iterator[Entry]:
+    yield f"{name}.weight", (outputs, inputs)
+    yield f"{name}.bias", (outputs,)
+
+
+def conv(name: str, outputs: int, inputs: int, kernel: int = 1) -> Iterator[Entry]:
+    yield f"{name}.weight", (outputs, inputs, kernel)
+    yield f"{name}.bias", (outputs,)
 
 
 @dataclass(frozen=True)

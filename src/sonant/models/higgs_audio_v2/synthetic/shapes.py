@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
-from sonant.models.synthetic_tensors import Shape
+from sonant.models.synthetic_tensors import Entry, Shape, conv, linear
 
-Entry = tuple[str, Shape]
 Raw = Mapping[str, Any]
 
 DAC_KERNEL = 7
@@ -62,9 +61,9 @@ def codec_shapes(config: Raw, codebooks: int = CODEBOOKS) -> dict[str, Shape]:
         *_semantic_encoder(config, meaning),
         *_semantic_decoder(config, meaning),
         *_hubert(semantic),
-        *_linear("fc", both, both),
-        *_linear("fc1", meaning, both),
-        *_linear("fc2", sound, both),
+        *linear("fc", both, both),
+        *linear("fc1", meaning, both),
+        *linear("fc2", sound, both),
     ]
     for i in range(codebooks):
         entries += _quantizer(f"quantizer.quantizers.{i}", both, config["codebook_size"], config["codebook_dim"])
@@ -73,20 +72,20 @@ def codec_shapes(config: Raw, codebooks: int = CODEBOOKS) -> dict[str, Shape]:
 
 def _dac_encoder(c: Raw) -> Iterator[Entry]:
     channels = c["encoder_hidden_size"]
-    yield from _conv("acoustic_encoder.conv1", channels, 1, DAC_KERNEL)
+    yield from conv("acoustic_encoder.conv1", channels, 1, DAC_KERNEL)
     for i, ratio in enumerate(c["downsampling_ratios"]):
         block = f"acoustic_encoder.block.{i}"
         yield from _dac_units(block, channels)
         yield from _snake(f"{block}.snake1", channels)
-        yield from _conv(f"{block}.conv1", 2 * channels, channels, 2 * ratio)
+        yield from conv(f"{block}.conv1", 2 * channels, channels, 2 * ratio)
         channels *= 2
     yield from _snake("acoustic_encoder.snake1", channels)
-    yield from _conv("acoustic_encoder.conv2", c["hidden_size"], channels, 3)
+    yield from conv("acoustic_encoder.conv2", c["hidden_size"], channels, 3)
 
 
 def _dac_decoder(c: Raw) -> Iterator[Entry]:
     channels = c["decoder_hidden_size"]
-    yield from _conv("acoustic_decoder.conv1", channels, c["hidden_size"], DAC_KERNEL)
+    yield from conv("acoustic_decoder.conv1", channels, c["hidden_size"], DAC_KERNEL)
     for i, ratio in enumerate(c["upsampling_ratios"]):
         block = f"acoustic_decoder.block.{i}"
         yield from _snake(f"{block}.snake1", channels)
@@ -95,15 +94,15 @@ def _dac_decoder(c: Raw) -> Iterator[Entry]:
         yield f"{block}.conv_t1.bias", (channels,)
         yield from _dac_units(block, channels)
     yield from _snake("acoustic_decoder.snake1", channels)
-    yield from _conv("acoustic_decoder.conv2", 1, channels, DAC_KERNEL)
+    yield from conv("acoustic_decoder.conv2", 1, channels, DAC_KERNEL)
 
 
 def _dac_units(block: str, channels: int) -> Iterator[Entry]:
     for unit in range(1, DAC_UNITS + 1):
         yield from _snake(f"{block}.res_unit{unit}.snake1", channels)
-        yield from _conv(f"{block}.res_unit{unit}.conv1", channels, channels, DAC_KERNEL)
+        yield from conv(f"{block}.res_unit{unit}.conv1", channels, channels, DAC_KERNEL)
         yield from _snake(f"{block}.res_unit{unit}.snake2", channels)
-        yield from _conv(f"{block}.res_unit{unit}.conv2", channels, channels, 1)
+        yield from conv(f"{block}.res_unit{unit}.conv2", channels, channels, 1)
 
 
 def _semantic_encoder(c: Raw, width: int) -> Iterator[Entry]:
@@ -112,7 +111,7 @@ def _semantic_encoder(c: Raw, width: int) -> Iterator[Entry]:
     for i, (ratio, stride) in enumerate(zip(c["channel_ratios"], c["strides"], strict=True)):
         block, channels = f"encoder_semantic.conv_blocks.{i}", int(width * ratio)
         yield from _semantic_units(block, before, c)
-        yield from _conv(f"{block}.conv", channels, before, 3 if stride == 1 else 2 * stride)
+        yield from conv(f"{block}.conv", channels, before, 3 if stride == 1 else 2 * stride)
         before = channels
 
 
@@ -121,7 +120,7 @@ def _semantic_decoder(c: Raw, width: int) -> Iterator[Entry]:
     yield "decoder_semantic.conv1.weight", (widths[0], width, c["kernel_size"])
     for i, (before, channels) in enumerate(pairwise(widths)):
         block = f"decoder_semantic.conv_blocks.{i}"
-        yield from _conv(f"{block}.conv", channels, before, 3)
+        yield from conv(f"{block}.conv", channels, before, 3)
         yield from _semantic_units(block, channels, c)
     yield "decoder_semantic.conv2.weight", (width, width, c["kernel_size"])
 
@@ -142,7 +141,7 @@ def _hubert(c: Raw) -> Iterator[Entry]:
             yield from _norm(f"{layer}.layer_norm", channels)
         before = channels
     yield from _norm("semantic_model.feature_projection.layer_norm", before)
-    yield from _linear("semantic_model.feature_projection.projection", width, before)
+    yield from linear("semantic_model.feature_projection.projection", width, before)
     positions, taps = "semantic_model.encoder.pos_conv_embed.conv", c["num_conv_pos_embeddings"]
     yield f"{positions}.bias", (width,)
     yield f"{positions}.parametrizations.weight.original0", (1, 1, taps)
@@ -151,10 +150,10 @@ def _hubert(c: Raw) -> Iterator[Entry]:
     for i in range(c["num_hidden_layers"]):
         layer = f"semantic_model.encoder.layers.{i}"
         for projection in ("k_proj", "v_proj", "q_proj", "out_proj"):
-            yield from _linear(f"{layer}.attention.{projection}", width, width)
+            yield from linear(f"{layer}.attention.{projection}", width, width)
         yield from _norm(f"{layer}.layer_norm", width)
-        yield from _linear(f"{layer}.feed_forward.intermediate_dense", inner, width)
-        yield from _linear(f"{layer}.feed_forward.output_dense", width, inner)
+        yield from linear(f"{layer}.feed_forward.intermediate_dense", inner, width)
+        yield from linear(f"{layer}.feed_forward.output_dense", width, inner)
         yield from _norm(f"{layer}.final_layer_norm", width)
 
 
@@ -163,18 +162,8 @@ def _quantizer(name: str, width: int, codes: int, dim: int) -> Iterator[Entry]:
     yield f"{name}.codebook.cluster_size", (codes,)
     yield f"{name}.codebook.embed", (codes, dim)
     yield f"{name}.codebook.embed_avg", (codes, dim)
-    yield from _linear(f"{name}.project_in", dim, width)
-    yield from _linear(f"{name}.project_out", width, dim)
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Iterator[Entry]:
-    yield f"{name}.weight", (outputs, inputs)
-    yield f"{name}.bias", (outputs,)
-
-
-def _conv(name: str, outputs: int, inputs: int, kernel: int) -> Iterator[Entry]:
-    yield f"{name}.weight", (outputs, inputs, kernel)
-    yield f"{name}.bias", (outputs,)
+    yield from linear(f"{name}.project_in", dim, width)
+    yield from linear(f"{name}.project_out", width, dim)
 
 
 def _norm(name: str, width: int) -> Iterator[Entry]:

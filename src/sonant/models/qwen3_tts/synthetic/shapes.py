@@ -18,9 +18,7 @@ from sonant.models.qwen3_tts.config import (
     SpeakerConfig,
     TalkerConfig,
 )
-from sonant.models.synthetic_tensors import Shape
-
-Entry = tuple[str, Shape]
+from sonant.models.synthetic_tensors import Entry, Shape, conv, linear
 
 CONVNEXT_KERNEL = 7
 CONVNEXT_WIDENING = 4
@@ -58,8 +56,8 @@ def _talker(c: TalkerConfig) -> Iterator[Entry]:
     yield from _decoder_layers("talker.model", c)
     yield "talker.model.codec_embedding.weight", (c.vocab_size, c.hidden_size)
     yield "talker.model.text_embedding.weight", (c.text_vocab_size, c.text_hidden_size)
-    yield from _linear("talker.text_projection.linear_fc1", c.text_hidden_size, c.text_hidden_size)
-    yield from _linear("talker.text_projection.linear_fc2", c.hidden_size, c.text_hidden_size)
+    yield from linear("talker.text_projection.linear_fc1", c.text_hidden_size, c.text_hidden_size)
+    yield from linear("talker.text_projection.linear_fc2", c.hidden_size, c.text_hidden_size)
     yield "talker.codec_head.weight", (c.vocab_size, c.hidden_size)
 
 
@@ -70,45 +68,45 @@ def _predictor(c: DecoderStackConfig, talker: TalkerConfig) -> Iterator[Entry]:
         yield f"{model}.codec_embedding.{group}.weight", (c.vocab_size, talker.hidden_size)
         yield f"talker.code_predictor.lm_head.{group}.weight", (c.vocab_size, c.hidden_size)
     if c.hidden_size != talker.hidden_size:  # of equal width they are joined without a projection
-        yield from _linear("talker.code_predictor.small_to_mtp_projection", c.hidden_size, talker.hidden_size)
+        yield from linear("talker.code_predictor.small_to_mtp_projection", c.hidden_size, talker.hidden_size)
 
 
 def _speaker(c: SpeakerConfig) -> Iterator[Entry]:
     first, *middle, last = c.enc_channels
     kernels = c.enc_kernel_sizes
-    yield from _conv("speaker_encoder.blocks.0.conv", first, c.mel_dim, kernels[0])
+    yield from conv("speaker_encoder.blocks.0.conv", first, c.mel_dim, kernels[0])
     before = first
     for i, channels in enumerate(middle, start=1):
         block = f"speaker_encoder.blocks.{i}"
         branch = channels // c.enc_res2net_scale
-        yield from _conv(f"{block}.tdnn1.conv", channels, before)
+        yield from conv(f"{block}.tdnn1.conv", channels, before)
         for j in range(c.enc_res2net_scale - 1):  # the first branch passes through unchanged
-            yield from _conv(f"{block}.res2net_block.blocks.{j}.conv", branch, branch, kernels[i])
-        yield from _conv(f"{block}.tdnn2.conv", channels, channels)
-        yield from _conv(f"{block}.se_block.conv1", c.enc_se_channels, channels)
-        yield from _conv(f"{block}.se_block.conv2", channels, c.enc_se_channels)
+            yield from conv(f"{block}.res2net_block.blocks.{j}.conv", branch, branch, kernels[i])
+        yield from conv(f"{block}.tdnn2.conv", channels, channels)
+        yield from conv(f"{block}.se_block.conv1", c.enc_se_channels, channels)
+        yield from conv(f"{block}.se_block.conv2", channels, c.enc_se_channels)
         before = channels
-    yield from _conv("speaker_encoder.mfa.conv", last, sum(middle), kernels[-1])
-    yield from _conv("speaker_encoder.asp.tdnn.conv", c.enc_attention_channels, 3 * last)
-    yield from _conv("speaker_encoder.asp.conv", last, c.enc_attention_channels)
-    yield from _conv("speaker_encoder.fc", c.enc_dim, 2 * last)
+    yield from conv("speaker_encoder.mfa.conv", last, sum(middle), kernels[-1])
+    yield from conv("speaker_encoder.asp.tdnn.conv", c.enc_attention_channels, 3 * last)
+    yield from conv("speaker_encoder.asp.conv", last, c.enc_attention_channels)
+    yield from conv("speaker_encoder.fc", c.enc_dim, 2 * last)
 
 
 def _codec_encoder(c: CodecEncoderConfig, downsample: int) -> Iterator[Entry]:
     # transformers numbers activations too, hence the gaps in the indices
     at, channels = 0, c.num_filters
-    yield from _conv(f"encoder.encoder.layers.{at}.conv", channels, c.audio_channels, c.kernel_size)
+    yield from conv(f"encoder.encoder.layers.{at}.conv", channels, c.audio_channels, c.kernel_size)
     for ratio in reversed(c.upsampling_ratios):
         narrow = channels // c.compress
         for _ in range(c.num_residual_layers):
             at += 1
             block = f"encoder.encoder.layers.{at}.block"
-            yield from _conv(f"{block}.1.conv", narrow, channels, c.residual_kernel_size)
-            yield from _conv(f"{block}.3.conv", channels, narrow)
+            yield from conv(f"{block}.1.conv", narrow, channels, c.residual_kernel_size)
+            yield from conv(f"{block}.3.conv", channels, narrow)
         at += 2
-        yield from _conv(f"encoder.encoder.layers.{at}.conv", 2 * channels, channels, 2 * ratio)
+        yield from conv(f"encoder.encoder.layers.{at}.conv", 2 * channels, channels, 2 * ratio)
         channels *= 2
-    yield from _conv(f"encoder.encoder.layers.{at + 2}.conv", c.hidden_size, channels, c.last_kernel_size)
+    yield from conv(f"encoder.encoder.layers.{at + 2}.conv", c.hidden_size, channels, c.last_kernel_size)
     for i in range(c.num_hidden_layers):
         yield from _codec_encoder_layer(f"encoder.encoder_transformer.layers.{i}", c)
     yield "encoder.downsample.conv.weight", (c.hidden_size, c.hidden_size, 2 * downsample)
@@ -150,10 +148,10 @@ def _codec_decoder(c: CodecDecoderConfig) -> Iterator[Entry]:
         for i in range(quantizers):
             yield f"{quantizer}.vq.layers.{i}._codebook.cluster_usage", (c.codebook_size,)
             yield f"{quantizer}.vq.layers.{i}._codebook.embedding_sum", (c.codebook_size, entry_dim)
-    yield from _conv("decoder.pre_conv.conv", c.latent_dim, c.codebook_dim, 3)
+    yield from conv("decoder.pre_conv.conv", c.latent_dim, c.codebook_dim, 3)
     yield from _codec_transformer(c)
     for i, ratio in enumerate(c.upsampling_ratios):
-        yield from _conv(f"decoder.upsample.{i}.0.conv", c.latent_dim, c.latent_dim, ratio)
+        yield from conv(f"decoder.upsample.{i}.0.conv", c.latent_dim, c.latent_dim, ratio)
         yield from _convnext(f"decoder.upsample.{i}.1", c.latent_dim)
     yield from _vocoder(c)
 
@@ -172,22 +170,22 @@ def _codec_transformer(c: CodecDecoderConfig) -> Iterator[Entry]:
         ):
             yield f"{layer}.{vector}", (c.hidden_size,)
     yield f"{prefix}.norm.weight", (c.hidden_size,)
-    yield from _linear(f"{prefix}.input_proj", c.hidden_size, c.latent_dim)
-    yield from _linear(f"{prefix}.output_proj", c.latent_dim, c.hidden_size)
+    yield from linear(f"{prefix}.input_proj", c.hidden_size, c.latent_dim)
+    yield from linear(f"{prefix}.output_proj", c.latent_dim, c.hidden_size)
 
 
 def _convnext(block: str, channels: int) -> Iterator[Entry]:
     yield f"{block}.gamma", (channels,)
-    yield from _conv(f"{block}.dwconv.conv", channels, 1, CONVNEXT_KERNEL)
+    yield from conv(f"{block}.dwconv.conv", channels, 1, CONVNEXT_KERNEL)
     yield f"{block}.norm.weight", (channels,)
     yield f"{block}.norm.bias", (channels,)
-    yield from _linear(f"{block}.pwconv1", CONVNEXT_WIDENING * channels, channels)
-    yield from _linear(f"{block}.pwconv2", channels, CONVNEXT_WIDENING * channels)
+    yield from linear(f"{block}.pwconv1", CONVNEXT_WIDENING * channels, channels)
+    yield from linear(f"{block}.pwconv2", channels, CONVNEXT_WIDENING * channels)
 
 
 def _vocoder(c: CodecDecoderConfig) -> Iterator[Entry]:
     channels = c.decoder_dim
-    yield from _conv("decoder.decoder.0.conv", channels, c.latent_dim, VOCODER_KERNEL)
+    yield from conv("decoder.decoder.0.conv", channels, c.latent_dim, VOCODER_KERNEL)
     for i, rate in enumerate(c.upsample_rates, start=1):
         block = f"decoder.decoder.{i}.block"
         yield from _snake(f"{block}.0", channels)
@@ -196,12 +194,12 @@ def _vocoder(c: CodecDecoderConfig) -> Iterator[Entry]:
         yield f"{block}.1.conv.bias", (channels,)
         for unit in range(2, 2 + VOCODER_UNITS):
             yield from _snake(f"{block}.{unit}.act1", channels)
-            yield from _conv(f"{block}.{unit}.conv1.conv", channels, channels, VOCODER_KERNEL)
+            yield from conv(f"{block}.{unit}.conv1.conv", channels, channels, VOCODER_KERNEL)
             yield from _snake(f"{block}.{unit}.act2", channels)
-            yield from _conv(f"{block}.{unit}.conv2.conv", channels, channels)
+            yield from conv(f"{block}.{unit}.conv2.conv", channels, channels)
     end = len(c.upsample_rates) + 1
     yield from _snake(f"decoder.decoder.{end}", channels)
-    yield from _conv(f"decoder.decoder.{end + 1}.conv", 1, channels, VOCODER_KERNEL)
+    yield from conv(f"decoder.decoder.{end + 1}.conv", 1, channels, VOCODER_KERNEL)
 
 
 def _attention(layer: str, c: DecoderStackConfig | CodecDecoderConfig) -> Iterator[Entry]:
@@ -217,16 +215,6 @@ def _mlp(layer: str, c: DecoderStackConfig | CodecDecoderConfig) -> Iterator[Ent
     yield f"{layer}.mlp.gate_proj.weight", (c.intermediate_size, c.hidden_size)
     yield f"{layer}.mlp.up_proj.weight", (c.intermediate_size, c.hidden_size)
     yield f"{layer}.mlp.down_proj.weight", (c.hidden_size, c.intermediate_size)
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Iterator[Entry]:
-    yield f"{name}.weight", (outputs, inputs)
-    yield f"{name}.bias", (outputs,)
-
-
-def _conv(name: str, outputs: int, inputs: int, kernel: int = 1) -> Iterator[Entry]:
-    yield f"{name}.weight", (outputs, inputs, kernel)
-    yield f"{name}.bias", (outputs,)
 
 
 def _snake(name: str, channels: int) -> Iterator[Entry]:

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sonant.models.synthetic_tensors import Shape
+from sonant.models.synthetic_tensors import Entry, Shape, linear
 from sonant.models.voxcpm2.config import VoxCPM2Config
 
-Entry = tuple[str, Shape]
 Raw = Mapping[str, Any]
 
 KERNEL = 7
@@ -40,20 +39,20 @@ def model_shapes(config: VoxCPM2Config) -> dict[str, Shape]:
     for stack in _stacks(config):
         entries += _layers(stack, config.lm.num_key_value_heads)
     for mlp in ("time_mlp.linear_1", "time_mlp.linear_2", "delta_time_mlp.linear_1", "delta_time_mlp.linear_2"):
-        entries += _linear(f"{flow}.{mlp}", width, width)
+        entries += linear(f"{flow}.{mlp}", width, width)
     entries += [
         ("feat_encoder.special_token", (1, 1, 1, local)),
-        *_linear("feat_encoder.in_proj", local, feat),
-        *_linear(f"{flow}.in_proj", width, feat),
-        *_linear(f"{flow}.cond_proj", width, feat),
-        *_linear(f"{flow}.out_proj", feat, width),
-        *_linear("fsq_layer.in_proj", config.quantizer_dim, hidden),
-        *_linear("fsq_layer.out_proj", hidden, config.quantizer_dim),
-        *_linear("enc_to_lm_proj", hidden, local),
-        *_linear("lm_to_dit_proj", width, hidden),
-        *_linear("res_to_dit_proj", width, hidden),
-        *_linear("fusion_concat_proj", hidden, 2 * hidden),
-        *_linear("stop_proj", hidden, hidden),
+        *linear("feat_encoder.in_proj", local, feat),
+        *linear(f"{flow}.in_proj", width, feat),
+        *linear(f"{flow}.cond_proj", width, feat),
+        *linear(f"{flow}.out_proj", feat, width),
+        *linear("fsq_layer.in_proj", config.quantizer_dim, hidden),
+        *linear("fsq_layer.out_proj", hidden, config.quantizer_dim),
+        *linear("enc_to_lm_proj", hidden, local),
+        *linear("lm_to_dit_proj", width, hidden),
+        *linear("res_to_dit_proj", width, hidden),
+        *linear("fusion_concat_proj", hidden, 2 * hidden),
+        *linear("stop_proj", hidden, hidden),
         ("stop_head.weight", (2, hidden)),
     ]
     return dict(entries)
@@ -129,11 +128,6 @@ def _units(block: str, channels: int, first: int) -> Iterator[Entry]:
         yield from _conv(f"{block}.{unit}.block.1", channels, 1, KERNEL)  # each channel by itself
         yield from _snake(f"{block}.{unit}.block.2", channels)
         yield from _conv(f"{block}.{unit}.block.3", channels, channels, 1)
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Iterator[Entry]:
-    yield f"{name}.weight", (outputs, inputs)
-    yield f"{name}.bias", (outputs,)
 
 
 def _conv(name: str, outputs: int, inputs: int, kernel: int) -> Iterator[Entry]:
