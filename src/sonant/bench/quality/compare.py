@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sonant.bench.quality.scores import Judged, Quality
-from sonant.bench.report.bootstrap import Array, Interval, unpaired
+from sonant.bench.report.bootstrap import Interval, mean, unpaired
 from sonant.bench.report.compare import Verdict, judge
 from sonant.text_table import grid
 
@@ -47,7 +47,7 @@ def compare_quality(before: Quality, after: Quality, confidence: float = 0.95) -
             continue
         differences = [new[p] - old[p] for p in shared]
         # The prompts are the same on both sides, so that their differences are compared with zeros.
-        interval = unpaired([0.0] * len(shared), differences, _mean, each, relative=False)
+        interval = unpaired([0.0] * len(shared), differences, mean, each, relative=False)
         verdict = judge(interval if more_is_worse else _turned(interval), least)
         worse = worse or verdict is Verdict.WORSE
         means = [float(np.mean([side[p] for p in shared])) for side in (old, new)]
@@ -65,11 +65,6 @@ def _by_prompt(quality: Quality, figure: Callable[[Judged], float | None]) -> di
         if value is not None:
             groups[row.prompt].append(value)
     return {prompt: float(np.mean(values)) for prompt, values in groups.items()}
-
-
-def _mean(values: Array) -> Array:
-    result: Array = values.mean(axis=-1)
-    return result
 
 
 def _turned(interval: Interval | None) -> Interval | None:

@@ -35,6 +35,11 @@ class Interval:
         return Interval(self.value, min(self.low, other.low), max(self.high, other.high))
 
 
+def mean(values: Array) -> Array:
+    result: Array = values.mean(axis=-1)
+    return result
+
+
 def trimmed_mean(values: Array) -> Array:
     """The mean of each row without its smallest and largest fifth."""
     cut = int(_TRIM * values.shape[-1])

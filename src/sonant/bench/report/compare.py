@@ -14,7 +14,7 @@ import numpy as np
 
 from sonant.bench.client.load_level import AUDIBLE_S, LoadLevel
 from sonant.bench.client.sample import Sample
-from sonant.bench.report.bootstrap import Array, Interval, paired_ratio, unpaired
+from sonant.bench.report.bootstrap import Array, Interval, mean, paired_ratio, unpaired
 from sonant.bench.report.results import Run
 from sonant.errors import ConfigError
 from sonant.text_table import grid
@@ -54,11 +54,6 @@ class Comparison:
 
 def _p99(values: Array) -> Array:
     result: Array = np.percentile(values, 99, axis=-1)
-    return result
-
-
-def _mean(values: Array) -> Array:
-    result: Array = values.mean(axis=-1)
     return result
 
 
@@ -141,7 +136,7 @@ def _changes(a: LoadLevel, b: LoadLevel, threshold: float, confidence: float) ->
         )
     for metric, was, now in (("underrun rate", _underrun(a), _underrun(b)), ("failures", _failed(a), _failed(b))):
         if was and now:
-            interval = unpaired(was, now, _mean, confidence, relative=False)
+            interval = unpaired(was, now, mean, confidence, relative=False)
             note(metric, float(np.mean(was)), float(np.mean(now)), interval, relative=False)
     if a.good and b.samples and not b.good:  # however few they were, nothing is left that could be compared
         changes[-1] = replace(changes[-1], verdict=Verdict.WORSE)
