@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -123,11 +124,7 @@ def all_kernels(
 
     Without it heads are small: their products are unrolled where there are no tensor cores for them.
     """
-    dim = 128 if every_form else 32
-
-    def values(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtype)
-
+    values = partial(torch.zeros, dtype=dtype)
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
     norm.add_norm(values(2, 1, 2048), values(2, 1, 2048), values(2048), 1e-6)
     swiglu.swiglu(values(2, 1, 6144))
@@ -145,6 +142,15 @@ def all_kernels(
         gemv.norm_gated(x, gain, 1e-6, weight, tile=Tile(0, 64, 128, stages=3, splits=2))
     convolution_kernels(dtype, convolutions, every_form)
     snake.snake_beta(values(2, 9, 96), values(96), values(96))
+    attention_kernels(dtype, every_form)
+    pcm.pcm16(torch.zeros(2, 1920))
+    flow_kernels(dtype)
+    paging_kernels(dtype)
+    sampling_kernels(dtype, every_form)
+
+
+def attention_kernels(dtype: torch.dtype, every_form: bool) -> None:
+    values, dim = partial(torch.zeros, dtype=dtype), 128 if every_form else 32
     cache, slots = values(2, 5, 16, 8, dim), torch.zeros(2, dtype=torch.int64)
     rotations = values(2, 1, 1, dim), values(2, 1, 1, dim)
     for weights in ((values(dim), values(dim)), (None, None)):
@@ -173,16 +179,10 @@ def all_kernels(
         of = Heads(None, None, values(2, steps, 1, dim), values(2, steps, 1, dim), 16, 16, 1e-5)
         place = RingPlace(torch.zeros(2, dtype=torch.int64), torch.zeros(2, steps, dtype=torch.int64), 72, 88)
         ring.ring_attention(values(2, steps, 48 * dim), of, values(2, 3, 88, 16, dim), place)
-    pcm.pcm16(torch.zeros(2, 1920))
-    flow_kernels(dtype)
-    paging_kernels(dtype)
-    sampling_kernels(dtype, every_form)
 
 
 def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every_form: bool) -> None:
-    def values(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtype)
-
+    values = partial(torch.zeros, dtype=dtype)
     for dilation in (1, 3):
         fixed = values(2, 27, 96), values(96, 1, 7), values(96)
         depthwise.depthwise(*fixed, None, dilation)
@@ -220,9 +220,7 @@ def paging_kernels(dtype: torch.dtype) -> None:
 
 
 def flow_kernels(dtype: torch.dtype) -> None:
-    def values(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtype)
-
+    values = partial(torch.zeros, dtype=dtype)
     given = FlowGiven(values(2, 2, 1024), values(2, 4, 1024), torch.zeros(2))
     ends = FlowEnds(values(1024, 64), values(1024), values(1024), 1e-5, values(64, 1024), values(64))
     x, hidden, time = torch.zeros(2, 4, 64), values(4, 11, 1024), values(1024)
@@ -237,9 +235,7 @@ def flow_kernels(dtype: torch.dtype) -> None:
 
 
 def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:
-    def values(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtype)
-
+    values = partial(torch.zeros, dtype=dtype)
     flags = torch.zeros(2, dtype=torch.bool)
     params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))
