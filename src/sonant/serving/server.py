@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from sonant.serving.idle_memory import IdleMemory, share_arenas
 from sonant.serving.limits.connection import connection_type
-from sonant.serving.limits.socket_connection import SocketConnection
+from sonant.serving.limits.socket_connection import socket_type
 from sonant.serving.observability.log_format import BrokenStreams, WithoutAccesses
 from sonant.serving.options import ServeOptions
 from sonant.serving.service import SpeechService
@@ -76,14 +76,9 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         log_level="info" if options.log_level == "debug" else options.log_level,  # its debug lines show what is sent
         access_log=False,  # the request log says more
         http=connection_type(options),
-        ws=SocketConnection,
+        ws=socket_type(options),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
-        ws_max_size=options.ws_max_message_bytes,
-        # The answer to a ping comes late from who reads slowly, and is not read from who is held back. Neither is gone:
-        # who is acknowledges no ping, and the kernel cuts them off.
-        ws_ping_timeout=None,
-        ws_per_message_deflate=False,  # sound does not shrink
     )
     for unwanted in (WithoutAccesses(), BrokenStreams()):
         logging.getLogger("uvicorn.error").addFilter(unwanted)

@@ -60,12 +60,14 @@ class SpeechReplica:
         from sonant.models.registry import describe, load_prompter
         from sonant.serving.app import create_app
         from sonant.serving.channel.engine_link import EngineLink
+        from sonant.serving.cluster.replica_edge import use_own_sockets
 
         share_arenas()
         folder = setup.folder or bundled_voice()
         if folder is None:
             raise ConfigError("no model was given, and this build has no voice of its own: name a folder as `model`")
         configure_logging(setup.serving.log_level, setup.serving.log_format)
+        use_own_sockets(setup.serving)
         process = Setup(
             folder=folder, scratch=self._held.enter_context(scratch_folder()), model=setup.model,
             serving=setup.serving, engine=setup.engine, host="", port=0,

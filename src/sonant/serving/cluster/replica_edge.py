@@ -11,6 +11,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sonant.serving.options import ServeOptions
+
 _ID = b"x-request-id"
 _RAW_RECEIVE = "x-request-disconnect-disabled"
 
@@ -54,3 +56,15 @@ def middlewares() -> list[Middleware]:
     except RayServeException:
         return []
     return [Middleware(ReplicaEdge)]
+
+
+def use_own_sockets(options: ServeOptions) -> None:
+    """Ray makes uvicorn's server with none of our options, so its WebSockets are set where uvicorn looks for them.
+
+    To be called in a replica's process before its server is made, which comes after its deployment is.
+    """
+    from uvicorn.protocols.websockets import auto
+
+    from sonant.serving.limits.socket_connection import socket_type
+
+    auto.AutoWebSocketsProtocol = socket_type(options)

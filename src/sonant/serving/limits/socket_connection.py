@@ -2,18 +2,28 @@
 
 One that pings and never reads would have its pongs kept for it without end; one whose handshake the WebSocket library
 refuses would never be answered nor closed; and each one turned away with an answer would be an error in the log.
+
+It knows our options itself, since the server that makes it may be Ray's, which passes none of them on.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from copy import copy
+from typing import Any, ClassVar
 
+from uvicorn import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sonant.serving.limits.connection import refusal
+from sonant.serving.options import ServeOptions
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
+    options: ClassVar[ServeOptions]
+
+    def __init__(self, config: Config, *args: Any, **more: Any) -> None:
+        super().__init__(_of_sockets(config, self.options), *args, **more)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
@@ -34,3 +44,20 @@ class SocketConnection(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True  # A refusal completes it too.
+
+
+def socket_type(options: ServeOptions) -> type[SocketConnection]:
+    """What uvicorn makes for each WebSocket, whoever runs it."""
+    return type("SocketConnection", (SocketConnection,), {"options": options})
+
+
+def _of_sockets(config: Config, options: ServeOptions) -> Config:
+    own = copy(config)
+    own.ws_max_size = options.ws_max_message_bytes
+    own.ws_per_message_deflate = False  # Sound does not shrink.
+    # A silent session is not one that reads nothing: its answers to pings tell a proxy so that counts `unread_s`.
+    own.ws_ping_interval = min(config.ws_ping_interval or options.unread_s, options.unread_s / 2)
+    # The answer to a ping comes late from who reads slowly, and is not read from who is held back. Neither is gone:
+    # who is acknowledges no ping, and the kernel, or the proxy, cuts them off.
+    own.ws_ping_timeout = None
+    return own
