@@ -163,6 +163,12 @@ def test_the_kubernetes_manifest_serves_the_same_application() -> None:
     assert requirement is not None and spec["rayClusterConfig"]["rayVersion"].startswith(requirement[1])
 
 
+def test_the_image_has_what_kubernetes_is_told_to_run_in_it() -> None:
+    """KubeRay's probes are `wget … | grep success`: in an image without it no pod is ever ready."""
+    base = read("Dockerfile").split(" AS base\n")[1].split("\nFROM")[0]
+    assert re.search(r"apt-get install \S+ \S+ [^&]*\bwget\b", base)
+
+
 def test_the_pods_are_what_kubernetes_takes() -> None:
     """`pip install kubernetes-validate` brings its schemas, of 100 MB. KubeRay's own part is not in them."""
     validate = pytest.importorskip("kubernetes_validate").validate
