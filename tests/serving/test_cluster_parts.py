@@ -7,20 +7,14 @@ import math
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
-from uvicorn.protocols.websockets import auto
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
-from serving.conftest import wait_for
 from sonant.config import EngineConfig
 from sonant.engine.telemetry import EngineStats, Tally, Telemetry
 from sonant.errors import ConfigError
@@ -30,7 +24,7 @@ from sonant.serving.cluster.engine_child import EngineChild
 from sonant.serving.cluster.listener_load import GAPS, PROMISE, ListenerLoad, stats_of
 from sonant.serving.cluster.ray_settings import ray_environment
 from sonant.serving.cluster.replica import SpeechReplica
-from sonant.serving.cluster.replica_edge import ReplicaEdge, use_own_sockets
+from sonant.serving.cluster.replica_edge import ReplicaEdge
 from sonant.serving.cluster.run import reason_of
 from sonant.serving.observability.engine_report import Counts
 from sonant.serving.observability.merged_metrics import merged
@@ -289,39 +283,3 @@ def test_the_edge_asks_for_the_clients_own_connection_and_leaves_one_request_id(
     assert seen["receive"] is receive
     assert sent[0]["headers"] == [(b"x-request-id", b"ours"), (b"x-seed", b"1")]
     assert sent[1]["body"] == b"sound"
-
-
-def test_a_replicas_sockets_have_our_limits_and_pings_whoever_makes_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray makes it as below, and says nothing of WebSockets."""
-    monkeypatch.setattr(auto, "AutoWebSocketsProtocol", auto.AutoWebSocketsProtocol)
-    use_own_sockets(ServeOptions(ws_max_message_bytes=1000, unread_s=0.1))
-    heard: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
-        while (message := await receive())["type"] == "websocket.receive":
-            heard.append(message["text"])
-            await asyncio.sleep(0.5)  # It is held back: its answers to pings are not read.
-            await send({"type": "websocket.send", "text": "on with it"})
-
-    config = uvicorn.Config(lambda: app, factory=True, port=0, lifespan="off", access_log=False, log_config=None)
-    config.ws_ping_timeout = 0.1  # a clock that runs faster
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        wait_for(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with connect(f"ws://127.0.0.1:{port}", ping_interval=None) as socket:
-            for _ in range(2):
-                socket.send("hello")
-            assert [socket.recv(5) for _ in range(2)] == ["on with it"] * 2
-            assert socket.protocol.extensions == [], "sound is not compressed"
-            socket.send("x" * 1001)
-            with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(5)
-        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009 and heard == ["hello"] * 2
-    finally:
-        server.should_exit = True
-        thread.join(10)

@@ -1,7 +1,8 @@
 """A replica: one engine, and the whole API over it. Ray Serve runs as many as there are GPUs.
 
 It is shown to nobody before its engine has spoken once. Requests come from Ray's proxy straight into the app, on the
-event loop of this process; limits on connections are the proxy's (see `ray_settings.py`), all others are our own.
+event loop of this process; how many connections there may be is the proxy's (see `ray_settings.py`), all other limits
+are our own.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class SpeechReplica:
         from sonant.models.registry import describe, load_prompter
         from sonant.serving.app import create_app
         from sonant.serving.channel.engine_link import EngineLink
-        from sonant.serving.cluster.replica_edge import use_own_sockets
+        from sonant.serving.cluster.replica_edge import use_own_connections
 
         share_arenas()
         folder = setup.folder or bundled_voice()
         if folder is None:
             raise ConfigError("no model was given, and this build has no voice of its own: name a folder as `model`")
         configure_logging(setup.serving.log_level, setup.serving.log_format)
-        use_own_sockets(setup.serving)
+        use_own_connections(setup.serving)
         process = Setup(
             folder=folder, scratch=self._held.enter_context(scratch_folder()), model=setup.model,
             serving=setup.serving, engine=setup.engine, host="", port=0,

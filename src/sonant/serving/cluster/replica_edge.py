@@ -58,13 +58,17 @@ def middlewares() -> list[Middleware]:
     return [Middleware(ReplicaEdge)]
 
 
-def use_own_sockets(options: ServeOptions) -> None:
-    """Ray makes uvicorn's server with none of our options, so its WebSockets are set where uvicorn looks for them.
+def use_own_connections(options: ServeOptions) -> None:
+    """Ray makes uvicorn's server with none of our options, so its connections are set where uvicorn looks for them.
 
     To be called in a replica's process before its server is made, which comes after its deployment is.
     """
-    from uvicorn.protocols.websockets import auto
+    from uvicorn.protocols.http import auto as http
+    from uvicorn.protocols.websockets import auto as sockets
 
+    from sonant.serving.limits.connection import connection_type
     from sonant.serving.limits.socket_connection import socket_type
 
-    auto.AutoWebSocketsProtocol = socket_type(options)
+    # A proxy reads on in large pieces, seldom: who reads nothing from it is known there alone.
+    http.AutoHTTPProtocol = connection_type(options, cuts_off_unread=False)
+    sockets.AutoWebSocketsProtocol = socket_type(options)

@@ -62,6 +62,7 @@ class HeadTooLarge(Exception):
 
 class Connection(HttpToolsProtocol):
     options: ClassVar[ServeOptions]
+    cuts_off_unread: ClassVar[bool]
 
     _clock: asyncio.TimerHandle | None = None  # runs while a request is expected or is coming
     _expected_s = 0.0  # since when
@@ -72,7 +73,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, HeadWithBody(transport, self.loop)))
-        _limit_unread(transport.get_extra_info("socket"), self.options.unread_s)
+        if self.cuts_off_unread:
+            _limit_unread(transport.get_extra_info("socket"), self.options.unread_s)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -177,9 +179,9 @@ def refusal(status: int, message: str, code: str) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + lines + b"\r\n" + bytes(response.body)
 
 
-def connection_type(options: ServeOptions) -> type[Connection]:
+def connection_type(options: ServeOptions, *, cuts_off_unread: bool = True) -> type[Connection]:
     """What uvicorn makes for each connection: it passes nothing of ours along."""
-    return type("Connection", (Connection,), {"options": options})
+    return type("Connection", (Connection,), {"options": options, "cuts_off_unread": cuts_off_unread})
 
 
 def _limit_unread(sock: socket.socket, unread_s: float) -> None:
