@@ -214,4 +214,7 @@ def test_the_reverse_proxy_lets_sound_and_websockets_through() -> None:
     megabytes = int(re.search(r"client_max_body_size (\d+)m;", text)[1])  # type: ignore[index]
     assert megabytes << 20 >= DEFAULTS.max_body_bytes
     assert int(re.search(r"proxy_read_timeout (\d+)s;", text)[1]) > max(DEFAULTS.ws_idle_s, DEFAULTS.max_first_audio_s)  # type: ignore[index]
+    assert int(re.search(r"\bsend_timeout (\d+)s;", text)[1]) == DEFAULTS.unread_s  # type: ignore[index]
+    kept_bytes = int(re.search(r"listen .*\bsndbuf=(\d+)k;", text)[1]) << 10  # type: ignore[index]
+    assert kept_bytes * 2 / 3 / DEFAULTS.unread_s < 1000, "who listens to opus would be taken for one who reads nothing"
     assert text.count("{") == text.count("}")
