@@ -126,6 +126,26 @@ def test_who_lost_the_lease_loses_the_change_and_is_told(url: str, tmp_path: Pat
 
 
 @needs_server
+def test_a_write_whose_answer_was_lost_counts_as_done(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's client then writes again by itself, and is told that the object has changed: it is its own."""
+    store = opened(url, tmp_path / "here")
+
+    def put_twice(bucket: Bucket, key: str, data: bytes, **condition: object) -> str:
+        tag = real(bucket, key, data, **condition)  # type: ignore[arg-type]
+        return real(bucket, key, data, **condition) if condition else tag  # type: ignore[arg-type]
+
+    real = Bucket.put
+    monkeypatch.setattr(Bucket, "put", put_twice)
+    began_s = time.monotonic()
+    made = put(store, "Fay")
+    assert store.get("fay") == made and time.monotonic() - began_s < bucket_index.LEASE_S / 2
+    store.delete(made.id)
+    assert opened(url, tmp_path / "there").list() == ()
+
+
+@needs_server
 def test_what_a_crash_left_behind_is_collected_and_a_damaged_copy_is_fetched_again(url: str, tmp_path: Path) -> None:
     store = opened(url, tmp_path)
     made = put(store, "Eve")

@@ -67,15 +67,24 @@ class BucketIndex(StoreIndex):
             try:
                 with StoreIndex(work, self.busy_timeout_s).writing() as db:
                     yield db
-                tag = self.bucket.put(KEY, work.read_bytes(), match=read)
+                tag = self._put(work.read_bytes(), read)
                 with self._copying:
                     os.replace(work, self.path)
                     self._tag = tag
-            except Changed:
-                raise StoreError("another server wrote to the voice store at the same time; try again") from None
             finally:
                 for left in (work, work.with_name(f"{work.name}-journal")):
                     left.unlink(missing_ok=True)
+
+    def _put(self, index: bytes, read: str | None) -> str:
+        """In the place of the one that was read → its tag."""
+        try:
+            return self.bucket.put(KEY, index, match=read)
+        except Changed:
+            # By us, if the answer was lost on its way: the client then asks again, and is told that it has changed.
+            found = self.bucket.get(KEY)
+            if found is None or found[0] != index:
+                raise StoreError("another server wrote to the voice store at the same time; try again") from None
+            return found[1]
 
     def _fetch(self) -> bool:
         """Have the newest copy; False: there is none at all."""
@@ -109,7 +118,10 @@ class BucketIndex(StoreIndex):
         while True:
             with suppress(Changed):
                 return self.bucket.put(LEASE, mine, absent=True)
-            held, now_s = self.bucket.tag(LEASE), time.monotonic()
+            found, now_s = self.bucket.get(LEASE), time.monotonic()
+            if found is not None and found[0] == mine:  # We have it: the answer was lost on its way.
+                return found[1]
+            held = None if found is None else found[1]
             if held != seen:
                 seen, since_s = held, now_s
             elif held is not None and now_s - since_s > LEASE_S:
