@@ -1,1 +1,1 @@
-"""Between front ends and the engine's process: a Unix socket, typed messages, and nothing that is executed."""
+"""Connects front ends to the engine's process: a Unix socket with typed messages, none of which carries code."""

@@ -1,10 +1,10 @@
-"""One end of a channel: messages over a stream socket, each behind its length.
+"""One end of a channel: messages over a stream socket, each preceded by its length.
 
-Both ends of both directions are bounded. A message over `MAX_MESSAGE_BYTES`, or one that is none, ends the connection:
-after it nothing can be told apart any more. A peer that does not read is cut off when `MAX_UNSENT_BYTES` wait for it,
-since what waits is memory of ours.
+Both directions are bounded at both ends. A message that is over `MAX_MESSAGE_BYTES` or malformed ends the connection,
+since nothing that follows can be trusted to be framed. A peer that does not read is cut off when `MAX_UNSENT_BYTES`
+wait for it, since they take our memory.
 
-All is done on the event loop's thread but for `send_from_elsewhere`, which saves a message the way to that thread.
+Everything happens on the event loop's thread but `send_from_elsewhere`, which saves the hop to that thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_UNSENT_BYTES = 256 << 20
 _LENGTH_BYTES = 4
-_LAZY_S = 0.005  # that a message may wait for others to go with
-_ENOUGH_BYTES = 16 << 10  # that do not wait for more: the other end has work with them
+_LAZY_S = 0.005  # how long a message that is not urgent may wait for others
+_ENOUGH_BYTES = 16 << 10  # are sent at once: they give the other end enough to do
 
 
 class BadChannel(Exception):
-    """What came is no message of this protocol."""
+    """What was received is not a message of this protocol."""
 
 
 class Connection(asyncio.Protocol):
-    """Used on one event loop. `take` gets each message; `lost` is called once, with what was wrong or None."""
+    """Used on one event loop. `take` gets each message; `lost` is called once, with what was wrong, if anything."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Connection(asyncio.Protocol):
         self._wrong: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._writing = threading.Lock()  # `_unsent`, and whatever is written to the socket
+        self._writing = threading.Lock()  # guards `_unsent` and writes to the socket
         self._sends_from_elsewhere = sends_from_elsewhere
-        self._beside: socket.socket | None = None  # the same one, for another thread to write to
+        self._beside: socket.socket | None = None  # a duplicate, for another thread to write to
 
     @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: msgspec.Struct, *, soon: bool = True) -> None:
-        """It leaves with others of this turn of the event loop; what need not be `soon` with the next that must.
+        """Send with the others of this turn of the event loop or, unless `soon`, within `_LAZY_S`.
 
-        Harmless on a connection that has ended: whoever waits there was told by `lost`.
+        Harmless on a connection that has ended: whoever waits for an answer was told by `lost`.
         """
         if not self.open:
             return
@@ -75,16 +75,16 @@ class Connection(asyncio.Protocol):
             self._later = asyncio.get_running_loop().call_later(_LAZY_S, self._flush)
 
     def send_now(self, message: msgspec.Struct) -> None:
-        """With all that waits to be sent, before anything else that the event loop has to do."""
+        """Send at once, with all that waits to be sent, before the event loop does anything else."""
         if self.open:
             with self._writing:
                 self._add(message)
             self._flush()
 
     def send_from_elsewhere(self, message: msgspec.Struct) -> bool:
-        """On any thread. It is on its way if nothing was before it; False: the event loop's thread must send it.
+        """Send from any thread, if nothing waits to be sent before it; False: the event loop's thread must send it.
 
-        What the peer has no room for yet follows by itself, before all that is sent later.
+        What the socket's buffer has no room for follows by itself, before anything that is sent later.
         """
         if not self._writing.acquire(blocking=False):
             return False
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
             if transport.is_closing() or transport.get_write_buffer_size():
                 return False
             self._add(message)
-            with suppress(OSError):  # No room, or nobody there any more: the event loop's thread finds out which.
+            with suppress(OSError):  # No room, or the peer is gone: the event loop's thread finds out which.
                 del self._unsent[: beside.send(self._unsent)]
             if self._unsent:
                 loop.call_soon_threadsafe(self._flush)
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
             self.break_off(BadChannel(f"over {MAX_UNSENT_BYTES:,} bytes wait to be read"))
 
     def hang_up(self) -> None:
-        """When all that was sent has left."""
+        """Close once all that was sent has left."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -139,10 +139,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)  # uvloop would write at the end of its turn, and not at once
+        self._transport.set_write_buffer_limits(high=0)  # or uvloop writes at the end of its turn, not at once
         if self._sends_from_elsewhere:
             self._loop = asyncio.get_running_loop()
-            # A descriptor of our own, which nobody else is given while a thread writes to it.
+            # With a descriptor of our own its number cannot be reused while a thread writes to it.
             self._beside = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     def data_received(self, data: bytes) -> None:
@@ -180,4 +180,4 @@ class Connection(asyncio.Protocol):
             if self._beside is not None:
                 self._beside.close()
                 self._beside = None
-        self._lost(self._wrong)  # A peer that is killed resets the connection: that is an end, and no mistake of it.
+        self._lost(self._wrong)  # not `error`: a killed peer resets the connection, which is no protocol error

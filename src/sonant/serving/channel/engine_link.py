@@ -1,4 +1,4 @@
-"""Keeps a front end connected to the engine's process: says when there is an engine, and why there is none."""
+"""Keeps a front end connected to the engine's process, and tells whether there is an engine or why there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineLink:
 
     def __init__(self, path: Path, prompter: Prompter) -> None:
         self.path, self.prompter = path, prompter
-        self.trouble: str | None = LOADING  # why there is no engine now; None: there is one
+        self.trouble: str | None = LOADING  # why no requests are taken; None: they are
         self.restarts = 0  # of the engine, since the server was started
         self._engine: RemoteEngine | None = None
         self._welcomed, self._ended = asyncio.Event(), asyncio.Event()
@@ -38,7 +38,7 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """An engine that is there already is waited for: a front end that is new tells nobody that there is none."""
+        """Wait for an engine that is there already: a new front end must not tell clients that there is none."""
         self._task = asyncio.create_task(self._keep(), name="engine link")
         self._task.add_done_callback(_tell_failure)
         if self.path.exists():
@@ -59,7 +59,7 @@ class EngineLink:
 
     @property
     def loaded(self) -> RemoteEngine | None:
-        """The engine for looking at, also while it takes no more requests."""
+        """The engine, even while it takes no more requests."""
         return self._engine
 
     async def report(self) -> EngineReport | None:
@@ -74,7 +74,7 @@ class EngineLink:
         self._closing, self.trouble = True, DRAINING
 
     def cut_off(self) -> None:
-        """Whoever waits for the engine is told that nothing more will come."""
+        """Tell whoever waits for the engine that nothing more will come."""
         if self._engine is not None:
             self._engine.lost(EngineClosed(f"the speech was cut off: {DRAINING}"))
 
@@ -88,7 +88,7 @@ class EngineLink:
             self._connection.hang_up()
 
     async def _keep(self) -> None:
-        """Connect again and again: the engine's process listens only while its engine is ready."""
+        """Keep trying to connect: the engine's process listens only while its engine is ready."""
         loop = asyncio.get_running_loop()
         while True:
             self._ended.clear()

@@ -1,9 +1,9 @@
-"""The engine's end of the channel: a Unix socket, one thread for all front ends, one message a step for each.
+"""The engine's end of the channel: a Unix socket, one thread for all front ends, and one message a step for each.
 
-A front end is trusted no further than its messages go: what is none ends its connection, what asks for the impossible
-is answered with an error, and all that a front end held (rows, places, voices being encoded) is given back when it is
-gone. The step thread only appends to a queue here; encoding and writing are this thread's, but for a step with
-somebody's first sound, which the step thread sends itself.
+Front ends are not trusted: a malformed message ends its connection, a request that cannot be met is answered with an
+error, and the rows and places that a front end held are given back when it is gone. The step thread only appends to a
+queue here; the channel's thread encodes and writes, except for steps with a first sound, which the step thread sends
+itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sonant.serving.limits.admission import Admission
 from sonant.serving.observability.engine_report import EngineReporter
 
 MAX_ENCODING = 32  # clips that may wait to be encoded
-_HAND_OVER_S = 0.001  # that the step thread waits for a first sound to be on its way
+_HAND_OVER_S = 0.001  # how long the step thread waits for a first sound to be sent
 _CLOSE_S = 2.0
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class EnginePort:
     """Open from its construction until `close`."""
 
     def __init__(self, engine: Engine, path: Path, admission: Admission, restarts: int = 0) -> None:
-        """`restarts`: engines that failed before this one."""
+        """`restarts`: how many engines failed before this one."""
         self.engine, self.path, self.admission, self.restarts = engine, path, admission, restarts
         self.reporter = EngineReporter(engine)
         self.peers: set[FrontEndPeer] = set()
@@ -54,7 +54,7 @@ class EnginePort:
         engine.loop.after_delivery = self._flush_soon
 
     def close(self) -> None:
-        """Tell front ends what there still is to tell, and hang up."""
+        """Send front ends what still waits for them, and hang up."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(2 * _CLOSE_S)
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -65,12 +65,12 @@ class EnginePort:
     # The step thread
 
     def mark(self) -> None:
-        """A peer has something to be sent when the step has told all."""
+        """Some peer has something to be sent when the step's results have been delivered."""
         self._to_flush = True
 
     def _flush_soon(self, at_once: bool) -> None:
-        """`at_once`: from this thread, for a listener would hear the way to the other. If that is not possible, wait
-        for it, since the channel's thread would wait for Python's lock until the next launch."""
+        """`at_once`: from this thread, since a first sound would be late by the hop to the other. Where this thread
+        cannot, it waits, or the channel's thread would wait for the GIL until the next launch."""
         if not self._to_flush:
             return
         self._to_flush = False
@@ -115,7 +115,7 @@ class EnginePort:
         self._flushed.set()
 
     def before_message(self) -> None:
-        """What has been made goes before what comes, of which there may be much."""
+        """Send what has been made before many messages that come are worked off."""
         if self._flush_wanted:
             self._flush()
 
@@ -142,7 +142,7 @@ class EnginePort:
             logger.warning("a front end was cut off: %s", error)
 
     def encode_voice(self, samples: Any, text: str | None, name: str) -> Future[Any] | None:
-        """None: too many wait already."""
+        """None: too many clips wait already."""
         if self._encoding >= MAX_ENCODING:
             return None
         self._encoding += 1
@@ -165,7 +165,7 @@ class EnginePort:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: the step thread waits for Python's lock while this one has it."""
+    """uvloop's where it is installed: the step thread waits for the GIL while the channel's thread holds it."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Errors from one process to another: by the name of their class, out of a list, never as objects."""
+"""Errors from one process to another: by the name of a known class, never as objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KNOWN = {
 
 
 def name_of(error: Exception) -> str:
-    """What is none of ours is the engine's own failure to whoever asked."""
+    """The client sees any error that is not ours as a failure of the engine."""
     return type(error).__name__ if type(error).__name__ in _KNOWN else "EngineError"
 
 

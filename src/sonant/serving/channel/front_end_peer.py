@@ -1,4 +1,4 @@
-"""One front end, as the engine's end of the channel sees it: what it asked for, what it holds, what waits for it."""
+"""One front end at the engine's end of the channel: what it asked for, what it holds, what waits to be sent to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PeerSink:
-    """A request's sink: on the step thread, so it only leaves things to be sent."""
+    """A request's sink. It is called on the step thread, so it only queues what is to be sent."""
 
     __slots__ = ("id", "peer", "wants_frames")
 
@@ -37,7 +37,7 @@ class PeerSink:
 
     def push(self, chunk: AudioChunk) -> None:
         codes = chunk.frames.tobytes() if self.wants_frames else None
-        samples: Any = chunk.samples.data  # a copy already, and nobody else's: it is not copied again
+        samples: Any = chunk.samples.data  # these are a copy that nobody else has, so they need no other
         self.peer.leave(m.Sound(self.id, samples, len(chunk.frames), codes, chunk.start_s))
 
     def finish(self, reason: FinishReason) -> None:
@@ -54,7 +54,7 @@ class FrontEndPeer:
         self.greeted = False
         self.requests: dict[int, Request] = {}
         self.places: dict[int, tuple[ExitStack, Ticket | None]] = {}
-        self.unsent: deque[m.Sound | m.End] = deque()  # in order; the step thread adds, and who flushes takes
+        self.unsent: deque[m.Sound | m.End] = deque()  # the step thread appends; `_flushing` guards removal
         self._flushing = threading.Lock()
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.Hello: self._hello,
@@ -74,7 +74,7 @@ class FrontEndPeer:
         self.port.mark()
 
     def flush(self) -> None:
-        """One message with all that there is by now."""
+        """Send all that waits in one message."""
         with self._flushing:
             items = [self.unsent.popleft() for _ in range(len(self.unsent))]
             if not items:
@@ -85,9 +85,9 @@ class FrontEndPeer:
             self.connection.send_now(m.StepDone([item for item in items if isinstance(item, m.Sound)], ends))
 
     def hand_over(self) -> bool:
-        """The same on the step thread, which has all the sound of a step there; False: `flush` must do it.
+        """As `flush`, but on the step thread, once a step's sound is all queued; False: `flush` must do it.
 
-        Requests end on the channel's thread alone, so it is not for ends.
+        Only the channel's thread forgets requests that end, so this does not send ends.
         """
         if not self._flushing.acquire(blocking=False):
             return False
@@ -145,7 +145,7 @@ class FrontEndPeer:
     def _speak(self, ask: m.Speak) -> None:
         if ask.id in self.requests:
             raise BadChannel(f"request {ask.id} is being spoken")
-        if ask.place is not None and ask.place not in self.places:  # The answer to its `Admit` says why not.
+        if ask.place is not None and ask.place not in self.places:  # the answer to its `Admit` tells why
             return self.connection.send(m.StepDone([], [m.End(ask.id, str(FinishReason.ABORT))]))
         engine = self.port.engine
         try:
@@ -177,13 +177,13 @@ class FrontEndPeer:
             self.port.engine.loop.heard(self.requests[heard.id])
 
     def _abort(self, abort: m.Abort) -> None:
-        """Those that are not here have ended meanwhile."""
+        """Requests that are not known here have ended meanwhile."""
         self.port.engine.loop.abort([self.requests[id] for id in abort.ids if id in self.requests])
 
     def _encode_voice(self, ask: m.EncodeVoice) -> None:
         if len(ask.samples) % 4:
             return self._fail(ask.id, BadRequest("a clip must be whole samples of 32 bits"))
-        samples = np.frombuffer(ask.samples, np.float32).copy()  # torch wants what can be written
+        samples = np.frombuffer(ask.samples, np.float32).copy()  # torch wants writable memory
         made = self.port.encode_voice(samples, ask.text, ask.name)
         if made is None:
             return self._fail(ask.id, Overloaded("too many reference clips wait to be encoded; try again later"))
@@ -213,7 +213,7 @@ class FrontEndPeer:
         self.connection.send(m.Failed(id, name_of(error), text_of(error), status, code, retry_s))
 
     def _lost(self, error: Exception | None) -> None:
-        """Whatever it held is free again: it can hear nothing any more."""
+        """Free whatever the front end held, since nothing can reach it any more."""
         self.port.engine.loop.abort(list(self.requests.values()))
         self.requests.clear()
         with self._flushing:

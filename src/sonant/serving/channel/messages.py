@@ -1,8 +1,8 @@
-"""What front ends and the engine say to each other. This file is the whole of it.
+"""All messages that front ends and the engine exchange.
 
-Messages are msgpack, typed, and checked when they are read; none can name code or a file to be opened. A front end
-numbers what it asks for, and the answer bears that number. Sound goes back one message a step, with all that the step
-made for that front end.
+Messages are msgpack, typed, and checked when they are read; the engine is sent none that names code or a file to be
+opened. A front end numbers its requests, and an answer bears the number of what it answers. Sound goes back in one
+message a step, with all that the step made for that front end.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sonant.types import SoundFormat
 PROTOCOL = 2  # both ends come from one installation; a front end that outlived an upgrade is turned away by this
 
 PlaceKind = Literal["speech", "session", "utterance", "upload", "look_speech", "look_upload"]
-"""Speech and a session take one of the client's places, an utterance has its session's; who looks takes nothing."""
+"""Speech and a session take one of the client's places, an utterance has its session's; a look takes nothing."""
 
 Staged = dict[str, "bool | int | float | Array"]
 Payload = dict[str, "bool | int | float | str | list[int] | Array | None"]
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Fields travel by place, behind the name of the class."""
+    """Encoded as an array: the name of the class, then the fields in order."""
 
 
 class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -56,7 +56,7 @@ class Hello(Message):
 
 
 class Admit(Message):
-    """May this client ask now? The place it is given is its own until `Leave`."""
+    """Asks whether this client may start now. It keeps the place that it is given until `Leave`."""
 
     id: int
     client: str
@@ -65,7 +65,7 @@ class Admit(Message):
 
 
 class Arrived(Message):
-    """One of the requests that a place was taken for has been sent, or never will be."""
+    """One of the requests that the place was taken for has been sent, or never will be."""
 
     id: int
 
@@ -75,23 +75,23 @@ class Leave(Message):
 
 
 class Speak(Message):
-    """May follow an `Admit` before that is answered: it is only spoken if the place is given."""
+    """May follow an `Admit` before the answer to it: it is spoken only if the place is given."""
 
     id: int
-    place: int | None  # that it is spoken in, of an `Admit`; None: in no place of its own
+    place: int | None  # the id of an `Admit`, without whose place it is not spoken; None: it needs none
     prompt: WirePrompt
     live: bool
     priority: int
     arrival_s: float  # of the monotonic clock, which all processes of a machine share
-    first_audio_s: float | None  # when its listener began to hear, if they did …
-    heard_s: float  # … and how much they have been given
-    first_audio_within_s: float | None  # who has waited so long for a row is told to come back
-    wants_frames: bool  # and not only their count
+    first_audio_s: float | None  # when its listener was given the first sound, if that has been …
+    heard_s: float  # … and how much the listener has been given
+    first_audio_within_s: float | None  # a request that has waited this long for a row is refused
+    wants_frames: bool  # the frames themselves, not only their count
     playback_speed: float
 
 
 class Heard(Message):
-    """The listener of a request has been given so much before it."""
+    """How much sound a request's listener has been given before it."""
 
     id: int
     heard_s: float
@@ -133,19 +133,19 @@ class Welcome(Message):
     most_positions: int
     device: str
     restarts: int  # of the engine, since the server was started
-    sound: SoundFormat  # that `Sound` carries
+    sound: SoundFormat  # of the samples in `Sound`
 
 
 class Sound(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     id: int
-    samples: bytes  # or what msgspec takes for them
-    frames: int  # that it was made from
-    codes: bytes | None  # the frames themselves, where they were asked for
+    samples: bytes  # when sent, any buffer that msgspec encodes as bytes
+    frames: int  # how many it was made from
+    codes: bytes | None  # the frames themselves, if they were asked for
     start_s: float
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A request is over: a `FinishReason`, or what it failed with."""
+    """A request is over, with a `FinishReason` or an error."""
 
     id: int
     reason: str | None
@@ -155,20 +155,20 @@ class End(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class StepDone(Message):
-    """All that a step made for a front end: sound first, then who has ended."""
+    """All that a step made for a front end: sound, then the requests that have ended."""
 
     sounds: list[Sound]
     ends: list[End]
 
 
 class Done(Message):
-    """What was asked for is granted, or done."""
+    """The place that was asked for is given."""
 
     id: int
 
 
 class Failed(Message):
-    """What was asked for was not done: an error of ours by its class, or a refusal with its HTTP status."""
+    """Something was not done: one of our errors by the name of its class, or a refusal with its HTTP status."""
 
     id: int
     error: str

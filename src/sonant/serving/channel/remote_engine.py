@@ -1,4 +1,4 @@
-"""An engine as a front end has it: prompts are laid out here, steps are made in another process."""
+"""The engine as a front end sees it: prompts are laid out here, and steps run in the engine's process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from sonant.voice import Voice
 
 @dataclass(frozen=True)
 class Admitted:
-    """The engine, for a client that may use it now, or is about to hear whether it may."""
+    """The engine, for a client that has been admitted, or awaits the answer."""
 
     engine: RemoteEngine
     place: int
 
     def submit(self, request: SpeechRequest) -> SpeechStream:
-        """On the event loop. It is spoken only if the place is given."""
+        """On the event loop. The request is spoken only if the place is given."""
         with self.engine.remote.in_place(self.place):
             return self.engine.submit(request)
 
     def arrived(self) -> None:
-        """One of its requests is on the channel, and the engine's queue will count it; or it will never come."""
+        """One of its requests has been sent, so the engine's queue will count it, or will never come."""
         self.engine.remote.tell(m.Arrived(self.place))
 
 
@@ -47,7 +47,7 @@ class RemoteEngine(Intake):
         self.device = welcome.device
 
     async def admit(self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1) -> Admitted:
-        """Take a place for a client, given back with `resources`, or raise why there is none."""
+        """Take a place for a client, to be given back with `resources`, or raise why there is none."""
         admitted, given = self.ask_in(resources, client, kind, requests)
         await given
         return admitted
@@ -55,7 +55,7 @@ class RemoteEngine(Intake):
     def ask_in(
         self, resources: ExitStack, client: str, kind: m.PlaceKind, requests: int = 1
     ) -> tuple[Admitted, Awaitable[object]]:
-        """The same at once, with what must be awaited: it raises why there is no place."""
+        """As `admit`, but without waiting: the second value must be awaited, and raises why there is no place."""
         ask = m.Admit(self.remote.next_id(), client, kind, requests)
         resources.callback(self.remote.tell, m.Leave(ask.id))
         return Admitted(self, ask.id), self.remote.answer_to(ask, self.remote.send_ask(ask), m.Done)
@@ -71,7 +71,7 @@ class RemoteEngine(Intake):
         return msgspec.json.decode(told.report, type=EngineReport)
 
     async def profile(self, steps: int, timeout_s: float, *, stacks: bool, graphs: bool) -> tuple[int, Path]:
-        """How many steps were recorded, and the file, which is the caller's to delete."""
+        """How many steps were recorded, and the file, which the caller must delete."""
         ask = m.AskProfile(self.remote.next_id(), steps, timeout_s, stacks, graphs)
         told = await self.remote.ask(ask, m.Profiled)
         return told.steps, Path(told.path)

@@ -1,7 +1,7 @@
-"""A front end's way to the step thread, at the other end of the channel.
+"""A front end's way to the step thread, over the channel.
 
-Its owner is an event loop. Requests may be posted and aborted from any thread, as a long text's are; sound comes in on
-the loop, all of a step's in one go, so that whoever waits for it is woken without a thread between.
+It belongs to an event loop. Requests may be posted and aborted from any thread, as those of a long text are. Sound
+comes in on the loop, a step's in one message, so that a listener is woken without passing through another thread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RemoteSteps:
             self._send(m.Abort(ids))
 
     def drop(self, abort: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and the channel with it
+        with suppress(RuntimeError):  # the loop is closed, and so is the channel
             self.loop.call_soon_threadsafe(abort)
 
     def heard(self, request: Request) -> None:
@@ -88,13 +88,13 @@ class RemoteSteps:
         self._open.add(text)
 
     def expect(self) -> None:
-        """A front end drains by its connections, which last until their text has ended."""
+        """Nothing to do: a front end drains by its connections, which last until their text has ended."""
 
     def stop_expecting(self) -> None:
         pass
 
     def check_room(self) -> None:
-        """The queue is the engine's, which looks at it when a request comes."""
+        """The queue itself is the engine's, which checks it when a request comes."""
         if self.failure is not None:
             raise EngineClosed(str(self.failure)) from self.failure
 
@@ -108,8 +108,8 @@ class RemoteSteps:
     # On the event loop
 
     def _send_in_haste(self, message: msgspec.Struct) -> None:
-        """What a lone client asks for leaves at once: the engine hears who comes while the prompt is laid out, and the
-        prompt while this end does the rest. A crowd's messages go together, or each would cost both ends a turn."""
+        """Send a lone client's messages at once, so that the engine works while this end goes on: it admits while the
+        prompt is laid out. Those of a crowd go together, or each would cost both ends a turn of their loops."""
         send = self.connection.send_now if len(self._asked) <= 1 else self.connection.send
         send(message)
 
@@ -117,12 +117,12 @@ class RemoteSteps:
         return next(self._ids)
 
     def tell(self, message: m.Message) -> None:
-        """What nobody waits for."""
+        """Send a message that nobody waits for."""
         self.connection.send(message, soon=False)
 
     @contextmanager
     def in_place(self, place: int) -> Iterator[None]:
-        """What is posted within is spoken only if this place is given, which need not be known yet."""
+        """Requests posted within are spoken only if this place is given, which need not be known yet."""
         self._place = place
         try:
             yield
@@ -130,7 +130,7 @@ class RemoteSteps:
             self._place = None
 
     async def ask(self, message: Any, answer: type[T]) -> T:
-        """Send a message that has an id, and wait for what is answered to it. Raises what it was refused with."""
+        """Send a message that has an id, and wait for its answer. Raises the error if it failed or was refused."""
         return await self.answer_to(message, self.send_ask(message), answer)
 
     def send_ask(self, message: Any) -> asyncio.Future[Any]:
@@ -145,7 +145,7 @@ class RemoteSteps:
             told = await future
         finally:
             del self._asked[message.id]
-        if isinstance(told, m.Failed):  # It becomes an error only here: one that a future holds is a cycle.
+        if isinstance(told, m.Failed):  # An error in the future itself would make a reference cycle.
             raise error_from(told.error, told.message, told.status, told.code, told.retry_s)
         if not isinstance(told, answer):
             raise BadChannel(f"{type(told).__name__} is no answer to {type(message).__name__}")
@@ -160,11 +160,11 @@ class RemoteSteps:
             return
         future = self._asked.get(getattr(message, "id", -1))
         if future is None or future.done():
-            return  # whoever asked has gone
+            return  # nobody waits for it any more
         future.set_result(message)
 
     def lost(self, failure: Exception) -> None:
-        """Nothing comes any more: all who wait are told so."""
+        """Nothing comes any more: tell all that wait."""
         self.failure = failure
         for id, future in self._asked.items():
             if not future.done():
@@ -185,7 +185,7 @@ class RemoteSteps:
         self._tell(request, AudioChunk(samples, self.spec.sample_rate, sound.start_s, self._frames(sound)))
 
     def _tell(self, request: Request, chunk: AudioChunk) -> None:
-        """One who cannot take their sound is gone, and nobody else with them."""
+        """A listener that cannot take its sound is dropped, and the others go on."""
         try:
             request.sink.push(chunk)
         except Exception:
@@ -203,7 +203,7 @@ class RemoteSteps:
             request.sink.finish(FinishReason(end.reason or FinishReason.ABORT))
 
     def _frames(self, sound: m.Sound) -> Frames:
-        """The frames, or as many of nothing where nobody asked what they are."""
+        """The frames or, if only their count was asked for, as many zeros."""
         shape = (sound.frames, *self.spec.frame_shape)
         if sound.codes is None:
             return np.broadcast_to(np.zeros((), self.spec.frame_dtype), shape)

@@ -1,4 +1,4 @@
-"""Prompts and voices as messages carry them: arrays by type, shape and bytes, layouts field by field."""
+"""Prompts and arrays as messages carry them: arrays by type, shape and bytes, layouts field by field."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sonant.models.prompt import Prompt
 from sonant.serving.channel.messages import Array, WirePrompt
 
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "uint32", "float32", "float64", "bool", "uint8")}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # numpy makes a name up anew each time
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # numpy builds a name anew each time
 _AS_THEY_ARE = frozenset({bool, int, float, str, type(None)})
 
 
 def to_wire(prompt: Prompt) -> WirePrompt:
-    layout: Any = prompt.payload  # a dataclass; `fields` of it takes longer than all the rest
+    layout: Any = prompt.payload  # a dataclass; `dataclasses.fields` would take longer than all the rest
     payload = _values({name: getattr(layout, name) for name in layout.__dataclass_fields__})
     return WirePrompt(
         prompt.length,
@@ -34,7 +34,7 @@ def to_wire(prompt: Prompt) -> WirePrompt:
 
 
 def from_wire(wire: WirePrompt, layout: type) -> Prompt:
-    """Raises `BadRequest` for what is no prompt at all; whether it fits the model is the prompter's to check."""
+    """Raises `BadRequest` if it is no prompt at all; whether it fits the model is for the prompter to check."""
     try:
         payload = layout(**_plain_values(wire.payload))
     except TypeError as e:
@@ -56,7 +56,7 @@ def pack_array(array: npt.NDArray[Any]) -> Array:
 
 
 def unpack_array(array: Array) -> npt.NDArray[Any]:
-    """A copy: torch complains of memory that cannot be written, as a message's."""
+    """A copy, since torch complains of memory that cannot be written, such as a message's."""
     dtype = _DTYPES.get(array.dtype)
     if dtype is None or min(array.shape, default=0) < 0:
         raise BadRequest(f"an array of {array.dtype[:20]} {array.shape} is none that is sent here")
