@@ -1,13 +1,12 @@
-"""A GPU's kernels are compiled before they are needed, on all cores, while the weights are still being read.
+"""Compiles a GPU's kernels before they are needed, on all cores, while the weights are still being read.
 
 The work is done by a process of its own (`compile_process.py`): it loads the model without memory, finds out which
-kernels its steps launch, and compiles them in as many processes as there are cores, into Triton's cache on disk.
-Threads would do for a few cores only: an eighth of a kernel's time is Python's, which one thread runs at a time (the
-rest lets others run). The engine follows: it captures a graph as soon as the kernels of that graph are there, and then
-only has to load them.
+kernels its steps launch, and compiles them into Triton's cache on disk, in as many processes as there are cores to
+spare. Threads would serve a few cores only, since an eighth of a kernel's compilation holds the GIL. The engine
+captures a graph as soon as that graph's kernels are compiled, and then only has to load them.
 
-Nothing depends on it. What is missing is compiled where it is first met, as it would be without all this.
-A stamp beside the kernels says what was compiled for whom, so that an engine that finds all of it there starts nothing.
+Nothing depends on it: a kernel that is missing is compiled when it is first launched, as it would be anyway. A stamp
+beside the kernels records which were compiled for such a job; an engine that finds all of them starts no process.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from sonant.types import SoundFormat
 logger = logging.getLogger(__name__)
 
 _TELL_S = 2.0
-_SILENCE_S = 120.0  # no kernel takes so long: a compiler hangs, and a server must start all the same
+_SILENCE_S = 120.0  # no kernel takes so long: the process hangs, and a server must start all the same
 _MOST_WORKERS = 24
-_LAST_LINES = 20  # of what a process that failed has said
+_LAST_LINES = 20  # of a failed process's output
 Dtypes = tuple[torch.dtype, torch.dtype]  # of the model and of its codec
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """All that the process must know to run the same steps as the engine."""
+    """All that the process must know to rehearse the engine's steps."""
 
     folder: str
     config: Mapping[str, Any]
@@ -54,14 +53,14 @@ class CompileJob:
     codec_dtype: str
     memory: Mapping[str, Any]
     workers: int
-    stamp: str  # a file, written when all is done
+    stamp: str  # a file, written when all kernels are compiled
     sound: SoundFormat = "float32"
 
     @classmethod
     def of(
         cls, folder: Path, config: EngineConfig, dtypes: Dtypes, memory: GpuMemory, sound: SoundFormat
     ) -> CompileJob:
-        """It asks Triton where its cache is, so there must be one."""
+        """Asks Triton where its cache is, so Triton must be installed."""
         options = asdict(config)
         dtype, codec_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         digest = sha256(json.dumps([str(folder.absolute()), options, dtype, codec_dtype, memory.name, sound]).encode())
@@ -78,7 +77,7 @@ class CompileJob:
         return GpuMemory(**{**self.memory, "capability": tuple(self.memory["capability"])})
 
     def is_done(self) -> bool:
-        """Whether all that was compiled for the like of it is still there."""
+        """Whether such a job was done before, and all kernels of it are still there."""
         try:
             folders = json.loads(Path(self.stamp).read_text(encoding="utf-8"))
             return all(Path(folder).is_dir() for folder in folders)
@@ -87,7 +86,7 @@ class CompileJob:
 
 
 def workers_for(wanted: int | None) -> int:
-    """The engine reads weights and captures graphs meanwhile: it has a core left to it."""
+    """Leaves a core to the engine, which reads weights and captures graphs meanwhile."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MOST_WORKERS, max(1, cores - 1)) if wanted is None else wanted
 
@@ -101,8 +100,8 @@ def begin(
     compiler: Compiler | None = None,
     note: StartNote | None = None,
 ) -> CompileAhead | None:
-    """None: there is nothing to compile, or it is not wanted. A `compiler` that waits is told, or dismissed; `note` is
-    left for the next start when all is compiled."""
+    """None: there is nothing to compile, or it is not wanted. A waiting `compiler` gets the job or is dismissed; `note`
+    is left for the next start when all is compiled."""
     if config.compile_workers != 0 and folder.is_dir() and find_spec("triton") is not None:
         ahead = _begin(folder, config, dtypes, memory, sound, compiler, note)
         if ahead is not None:
@@ -129,14 +128,14 @@ def _begin(
         if note is not None:
             note.leave(job.stamp)
         return None
-    except Exception:  # Triton's inside may be another one day, and a server must start all the same
+    except Exception:  # Triton's internals may change one day, and a server must start all the same.
         logger.warning("kernels are not compiled ahead, but as they are met", exc_info=True)
         return None
 
 
 def begin_beside(gpu: Gpu, begin_compiling: Callable[[], CompileAhead | None]) -> Future[CompileAhead | None]:
-    """Compiling ahead, and all that Triton does before its first kernel, on a thread: it takes seconds on a slow
-    machine, as do weights, which are read meanwhile. No kernel may be launched until it has ended."""
+    """Begin to compile, and do all that Triton does before its first kernel, on a thread: on a slow machine that takes
+    seconds, in which the weights can be read. No kernel may be launched until it has ended."""
 
     def begin_all() -> CompileAhead | None:
         ahead = begin_compiling()
@@ -145,7 +144,7 @@ def begin_beside(gpu: Gpu, begin_compiling: Callable[[], CompileAhead | None]) -
                 from sonant.kernels.triton_setup import set_up
 
                 set_up(gpu)
-            except Exception:  # As above: what is not set up now is when it is met.
+            except Exception:  # As above: what is not set up now is set up at the first kernel.
                 logger.warning("Triton is not set up ahead", exc_info=True)
         return ahead
 
@@ -162,7 +161,7 @@ def begin_beside(gpu: Gpu, begin_compiling: Callable[[], CompileAhead | None]) -
 
 
 class NothingAhead:
-    """Where nobody compiles ahead: whatever is missing is compiled when it is met."""
+    """Stands in where nothing is compiled ahead, so that kernels are compiled when they are first launched."""
 
     over = True
 
@@ -170,21 +169,21 @@ class NothingAhead:
         return stages[0]
 
     def wait_for_all(self) -> None:
-        """Nobody is."""
+        """There is nothing to wait for."""
 
 
 @dataclass
 class Progress:
     found: int = 0  # kernels so far
     compiled: int = 0
-    ready: set[int] = field(default_factory=set)  # stages of the steps' rehearsal: all that they launch is compiled
-    planned: bool = False  # `found` is all there is
+    ready: set[int] = field(default_factory=set)  # stages of the rehearsal whose kernels are all compiled
+    planned: bool = False  # no more will be found
     ended: bool = False
     said: list[str] = field(default_factory=list)
 
 
 class CompileAhead:
-    """The process, as the engine sees it. It ends by itself, and with the process that began it."""
+    """The engine's view of the process, which ends by itself, or with the process that began it."""
 
     def __init__(self, job: CompileJob, compiler: Compiler | None = None, note: StartNote | None = None) -> None:
         self.progress = Progress()
@@ -198,17 +197,17 @@ class CompileAhead:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is compiled any more."""
+        """Whether the process has ended."""
         return self.progress.ended
 
     def wait_for_any(self, stages: Sequence[int]) -> int:
-        """Until all kernels of one of these stages are compiled, or never will be → the first such stage."""
+        """Wait until all kernels of one of these stages are compiled, or never will be → the first such stage."""
         ready = self.progress.ready
         self._wait_until(lambda: not ready.isdisjoint(stages))
         return next((stage for stage in stages if stage in ready), stages[0])
 
     def wait_for_all(self) -> None:
-        """Not for the end of the process, which takes a moment more."""
+        """Wait for all kernels, not for the process, which takes a moment more to end."""
         progress = self.progress
         self._wait_until(lambda: progress.planned and progress.compiled == progress.found)
 
@@ -250,7 +249,7 @@ class CompileAhead:
             logger.info("compiled %d kernels", self.progress.compiled)
 
     def _read(self, line: str) -> None:
-        """News in JSON; anything else is what libraries say."""
+        """Take a line of progress in JSON; any other line is the output of libraries."""
         try:
             found, compiled, ready, planned = json.loads(line)["kernels"]
         except (ValueError, KeyError, TypeError):
@@ -262,7 +261,7 @@ class CompileAhead:
 
 
 def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
-    """What else changes which kernels there are: versions, our sources, and the checkpoint's files."""
+    """What else determines the kernels: versions, our sources, and the checkpoint's files."""
     import triton
 
     yield f"{triton.__version__} {torch.__version__} {sys.version_info[:2]}"
@@ -277,7 +276,7 @@ def _facts(folder: Path, config: EngineConfig) -> Iterator[str]:
 
 
 def _note_late_kernels() -> None:
-    """Say when a kernel is compiled in this process after all: somebody waits for it."""
+    """Log each kernel that is compiled in this process after all, since somebody waits for it."""
     from triton import knobs
 
     def compiled(*, src: Any, cache_hit: bool, **_: Any) -> None:

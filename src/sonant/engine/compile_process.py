@@ -1,8 +1,8 @@
 """The process that compiles a GPU's kernels ahead: `compile_ahead.py` says why, and `recorded_launches.py` how.
 
-It never touches the GPU, so that its children may be forked: they have torch, Triton and the model's shapes already.
-They are nice to the engine, which reads weights and captures graphs beside them. What they find is compiled in the
-order in which the engine will ask for it, but for what takes long, and what is printed is for `CompileAhead`.
+It never touches the GPU, so its children can be forked, and have torch, Triton and the model's shapes from the start.
+They run at a lower priority than the engine, which reads weights and captures graphs meanwhile. Kernels are compiled in
+the order in which the engine will need them, except that slow ones come earlier. The output is for `CompileAhead`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sonant.kernels.recorded_launches import AnyForm
 from sonant.kernels.triton_setup import ask_ptxas, begin_hash, import_kernels
 
 FormKey = tuple[str, str, str]
-_IN_HAND = 2  # tasks that wait in the children's queue, so that none of them is idle
+_IN_HAND = 2  # tasks in the queue of the children, so that none of them is idle
 _TORCH_COMPILER = "torch._dynamo"
 _NICE = 5
 _LOOK_S = 1.0
@@ -42,7 +42,10 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """What a child does, on what, and who is told. Rehearsals come first, then kernels as they were found."""
+    """A function for a child to call, its argument, and what takes its result.
+
+    Rehearsals come first, then kernels in the order in which they were found.
+    """
 
     is_kernel: bool
     order: int
@@ -53,22 +56,23 @@ class Task:
 
 
 class Compiling:
-    """Kernels on their way, and which stages have all of theirs. Children rehearse stages and compile what is found.
+    """Has children rehearse stages and compile the kernels found, and knows which stages have all of theirs.
 
-    Up to half of them have what takes long, as soon as it is found, since all would wait for it in the end. The others
-    rehearse what is left, and then compile kernels in the order in which they were found: graphs wait for the first.
+    Up to half of the children compile slow kernels as soon as they are found, since all would wait for those in the
+    end. The others first rehearse all stages, and then compile kernels in the order in which they were found, since
+    graphs wait for the first.
     """
 
     def __init__(self, rehearsal: Rehearsal, workers: int) -> None:
         self.found = self.compiled = 0
-        self.ready: list[int] = []  # stages, in the order in which they came to be
+        self.ready: list[int] = []  # stages, in the order in which they became ready
         self.folders: list[str] = []
         self.failures: list[str] = []
-        self._told = 0  # of those that are ready
-        self._lock = threading.RLock()  # a callback of what is done already is called at once
-        self._left = [1] * len(rehearsal)  # that each stage waits for: its rehearsal, then its kernels
-        self._unseen = len(rehearsal)  # stages that are not rehearsed yet
-        self._waiting: dict[FormKey, list[int] | None] = {}  # stages, by kernel; None: it is compiled
+        self._told = 0  # how many of the ready ones have been reported
+        self._lock = threading.RLock()  # re-entered: a callback of a finished future is called at once
+        self._left = [1] * len(rehearsal)  # how much each stage waits for: its rehearsal, then its kernels
+        self._unseen = len(rehearsal)  # how many stages are not rehearsed yet
+        self._waiting: dict[FormKey, list[int] | None] = {}  # stages that wait for a kernel; None: it is compiled
         self._tasks: list[Task] = []  # two heaps
         self._slow_tasks: list[Task] = []
         self._running, self._most_running = 0, workers + _IN_HAND
@@ -81,15 +85,15 @@ class Compiling:
         for stage in range(len(rehearsal)):
             heappush(self._tasks, Task(False, stage, _rehearse, stage, partial(self._rehearsed, stage)))
         with self._lock:
-            self._go_on()  # The first that is submitted forks all children, before there are threads.
+            self._go_on()  # The first task submitted forks all children, before there are threads.
 
     def finish(self) -> None:
-        """Wait for all."""
+        """Wait for all tasks."""
         self._all_done.wait()
         self._pool.shutdown(wait=True)
 
     def _go_on(self) -> None:
-        """Keep all children busy, and hardly more: what is found meanwhile may have to come first."""
+        """Keep all children busy, but submit hardly more, since kernels found meanwhile may have to come first."""
         while self._running < self._most_running and (task := self._next()) is not None:
             self._running += 1
             self._slow_running += task.is_slow
@@ -106,7 +110,7 @@ class Compiling:
         with self._lock:
             self._running -= 1
             self._slow_running -= task.is_slow
-            if isinstance(done.exception(), BrokenExecutor):  # A child was killed, and no other takes anything more.
+            if isinstance(done.exception(), BrokenExecutor):  # A child was killed, so no other takes more tasks.
                 self._tasks.clear()
                 self._slow_tasks.clear()
             task.take(done)
@@ -155,20 +159,20 @@ class Compiling:
 
 
 def main() -> int:
-    """Begun without a collector, see `compiler.py`."""
+    """The garbage collector is off at first, see `compiler.py`."""
     hashing = begin_hash()
     do_without_torchs_compiler()
-    knobs.compilation.store_binary_only = True  # An engine would read all that lies beside the machine code.
+    knobs.compilation.store_binary_only = True  # or an engine would read what lies beside the machine code
     _import_all()
     line = sys.stdin.readline()
     if not line:
-        return 0  # Nobody needs it.
+        return 0  # dismissed
     job = CompileJob(**json.loads(line))
     parent = os.getppid()
     rehearsal = Rehearsal.of(job)
     ask_ptxas(rehearsal.gpu)
-    hashing.join()  # Children have all of it from here, and no thread may be about when they are forked.
-    gc.freeze()  # Children need not look through what they have from here, nor have pages of their own for it.
+    hashing.join()  # Children inherit its result, and no thread may run when they are forked.
+    gc.freeze()  # Then the children's collectors neither scan nor copy the pages that they inherit.
     gc.enable()
     compiling = Compiling(rehearsal, job.workers)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -181,8 +185,10 @@ def main() -> int:
 
 
 class _NoTorchCompiler(ModuleType):
-    """torch._dynamo, of which torch's shape functions only ask that it keep away from them: which it does if it is not
-    there. Whoever asks for more gets all of it. Its import takes most of a second, and its wrappers more."""
+    """Stands in for torch._dynamo, from which torch's shape functions only need `disable`, which does nothing here.
+
+    Whoever asks for more gets the real module. Its import takes most of a second, and its wrappers more.
+    """
 
     def __init__(self, path: list[str]) -> None:
         super().__init__(_TORCH_COMPILER)
@@ -192,7 +198,7 @@ class _NoTorchCompiler(ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Who looks through all modules does not ask for this one.
+        if name.startswith("__"):  # Code that scans all modules does not need this one.
             raise AttributeError(name)
         if sys.modules.get(_TORCH_COMPILER) is self:
             del sys.modules[_TORCH_COMPILER]
@@ -206,15 +212,15 @@ def do_without_torchs_compiler() -> None:
 
 
 def _import_all() -> None:
-    """What takes long, once for all children, while the engine finds out what it needs."""
+    """Import what takes long once for all children, while the engine finds out which job there is."""
     import_kernels()
     told, _, _ = select.select([sys.stdin], [], [], 0)
-    if not told:  # The first of such steps without memory brings parts of torch along, a second's worth of them.
+    if not told:  # There is time: the first such step on the meta device makes torch import parts for a second.
         torch.arange(2, device="meta", dtype=torch.int64).float() / 2
 
 
 def _leave_stamp(path: Path, folders: Sequence[str]) -> None:
-    """Whole or not at all."""
+    """Written whole or not at all."""
     part = path.with_suffix(f".{os.getpid()}")
     part.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(json.dumps(sorted(set(folders))), encoding="utf-8")
@@ -229,7 +235,7 @@ def _begin(parent: int, rehearsal: Rehearsal) -> None:
 
 @cache
 def _own() -> list[Rehearsal]:
-    """A child's, which it has from its parent's memory."""
+    """A child's rehearsal, inherited from its parent's memory."""
     return []
 
 
@@ -242,14 +248,14 @@ def _compile(form: AnyForm) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """Nobody else would tell a process that the one it works for was killed."""
+    """Polls, since nothing else would tell this process that its parent was killed."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)
 
 
 def _told(error: BaseException) -> str:
-    """Its own words: only they name the file that cannot be written."""
+    """With the error's own words, since only they name a file that cannot be written."""
     return f"{type(error).__name__}: {error}"
 
 

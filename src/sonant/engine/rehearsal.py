@@ -1,6 +1,6 @@
-"""All steps that an engine will capture, run without memory and without launches, to learn which kernels they need.
+"""Runs all steps that an engine will capture, without memory or launches, to learn which kernels they need.
 
-A stage is one graph, or first of all the eager prefills: they come in the order in which the engine captures them.
+A stage is one graph or, for the first, the eager prefills. Stages come in the order in which the engine captures them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rehearsal:
 
 
 def runner_without_memory(job: CompileJob) -> Runner:
-    """As an engine on that GPU will have it."""
+    """The runner that an engine on the job's GPU will have, on the meta device."""
     dtypes = (getattr(torch, name) for name in (job.dtype, job.codec_dtype))
     config, memory, meta = job.engine_config(), job.gpu_memory(), torch.device("meta")
     model = load_model(Path(job.folder), config, meta, *dtypes)
@@ -63,6 +63,6 @@ def runner_without_memory(job: CompileJob) -> Runner:
 
 
 def _paging(weights: ModelWeights, config: EngineConfig) -> WeightPaging | None:
-    """By the budget in bytes, which whoever asks has worked out."""
+    """By the budget in bytes, which the engine has worked out."""
     plan = None if config.gpu_weights is None else plan_weights(weights, parse_size(config.gpu_weights, "gpu_weights"))
     return None if plan is None else WeightPaging(weights, plan, HostMemory(plan.host_names, torch.device("meta")))
