@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the weights may take, and what that means for a checkpoint: known before it is loaded."""
+"""How much of a GPU's memory weights may take, and which of a checkpoint's stay: decided before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sonant.kernels.host_weights import can_page
 from sonant.models.registry import load_model
 from sonant.models.spec import ModelSpec
 
-_BESIDE_BYTES = 1 << 30  # graphs' work memory, libraries', and a voice being encoded
-_USUAL_ROWS = 8  # that a cache nobody asked for is to serve
+_BESIDE_BYTES = 1 << 30  # for work memory of graphs and libraries, and a voice being encoded
+_USUAL_ROWS = 8  # for which a cache gets room if nothing was configured
 
 
 @dataclass(frozen=True)
 class WeightBudget:
-    config: EngineConfig  # with the budget in bytes, so that others plan the same
+    config: EngineConfig  # with the budget in bytes, so that other processes make the same plan
     plan: WeightPlan | None  # None: all stays
 
     @classmethod
@@ -41,7 +41,7 @@ class WeightBudget:
 
 
 def budget_bytes(config: EngineConfig, spec: ModelSpec, device: torch.device) -> int | None:
-    """None: there is no need to count, as on a CPU, whose memory the weights are in anyway."""
+    """None: weights are not limited, as on a CPU, whose memory they are in anyway."""
     if config.gpu_weights is None:
         return None
     if config.gpu_weights != "auto":
@@ -52,7 +52,7 @@ def budget_bytes(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
 
 
 def cache_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """What was asked for; else enough for a few requests, one of them as long as any may be."""
+    """What was configured, or enough for a few requests of half the greatest length."""
     rows = config.max_rows or _USUAL_ROWS
     tokens = config.kv_tokens or rows * config.max_positions // 2
     return tokens * spec.kv_token_bytes + rows * row_bytes(spec)

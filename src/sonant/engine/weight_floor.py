@@ -1,9 +1,8 @@
-"""The least that a decode step can take when weights come over the bus, and how many can listen then.
+"""The shortest time that a decode step can take when weights come over the bus, and how many can listen then.
 
-A step needs its missing bytes, and cannot be faster than the bus brings them; nor than the device computes. The bus is
-measured with a copy as steps make it, from pinned memory. What a step computes is measured once an engine is there, as
-what its passes took less what they waited; before that it is what reading the weights from the device's own memory
-takes.
+A step is no faster than the bus brings its missing bytes, nor than the device computes. The bus is measured with copies
+as steps make them, from pinned memory. Once there is an engine, its compute time is measured as the time of its passes
+less their waits; before that it is estimated as the time to read the weights from the device's own memory.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from sonant.engine.weight_plan import WeightPlan
 from sonant.models.spec import ModelSpec
 from sonant.models.weights import HostMemory
 
-_GPU_BYTES, _CPU_BYTES = 32 << 20, 8 << 20  # of a copy that is timed: an engine has little left
+_GPU_BYTES, _CPU_BYTES = 32 << 20, 8 << 20  # of a timed copy: an engine has little memory left
 _COPIES, _ROUNDS = 4, 8
 _STEPS = 3
 
 
 @dataclass(frozen=True)
 class StepFloor:
-    missing_bytes: float  # that a decode step must be brought
+    missing_bytes: float  # that must be copied in a decode step
     bus_bytes_per_s: float
     compute_s: float
     frame_s: float
@@ -46,8 +45,8 @@ class StepFloor:
 
     @property
     def listeners(self) -> int:
-        """Whom steps of this length keep in real time: a batch, or several in turn while a frame is heard. What more
-        rows compute comes on top."""
+        """How many requests steps of this length serve in real time: as many batches as there are steps in a frame's
+        time. What more rows take to compute is not counted."""
         return min(self.rows, int(self.frame_s / max(self.seconds, 1e-9)) * self.batch)
 
     def __str__(self) -> str:
@@ -60,15 +59,15 @@ class StepFloor:
 
 
 def expected_floor(plan: WeightPlan, spec: ModelSpec, config: EngineConfig, device: torch.device) -> StepFloor:
-    """Of an engine that is yet to be loaded; the config is resolved for its machine."""
+    """For an engine that is yet to be loaded; `config` is resolved for its machine."""
     compute_s = spec.frame_weight_bytes / memory_speed(device)
     rows, batch = config.max_rows or 1, config.max_batch or 1
     return StepFloor(plan.step_bytes, bus_speed(device), compute_s, spec.frame_s, rows, batch)
 
 
 def measured_floor(runner: Runner, plan: WeightPlan) -> StepFloor:
-    """Before the step thread begins: on a GPU its scratch row is stepped, as captures do. What is in there may be no
-    numbers, which only kernels can take."""
+    """Called before the step thread begins, since on a GPU it steps the scratch row, as captures do. That row may hold
+    values that are not numbers, which only our kernels can take, so nothing is stepped on a CPU."""
     spec, config = runner.model.spec, runner.config
     if runner.device.type != "cuda":
         return expected_floor(plan, spec, config, runner.device)
@@ -98,7 +97,7 @@ def bus_speed(device: torch.device) -> float:
 
 
 def memory_speed(device: torch.device) -> float:
-    """Bytes a second that the device reads of its own memory; a copy reads and writes."""
+    """Bytes a second at which the device reads its own memory; a copy counts twice, since it reads and writes."""
     count = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     place = torch.empty_like(source)
@@ -110,7 +109,7 @@ def _copy(place: Tensor, source: Tensor) -> None:
 
 
 def _speed(copy: Callable[[], None], count: int, device: torch.device) -> float:
-    """The best of some rounds, for a floor is what cannot be undercut: the first touch pages and wake the bus."""
+    """The best of several rounds, since a floor must hold; in the first, pages are touched and the bus wakes up."""
     copy()
     return max(_COPIES * count / max(_copies_s(copy, device), 1e-9) for _ in range(_ROUNDS))
 

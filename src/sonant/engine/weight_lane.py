@@ -1,13 +1,13 @@
-"""Weights that come just before they are used: two slots on the device, and blocks that take turns in them.
+"""Streams weights to the device just before they are used: blocks on the host take turns in two slots on the device.
 
-A block's parameters are views of its slot, once and for all; what is there when a kernel reads them is the matter of
-this file. Block n of those that are streamed lies in slot n mod 2. When the module that reads block n returns, the next
-block of that slot is on its way, on a stream of its own, behind all that still reads the slot; when that block's own
-module is called, the step waits for the copy on the device, and the host for nothing. A lane is used in rounds, so that
-before and after every pass its first two blocks are there.
+A block's parameters are fixed views of its slot; a lane sees to it that the slot holds this block when a kernel reads
+them. Block n of those that are streamed lies in slot n mod 2. When the module that reads block n returns, a copy of the
+slot's next block is launched on a stream of its own, after all launched work that reads the slot. When the module of
+that block is called, the step waits for the copy on the device; the host waits for nothing. The last blocks of a pass
+are followed by the first two, which are thus in place before and after every pass.
 
-All of it may be captured in a CUDA graph: events tie the streams, and a pass joins them at its end. On a CPU copies are
-made in line, at the same moments.
+All of it may be captured in a CUDA graph: events order the streams, and a pass joins them at its end. On a CPU copies
+are made synchronously, at the same points.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sonant.models.weights.host_memory import HostBlock
 
 
 class WeightClock:
-    """Counted on the device, where the host need not be: what passes took, what of it they waited, and the bytes."""
+    """Counts on the device, since graphs run without the host: the time of passes, their waits, and bytes copied."""
 
-    FIELDS = 3  # of a kind: when it began, nanoseconds in all, and an amount in all
+    FIELDS = 3  # for passes and for waits: when the latest began, nanoseconds in all, an amount in all
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(2 * self.FIELDS, dtype=torch.int64, device=device)
@@ -40,7 +40,7 @@ class WeightClock:
 
     @classmethod
     def totals(cls, values: Sequence[int]) -> PagedTotals:
-        """What a copy of `values` says."""
+        """The totals in a copy of `values`."""
         _, passed_ns, copied_bytes, _, waited_ns, _ = values
         return PagedTotals(passed_ns / 1e9, waited_ns / 1e9, copied_bytes)
 
@@ -60,7 +60,7 @@ class WeightLane:
         self._sizes = [max(sizes[slot::SLOTS], default=0) for slot in range(SLOTS)]
         self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes]
         self.copied_bytes = 0  # in this pass
-        self._ready: dict[int, torch.cuda.Event] = {}  # of copies that this pass has begun, by block
+        self._ready: dict[int, torch.cuda.Event] = {}  # by block, of copies launched in this pass
         self._copies: list[Tensor] = []  # where each block lies in its slot
         for n, part in enumerate(parts):
             memory = self.slots[n % SLOTS][: part.host.memory.numel()]
@@ -72,18 +72,18 @@ class WeightLane:
         self.fill()
 
     def lease(self) -> None:
-        """Take memory for the slots again, where `give_up` has given it back."""
+        """Allocate the slots' memory again after `give_up`."""
         for slot, size in zip(self.slots, self._sizes, strict=True):
             slot.untyped_storage().resize_(size)
         self.fill()
 
     def give_up(self) -> None:
-        """Keep no memory while nobody uses the lane. Nothing may be under way."""
+        """Free the slots' memory while nobody uses the lane. No copy or kernel may be using it."""
         for slot in self.slots:
             slot.untyped_storage().resize_(0)
 
     def fill(self) -> None:
-        """Bring the first two blocks, whatever was under way."""
+        """Bring the first two blocks, after copies that are under way."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
         for place, part in zip(self._copies[:SLOTS], self.parts, strict=False):
@@ -94,23 +94,23 @@ class WeightLane:
         self.copied_bytes = 0
 
     def join(self) -> None:
-        """The end of a pass: it ends when the first blocks are there again, for whatever comes next."""
+        """End a pass: what follows it on the device waits until the first blocks are there again."""
         if self._ready:
             assert self.stream is not None
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
             self._ready.clear()
 
     def begin(self, n: int) -> None:
-        """What reads block n is about to be launched."""
+        """Called before the kernels that read block n are launched."""
         if (event := self._ready.pop(n, None)) is not None:
-            # Plain kernels on both sides: they also keep those that start early, and read weights before they wait for
-            # their input, from starting before the weights are there.
+            # The clock's kernels around the wait are plain ones, so that a kernel that starts early, and reads weights
+            # before it waits for its input, cannot start before the weights are there.
             wait_begins(self.clock.waits)
             torch.cuda.current_stream(self.device).wait_event(event)
             wait_ends(self.clock.waits)
 
     def end(self, n: int) -> None:
-        """All that reads block n has been launched: the next block of its slot may follow."""
+        """Called once all kernels that read block n are launched: the next block of its slot may follow."""
         following = self._next_in_slot(n)
         if following == n:
             return
@@ -133,5 +133,5 @@ class WeightLane:
         return ready
 
     def _next_in_slot(self, n: int) -> int:
-        """The next block that lies in the same slot; behind the last one, the first."""
+        """The next block that lies in the same slot; after the last one, the first."""
         return n + SLOTS if n + SLOTS < len(self.parts) else n % SLOTS

@@ -1,8 +1,8 @@
-"""The weights of a model that its GPU cannot hold: what stays on the host, and how it comes when it is needed.
+"""The weights of a model that its GPU cannot hold: which stay on the host, and how they come when they are needed.
 
-Made once, after the model was loaded and before anything was captured. The model's modules do not know of it: what
-they read is where it always was, and hooks on the modules whose weights come and go tell their lanes. An engine whose
-weights all stay has none of this, and nothing on its way.
+Made once, after the model is loaded and before anything is captured. The model's modules do not know of it: they read
+their own parameters as ever, and hooks on the modules whose weights come and go tell their lanes. An engine whose
+weights all stay on the device has none of this, and none of its cost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ R = TypeVar("R")
 
 
 class LaneGroup:
-    """Lanes that one thread at a time uses, with a stream for their copies."""
+    """Lanes that one thread at a time uses, with a stream for their copies and a clock."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.device, self.clock, self.lanes = device, WeightClock(device), list[WeightLane]()
 
     def whole(self, run: Callable[P, R]) -> Callable[P, R]:
-        """`run` as one pass over its weights, from their being there to their being there again."""
+        """`run` as one pass over its weights, with the first blocks of each lane in place before and after it."""
 
         @wraps(run)
         @torch.inference_mode()
@@ -54,7 +54,7 @@ class LaneGroup:
         return pass_over
 
     def _start_anew(self) -> None:
-        """A pass ended half-way, and graphs may follow that count on the first blocks. A capture has moved none."""
+        """After a pass that failed half-way, bring back the first blocks, which graphs expect. A capture moved none."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return
         for lane in self.lanes:
@@ -63,7 +63,7 @@ class LaneGroup:
 
 class WeightPaging:
     def __init__(self, weights: ModelWeights, plan: WeightPlan, host: HostMemory) -> None:
-        """Of weights that are loaded: those that `host` holds already, and others that it is to hold."""
+        """`weights` are loaded; of those that leave the device `host` holds some already, and adopts the others."""
         self.plan, self.host, self.device = plan, host, host.device
         self.steps, self.aside = LaneGroup(self.device), LaneGroup(self.device)
         self._one_at_a_time = threading.Lock()
@@ -90,7 +90,7 @@ class WeightPaging:
 
     @property
     def own_memory(self) -> list[Tensor]:
-        """Slots, and what lies on the host."""
+        """The memory of slots, and of weights on the host."""
         slots = [slot for group in (self.steps, self.aside) for lane in group.lanes for slot in lane.slots]
         return [*slots, *(block.memory for block in self.host.blocks.values())]
 
@@ -99,7 +99,7 @@ class WeightPaging:
         return self.steps.whole(run)
 
     def beside(self, run: Callable[P, R]) -> Callable[P, R]:
-        """A pass of any other thread: one at a time, since they share slots, which have memory only meanwhile."""
+        """A pass of any other thread: one at a time, since they share slots, which have memory only during a pass."""
         whole = self.aside.whole(run)
 
         @wraps(run)
@@ -110,7 +110,7 @@ class WeightPaging:
                 try:
                     return whole(*args, **kwargs)
                 finally:
-                    if self.aside.stream is not None:  # slots that are still read must not be given up
+                    if self.aside.stream is not None:  # kernels may still read the slots
                         torch.cuda.current_stream(self.device).synchronize()
                     for lane in self.aside.lanes:
                         lane.give_up()

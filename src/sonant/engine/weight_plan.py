@@ -1,9 +1,9 @@
 """Which weights stay on a GPU that cannot hold all of them, and what the others cost.
 
-What decode steps never read leaves first, then whatever costs them least for the room it makes: tables before blocks,
-since of a table only rows travel. Of a lane only so many blocks leave as must, spread evenly, so that copies run while
-others compute. What leaves in a lane takes turns in two slots; a lane that they would take most of is left alone. Lanes
-that are not the step thread's have slots only while they are used.
+Weights that decode steps never read leave first, then those that cost a step least for the room they make: tables
+before blocks, since only rows of a table travel. A lane loses no more blocks than it must, spread evenly, so that they
+are copied while others compute. Those that leave take turns in the lane's two slots; a lane of which that would save
+little is left alone. Lanes that are not the step thread's have slots only while they are used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sonant.models.weight_blocks import ModelWeights
 from sonant.models.weights.host_memory import BlockLayout
 
 SLOTS = 2
-_ROWS_OF_A_TABLE = 0.001  # that a step looks up, of all
-_WORTH = 0.25  # of a lane must be saved, or it is left alone
+_ROWS_OF_A_TABLE = 0.001  # the share of its rows that a step looks up
+_WORTH = 0.25  # the share of a lane that must be saved, or it is left alone
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PlannedBlock:
     name: str
     lane: str | None
     size: int
-    reads: float
+    reads: float  # how often a decode step reads it
     aside: bool = False  # its lane is not the step thread's
 
 
@@ -36,7 +36,7 @@ class PlannedBlock:
 class WeightPlan:
     lanes: dict[str, tuple[PlannedBlock, ...]]  # blocks that are streamed, in the order of their use
     tables: tuple[PlannedBlock, ...]  # that stay on the host
-    device_bytes: int  # of all that stays, and of the slots
+    device_bytes: int  # of the weights that stay, and of the slots
 
     @property
     def host_names(self) -> frozenset[str]:
@@ -48,7 +48,7 @@ class WeightPlan:
 
     @property
     def step_bytes(self) -> float:
-        """That must come to the device in a decode step, on average."""
+        """Bytes that must be copied to the device in a decode step, on average."""
         return sum(b.reads * b.size for lane in self.lanes.values() for b in travelling(lane))
 
 
@@ -58,7 +58,7 @@ def plan_weights(weights: ModelWeights, budget: int) -> WeightPlan | None:
 
 
 def fixed_bytes(weights: ModelWeights) -> int:
-    """Of all that must stay on the device."""
+    """Bytes of the weights that must stay on the device."""
     movable = [held.value for part in weights.movable for held in part.tensors()]
     return max(0, weights.total_bytes - sum(t.numel() * t.element_size() for t in movable))
 
@@ -76,7 +76,7 @@ def planned_blocks(weights: ModelWeights) -> list[PlannedBlock]:
 
 
 def plan(blocks: Sequence[PlannedBlock], fixed: int, budget: int) -> WeightPlan | None:
-    """Of blocks, those of a lane in their order, and of so many bytes that must stay."""
+    """None: everything stays. `blocks` of a lane are in the order of their use; `fixed` are bytes that must stay."""
     on_device = fixed + sum(b.size for b in blocks)
     if on_device <= budget:
         return None
@@ -104,20 +104,20 @@ def plan(blocks: Sequence[PlannedBlock], fixed: int, budget: int) -> WeightPlan 
 
 
 def least_bytes(blocks: Sequence[PlannedBlock], fixed: int) -> int:
-    """With everything on the host that can be."""
+    """The least that the device must hold: what stays if all that can leave does, and slots."""
     lanes = [slot_bytes(group) if _saves(group) else sum(b.size for b in group) for _, group in lanes_of(blocks)]
     return fixed + sum(lanes)
 
 
 def slot_bytes(blocks: Sequence[PlannedBlock]) -> int:
-    """Blocks take turns in the slots, each of which is as large as the largest of its own."""
+    """Of the slots in which these blocks take turns; each is as large as its largest block."""
     if blocks[0].aside:
         return 0
     return sum(max((b.size for b in blocks[slot::SLOTS]), default=0) for slot in range(SLOTS))
 
 
 def travelling(lane: Sequence[PlannedBlock]) -> list[PlannedBlock]:
-    """Those that share their slot: one that has it to itself stays there."""
+    """The blocks that share their slot, since one that has a slot to itself stays there."""
     return [b for slot in range(SLOTS) for b in lane[slot::SLOTS] if len(lane[slot::SLOTS]) > 1]
 
 
@@ -130,8 +130,8 @@ def lanes_of(blocks: Iterable[PlannedBlock]) -> list[tuple[str, list[PlannedBloc
 
 
 def pick(lane: Sequence[PlannedBlock], missing: int) -> list[PlannedBlock]:
-    """Those that leave, so that `missing` bytes are saved, slots counted; all, if that is not enough; none, if that
-    saves little."""
+    """Blocks that must leave to save `missing` bytes, less the slots; all, if no fewer are enough; none, if even all
+    would save too little."""
     if not _saves(lane):
         return []
     total, smallest = sum(b.size for b in lane), min(b.size for b in lane)
@@ -145,7 +145,7 @@ def pick(lane: Sequence[PlannedBlock], missing: int) -> list[PlannedBlock]:
 
 
 def _spread(lane: Sequence[PlannedBlock], share: float) -> list[PlannedBlock]:
-    """About so large a share of the bytes, evenly over the lane."""
+    """Blocks with about this share of the bytes, spread evenly over the lane."""
     picked, due = [], 0.0
     for block in lane:
         due += share * block.size
@@ -156,7 +156,7 @@ def _spread(lane: Sequence[PlannedBlock], share: float) -> list[PlannedBlock]:
 
 
 def _saves(lane: Sequence[PlannedBlock]) -> bool:
-    """Enough to be worth the copies."""
+    """Whether a lane's leaving saves enough to be worth the copies."""
     return slot_bytes(lane) <= (1 - _WORTH) * sum(b.size for b in lane)
 
 
@@ -165,13 +165,13 @@ def _paged(blocks: Sequence[PlannedBlock]) -> list[list[PlannedBlock]]:
 
 
 def _by_need(blocks: Sequence[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Tables one by one and whole lanes, those that cost a step least first."""
+    """Single tables and whole lanes, those that cost a step least first."""
     groups = [[b] for b in blocks if b.lane is None] + [group for _, group in lanes_of(blocks)]
     return sorted(groups, key=lambda group: (_cost(group), group[0].lane is not None))
 
 
 def _cost(group: Sequence[PlannedBlock]) -> float:
-    """Bytes that travel in a step for each that is saved, if all of it leaves. Of a table only rows do."""
+    """Bytes copied in a step for each byte saved, if the whole group leaves. Of a table only rows are copied."""
     if group[0].lane is None:
         return _ROWS_OF_A_TABLE * group[0].reads
     total = sum(b.size for b in group)
