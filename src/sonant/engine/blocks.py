@@ -1,8 +1,8 @@
-"""Paged KV bookkeeping: which block belongs to whom, and which hold a prefix that can be used again.
+"""Paged KV bookkeeping: which block belongs to whom, and which hold a prefix that can be reused.
 
-A request takes all the blocks it can ever need when it is admitted, so a running stream never loses its memory.
-A full block of prompt is known by a digest of everything before and in it; when its last user goes, it stays
-findable until its memory is needed, oldest first. Block 0 is scratch: padding writes there, nobody reads it.
+A request takes all the blocks that it can ever need when it is admitted, so a running stream never runs out of memory.
+A full block of a prompt is identified by a digest of all keys up to its end. After its last user has gone it can still
+be found until its memory is needed, least recently used first. Block 0 is scratch: padding writes there, nobody reads.
 
     free:  [ never used or unhashed … | hashed, least recently used … most recently used ]
               ← taken from here                                 returned here →
@@ -39,7 +39,7 @@ class BlockPool:
         return -(-tokens // self.block_tokens)
 
     def allocate(self, keys: Ints, reusable_tokens: int, total_tokens: int) -> Allocation | None:
-        """Blocks for `total_tokens`, reusing known ones for full blocks within `reusable_tokens`; None: no room."""
+        """Blocks for `total_tokens`, of which the full ones within `reusable_tokens` may be reused; None: no room."""
         digests = self._digests(keys, reusable_tokens // self.block_tokens)
         reused: list[int] = []
         for digest in digests:
@@ -75,7 +75,7 @@ class BlockPool:
                     self.free.move_to_end(block, last=False)
 
     def forget(self) -> None:
-        """What the blocks hold is lost, while nobody uses any."""
+        """Forget all prefixes, since the blocks' contents are lost; none may be in use."""
         assert not any(self.users), "blocks are in use"
         self.digest_of.clear()
         self.block_of.clear()

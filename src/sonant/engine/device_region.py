@@ -1,7 +1,7 @@
-"""Memory of a device that can be given back and taken again at the same address, so that graphs may go on using it.
+"""Device memory that can be given back and taken again at the same address, so that graphs can go on using it.
 
-On a GPU an address is reserved once, and physical memory is mapped there while it is held: calls of the driver itself,
-since torch has none for it. On a CPU torch's storage is emptied and filled again, and whoever has a view has it still.
+On a GPU an address range is reserved once, and physical memory is mapped there while it is held, by calls to the driver
+itself, since torch has none for it. On a CPU torch's storage is resized to nothing and back, and views stay views.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _u64(value: int) -> ctypes.c_uint64:
 
 
 class _Bytes:
-    """How torch is told of memory that it did not allocate."""
+    """Describes memory to torch that torch did not allocate."""
 
     def __init__(self, address: int, count: int) -> None:
         self.__cuda_array_interface__ = {
@@ -88,13 +88,13 @@ class _Bytes:
 
 
 class DeviceRegion:
-    """`memory` [bytes] uint8 is there from the start; between `release` and `restore` nobody may touch it."""
+    """`memory` [bytes] uint8 is usable from the start; nobody may touch it between `release` and `restore`."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.device = count, device
         self._mapped: _MappedMemory | None = None
         if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # the driver's context is there
+            torch.cuda.current_stream(device).synchronize()  # makes sure that the driver has a context
             self._mapped = _MappedMemory(count, device.index or 0)
             self._mapped.map()
             self.memory: Tensor = torch.as_tensor(_Bytes(self._mapped.address.value, count), device=device)
@@ -102,7 +102,7 @@ class DeviceRegion:
             self.memory = torch.empty(count, dtype=torch.uint8, device=device)
 
     def release(self) -> None:
-        """What was in it is lost."""
+        """Give the memory back; its contents are lost."""
         if self._mapped is not None:
             torch.cuda.synchronize(self.device)
             self._mapped.unmap()

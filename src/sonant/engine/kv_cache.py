@@ -1,10 +1,10 @@
-"""The KV memory: a tensor for each group of layers, never filled (readers mask exactly), sized from what the device has
-left. A block has the same number in all of them, so that one table serves.
+"""The KV memory: a tensor for each group of layers, not initialized (readers mask exactly), and sized from what the
+device has left. A block has the same number in all of them, so that one table serves them all.
 
-In eight bits (`kv_cache_dtype`) values are e4m3 with no scale beside them, as other engines have it unless a checkpoint
-brings scales: the type has the same relative precision from 1/64 up to 448, so a scale would only move its ends, and
-what lies beyond 448 becomes 448. Keys and values of published models, normed or projected from what was, are of the
-order of 1 to 100.
+In eight bits (`kv_cache_dtype`) values are e4m3 without scales, as in other engines unless a checkpoint brings scales:
+the type has the same relative precision from 1/64 up to 448, so a scale would only move its ends, and larger values
+become 448. Keys and values of published models are of the order of 1 to 100, since they are normalized, or projected
+from what is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def allocate_kv(
 
 
 def check_type(spec: ModelSpec, gpu: Gpu | None) -> None:
-    """Raise a `ConfigError` where this GPU's kernels cannot read such a cache. None: torch does, on any CPU."""
+    """Raise a `ConfigError` if this GPU's kernels cannot read such a cache. `gpu` is None on a CPU, where torch can."""
     eight_bits = any(group.dtype.itemsize == 1 for group in spec.kv)
     if eight_bits and gpu is not None and gpu.capability < _ADA:
         has = ".".join(map(str, gpu.capability))
@@ -50,7 +50,7 @@ def check_type(spec: ModelSpec, gpu: Gpu | None) -> None:
 
 
 def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device, held: int = 0) -> int:
-    """Without the scratch block; `held` are bytes that `room.free_bytes` does not know of."""
+    """Not counting the scratch block; `held` bytes are ours beside torch's, see `room.free_bytes`."""
     tokens = config.kv_tokens
     holders = (config.max_rows or 1) + (config.max_parked or 0)  # a parked request keeps its blocks
     if tokens is None and device.type == "cuda":
@@ -63,5 +63,5 @@ def block_count(spec: ModelSpec, config: EngineConfig, device: torch.device, hel
             f"there is memory for {tokens} positions of KV cache, less than one block of {config.block_tokens}; "
             "free GPU memory or set kv_tokens"
         )
-    # blocks beyond what all of them can ever reserve would only sit there
+    # More blocks than all holders can reserve would never be used.
     return min(blocks, holders * -(-config.max_positions // config.block_tokens))

@@ -1,8 +1,8 @@
-"""All that an engine keeps of a GPU's memory and can do without while nobody speaks: its weights and its KV cache.
+"""The GPU memory that an engine can do without while nobody speaks: its weights and its KV cache.
 
-Both lie in regions of their own, where an engine that may sleep is loaded; of the weights there is a copy in pinned
-host memory. Asleep, an engine has of the GPU only what is small: a context, rows, graphs. Awake again everything is at
-the address where it was, so that graphs hold; the cache is empty.
+In an engine that may sleep both lie in regions of their own, and pinned host memory holds a copy of the weights. While
+it sleeps it keeps only what is small on the GPU: a context, rows, graphs. Once it wakes everything is at its old
+address, so that graphs stay valid; the cache is empty.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in the region, as it lay in its own storage: views of one memory stay that."""
+    """Where a tensor lies in the region. Storages move as a whole, so views of the same memory still share it."""
 
     held: HeldTensor
-    start: int  # of what was its storage
+    start: int  # of what was in its storage
     size: int
     like: Tensor  # on the meta device
     offset: int
@@ -39,8 +39,8 @@ class _Place:
 class Residents:
     @torch.no_grad()
     def __init__(self, weights: ModelWeights, device: torch.device, apart: Iterable[Tensor] = ()) -> None:
-        """Of weights on the device; those in the memory of `apart` stay where they are. They go by way of the host, so
-        that the device never holds them twice."""
+        """For weights on the device, of which those in the memory of `apart` stay where they are. The others move by
+        way of the host, so that the device never holds them twice."""
         self.device = device
         places, total = _places(weights, device, {tensor.untyped_storage()._cdata for tensor in apart})
         like = torch.empty(max(total, _ALIGNMENT), dtype=torch.uint8, device="meta")
@@ -59,7 +59,7 @@ class Residents:
         self._caches: list[DeviceRegion] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that is lost when the engine sleeps."""
+        """Memory that loses its contents when the engine sleeps."""
         layout = BlockLayout.of([torch.empty(shape, dtype=dtype, device="meta")])
         self._caches.append(DeviceRegion(max(layout.total_bytes, _ALIGNMENT), self.device))
         return layout.views(self._caches[-1].memory)[0]
@@ -69,7 +69,7 @@ class Residents:
         return sum(region.count for region in (self._weights, *self._caches))
 
     def sleep(self) -> None:
-        """While no step is in flight."""
+        """Release all; no step may be in flight."""
         for region in (self._weights, *self._caches):
             region.release()
 
@@ -78,7 +78,7 @@ class Residents:
             region.restore()
         self._weights.memory.copy_(self._copy)
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # others compute on streams of their own
+            torch.cuda.current_stream(self.device).synchronize()  # since others compute on other streams
 
 
 def _places(weights: ModelWeights, device: torch.device, apart: Set[int]) -> tuple[list[_Place], int]:
@@ -98,6 +98,6 @@ def _places(weights: ModelWeights, device: torch.device, apart: Set[int]) -> tup
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Of its whole storage."""
+    """The bytes of its whole storage."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

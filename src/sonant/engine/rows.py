@@ -1,8 +1,8 @@
 """Rows: the device memory of running requests. A request owns one row while it speaks (but see parking.py).
 
-What the host decides (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a
-step travel in one copy and land with one kernel. What the steps compute the host never touches: numbers lie in the same
-slab, behind the host's columns (see models/memory.py), the rest in tensors of its own. The last row is scratch for
+What the host sets (sampling, limits, block table) lies in one int32 slab, so that all rows that change in a step are
+sent in one copy and written by one kernel. The host never touches what the steps compute: of that, numbers lie in the
+same slab after the host's columns (see models/memory.py), the rest in tensors of its own. The last row is scratch for
 padding.
 """
 
@@ -41,12 +41,12 @@ class Rows:
         self.fields |= self.layout.views(self.slab)
         self.staged: dict[int, np.ndarray[Any, np.dtype[np.int32]]] = {}
         kinds = [("f" if f.dtype == torch.float32 else "i", f) for f in spec.staged]
-        # All of a row's numbers at once: an assignment to an array for each took most of a newcomer's plan.
+        # Packs all of a row's numbers at once: assigning each to an array took most of the time to plan a newcomer.
         self._numbers = Struct("=" + "".join(f"{math.prod(f.shape)}{kind}" for kind, f in kinds))
         self._single = {f.name: f.shape == () for f in spec.staged}
 
     def memory(self, kv: Mapping[str, Tensor], block_tokens: int) -> Memory:
-        """What a model computes in."""
+        """The memory in which a model computes."""
         return Memory(self.fields, self.slab, self.layout, kv, self.blocks_per_row, block_tokens)
 
     def take(self) -> int:
@@ -56,11 +56,11 @@ class Rows:
         self.free.append(row)
 
     def contents(self, row: int) -> list[Tensor]:
-        """Views of all that a row holds: its line, and its place in every tensor."""
+        """Views of all that a row holds: its line in the slab, and its place in every tensor."""
         return [self.slab[row], *(self.fields[f.name].select(f.row_dim, row) for f in self.tensors)]
 
     def stage(self, row: int, values: Mapping[str, Any], blocks: list[int]) -> None:
-        """Set what the host decides of a row; `apply` sends it."""
+        """Set the host's part of a row; `apply` sends it."""
         line = np.zeros(self.staged_layout.end, np.int32)
         line[: len(blocks)] = blocks
         numbers: list[float] = []
@@ -71,7 +71,7 @@ class Rows:
         self.staged[row] = line
 
     def apply(self) -> None:
-        """One copy and one kernel for all rows staged since the last call; of a single one it is the copy alone."""
+        """Send all rows staged since the last call with one copy and one kernel; a single row needs the copy only."""
         if not self.staged:
             return
         if len(self.staged) == 1:

@@ -1,7 +1,7 @@
-"""Places on a GPU that several engines take in turns, each in a process of its own.
+"""Seats on a GPU that several engines take in turns, each in a process of its own.
 
-A seat is a file that its engine has locked: whoever dies gives it back. Who waits for one locks a file too, so that
-those who have nothing to do see it. There is nobody in the middle.
+A seat is a file that its engine has locked, so an engine that dies gives it back. One that waits for a seat locks a
+file of its own, for idle engines to see. No process coordinates them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Seats:
         return self._held is not None
 
     def take(self) -> bool:
-        """Whether there is a seat for us now; if there is none, others are told that we wait."""
+        """Try to get a seat → whether we have one; if not, others see that we wait."""
         for path in () if self.seated else self._seats:
             if (seat := _locked(path)) is not None:
                 self._held = seat
@@ -53,7 +53,7 @@ class Seats:
 
 
 def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
-    """A descriptor that holds the file's lock; None: somebody else does."""
+    """A descriptor that holds the file's lock; None: somebody else holds it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -64,7 +64,7 @@ def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
 
 
 def _is_locked(path: Path) -> bool:
-    file = _locked(path, fcntl.LOCK_SH)  # who looks at the same moment does not take us for one who waits
+    file = _locked(path, fcntl.LOCK_SH)  # shared, so that others who look at the same moment do not see a lock
     if file is None:
         return True
     os.close(file)

@@ -1,7 +1,7 @@
-"""Lets an engine sleep while it has nothing to say and another one waits for its place on the GPU.
+"""Lets an engine sleep while it has nothing to say and another one waits for a seat on the GPU.
 
-The step thread asks before each step whether it may go on. Whoever needs the weights on another thread holds the engine
-awake for as long. Nothing is remembered over a sleep but the weights: prefixes in the cache are forgotten.
+The step thread asks before each step whether it may go on. Code that needs the weights on another thread holds the
+engine awake meanwhile. Of what a sleep releases only the weights come back: prefixes in the cache are forgotten.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from sonant.errors import EngineClosed
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 0.25  # with nothing to do, before a place goes to one who waits
+_IDLE_S = 0.25  # with nothing to do, before an engine gives its seat to one that waits
 _POLL_S = 0.01
 
 
 class Sleeper:
     def __init__(self, residents: Residents, seats: Seats) -> None:
-        """Of an engine that is awake, and has a seat."""
+        """For an engine that is awake and has a seat."""
         self.residents, self.seats, self.awake = residents, seats, True
         self.before_sleep: Callable[[], None] = lambda: None
         self.sleeps = 0
         self._idle_since_s: float | None = None
         self._changed = threading.Condition()
         self._holders, self._closed = 0, False
-        self._has_memory = True  # or some of it, if it fell asleep or woke half-way
+        self._has_memory = True  # all or, if falling asleep or waking failed half-way, some of it
 
     @contextmanager
     def held_awake(self) -> Iterator[None]:
-        """For any thread but the step thread."""
+        """Keep the engine awake, from any thread but the step thread."""
         with self._changed:
             self._holders += 1
             self._changed.wait_for(lambda: self.awake or self._closed)
@@ -50,7 +50,7 @@ class Sleeper:
                 self._changed.notify_all()
 
     def may_step(self, busy: bool) -> bool:
-        """Asked by the step thread while it launches nothing; it sleeps and wakes in here."""
+        """Asked by the step thread while no step is in flight; the engine falls asleep and wakes up in here."""
         with self._changed:
             wanted = busy or self._holders > 0
             if self.awake:
@@ -60,7 +60,7 @@ class Sleeper:
             return self.awake
 
     def close(self) -> None:
-        """No step will be launched any more. Whoever gets the seat finds its memory free, though this process lives."""
+        """After the last step: free the memory for whoever gets the seat, even while this process lives on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
