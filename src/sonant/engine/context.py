@@ -1,4 +1,4 @@
-"""What has been said of a long text, as far as its next part goes on from it."""
+"""What has been said of a long text, as far as its next part takes it as context."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sonant.engine.request import Request
 from sonant.types import Frames, Spoken
 
 GoOn = Callable[[Request, Sequence[Spoken]], Request]
-"""Lays a part out anew after what was said, as much of it as there is room for."""
+"""Lays a part out anew, with as much of what was said before it as there is room for."""
 
 
 class Context:
-    """Under the lock of its `LongText`, but for `go_on` and `thread`, which never change."""
+    """Guarded by the lock of its `LongText`, except for `go_on` and `thread`, which never change."""
 
     def __init__(self, most: int, given: Sequence[Spoken], go_on: GoOn, thread: PromptThread) -> None:
         self.go_on, self.thread = go_on, thread
@@ -27,7 +27,7 @@ class Context:
         self._frames.append(frames)
 
     def end_part(self, text: str) -> None:
-        """A part that came to no sound was not said."""
+        """Add the part to what was said, unless it had no sound."""
         frames, self._frames = self._frames, []
         if frames:
             self.said.append(Spoken(text, np.concatenate(frames)))

@@ -1,4 +1,4 @@
-"""How many frames a text may still have, over all its parts: `max_frames` bound the whole, not each of them."""
+"""How many more frames a text may have: `max_frames` bound the text as a whole, not each part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sonant.types import AudioChunk
 
 class FrameLimit:
     def __init__(self, most: int | None, samples_per_frame: int) -> None:
-        """None: no limit."""
+        """`most` is None where there is no limit."""
         self._left, self._samples_per_frame = most, samples_per_frame
 
     @property
@@ -17,7 +17,7 @@ class FrameLimit:
         return self._left == 0
 
     def take(self, chunk: AudioChunk) -> tuple[AudioChunk, bool]:
-        """As much of the next chunk as may be heard, and whether that is less than all of it."""
+        """As much of the next chunk as may be heard, and whether it was cut."""
         left = self._left
         if left is None:
             return chunk, False

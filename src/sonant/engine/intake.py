@@ -1,8 +1,8 @@
-"""From what a caller asks for to requests on their way to a step thread, in this process or in another.
+"""Turns what a caller asks for into requests for a step thread, in this process or in another.
 
-A request is checked, a long text split, and each part laid out as a prompt on the caller's own thread; what is wrong is
-raised there as a `BadRequest`, before any step thread hears of it. Only a prompt that goes on from what was just said
-is laid out later, see `prompt_thread.py`. Nothing here needs the model itself, only what lays out its prompts: an HTTP
+On the caller's own thread a request is checked, a long text is split, and each part is laid out as a prompt; mistakes
+are raised there as a `BadRequest`, before any step thread hears of the request. Only a prompt that goes on from what
+was just said is laid out later, see `prompt_thread.py`. Nothing here needs the model itself, only its prompter: an HTTP
 front end has this half of an engine, and the rest at the other end of a channel.
 """
 
@@ -41,10 +41,10 @@ Clip = str | Path | bytes | tuple[npt.NDArray[Any], int]
 
 
 class Intake:
-    """Takes requests for one model; `Engine` is one with a step thread of its own."""
+    """Takes requests for one model; `Engine` is an intake with its own step thread."""
 
     def __init__(self, prompter: Prompter, config: EngineConfig, steps: StepQueue, most_positions: int) -> None:
-        """`most_positions` is what one request may hold in the cache."""
+        """`most_positions`: how many one request may hold in the cache."""
         self.prompter, self.steps, self.most_positions = prompter, steps, most_positions
         most_chars = prompter.spec.segment_chars or config.segment_chars
         self.config = replace(config, segment_chars=min(config.segment_chars, most_chars))
@@ -61,7 +61,7 @@ class Intake:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Names of the checkpoint's own voices; empty if it clones or designs them."""
+        """Names of the checkpoint's own voices; empty if it clones or designs voices."""
         return self.spec.voices
 
     @property
@@ -73,11 +73,11 @@ class Intake:
         return self.stream(text, **{"live": False, **options}).result()
 
     def stream(self, text: str, **options: Any) -> SpeechStream:
-        """Say `text`; iterate over the result, with `for` or `async for`, for sound as it is made."""
+        """Say `text`. Iterate over the result, with `for` or `async for`, to get sound as it is made."""
         return self.submit(SpeechRequest(text=text, **options))
 
     def check_speakers(self, count: int) -> None:
-        """Raise `Unsupported` if the model cannot speak a text of so many."""
+        """Raise `Unsupported` if the model cannot speak a text of this many speakers."""
         most = self.spec.most_speakers
         if most == 1:
             raise Unsupported("this model speaks with one voice at a time; leave speakers out, and give it a voice")
@@ -85,14 +85,14 @@ class Intake:
             raise Unsupported(f"this model speaks with at most {most} speakers in a text, not {count}")
 
     def read_clip(self, clip: Clip, text: str | None) -> Samples:
-        """A reference clip as the model takes it, checked with what it says, if that is known."""
+        """A reference clip as the model takes it; it is checked, and its text too, if there is one."""
         c = self.config
         if text is not None:
             check_text(text, c.segment_chars * 4, "reference text")
         return read_clip(clip, sample_rate=self.spec.clip_sample_rate, min_s=c.clip_min_s, max_s=c.clip_max_s)
 
     def submit(self, speech: SpeechRequest) -> SpeechStream:
-        """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` with what is wrong."""
+        """Check a request, lay it out on this thread, and queue it. Raises `BadRequest` if something is wrong."""
         seed = self._check(speech)
         check_text(speech.text, self.config.max_text_chars)
         parts, speaker = self._split(speech.text, "")
@@ -119,7 +119,7 @@ class Intake:
         return self._stream_of(whole, mailbox, seed, tokens)
 
     def feed(self, speech: SpeechRequest) -> TextFeed:
-        """Speak a text that comes bit by bit, as `speech` says but for its text, which is not looked at."""
+        """Speak a text that comes bit by bit, with the options of `speech`, whose own text is ignored."""
         seed = self._check(speech)
         mailbox = Mailbox()
         whole = self._long_text(mailbox, speech, PARTS_AT_ONCE)
@@ -134,11 +134,11 @@ class Intake:
         return SpeechStream(mailbox, seed, self.sample_rate, tokens, abort, self.steps.drop)
 
     def _opening(self, prompt: Prompt) -> Callable[[int], Samples] | None:
-        """What a whole result of so many frames begins with, where only the model can tell."""
+        """Gives what a whole result of so many frames begins with. None: nothing, or no model here to make it."""
         return None
 
     def _check(self, speech: SpeechRequest) -> int:
-        """Check that it may be queued now, and give its seed."""
+        """Check that it may be queued now → its seed."""
         if self._closed:
             raise EngineClosed("the engine is closed; load it again")
         if speech.instruct:
@@ -164,7 +164,7 @@ class Intake:
                 )
 
     def _split(self, text: str, speaker: str) -> tuple[list[str], str]:
-        """Its parts, and of a dialogue who speaks at the end of them; `speaker` does at the beginning."""
+        """The parts of a text and, in a dialogue, who speaks at their end; `speaker` speaks at their beginning."""
         parts = split_text(text, self.config.segment_chars)
         return (parts, "") if self.spec.most_speakers == 1 else with_turns(parts, speaker)
 
@@ -176,13 +176,13 @@ class Intake:
         return LongText(sink, spec, self.steps, at_once=at_once, live=speech.live, context=context, max_frames=most)
 
     def _piece(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """A part of a feed, which may be all there is: more `max_frames` than its budget are its own, too."""
+        """A part of a feed. It may be the only one, so `max_frames` over its own budget become its budget."""
         request, most = self._own_budget(speech, index, sink), speech.max_frames
         return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
 
     def _own_budget(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """A part of a text that `max_frames` bound as a whole: cut by them, its sound is that of a text that goes on.
-        Where there is no room for its own budget they are its budget, since no more of it can be heard."""
+        """A part with its own budget, since `max_frames` bound the text as a whole: a part that they cut off must sound
+        as if it went on. If its budget has no room, `max_frames` take its place, as no more of it can be heard."""
         try:
             return self._part(replace(speech, max_frames=None), index, sink)
         except BadText:
@@ -191,8 +191,8 @@ class Intake:
             return self._part(speech, index, sink)
 
     def _part(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """Part `index` of a text. The first has the caller's context; what later ones go on from is not said yet."""
-        if index:  # the promise is of the first sound, not of every part's
+        """Part `index` of a text. The first has the caller's context; that of later ones is yet to be said."""
+        if index:  # the limit is for the text's first sound, not for every part's
             speech = replace(speech, first_audio_within_s=None)
         request = self._request(replace(speech, context=()) if speech.context else speech, sink)
         return self._go_on(request, speech.context[-self.spec.context_segments :]) if index == 0 else request
@@ -208,7 +208,7 @@ class Intake:
         return request
 
     def _go_on(self, part: Request, said: Sequence[Spoken]) -> Request:
-        """The part after what was said before it: all of that, or the latest of it that there is room for."""
+        """The part with what was said before it as context: all of that, or the latest of it that there is room for."""
         for first in range(len(said)):
             speech = replace(part.speech, context=tuple(said[first:]))
             request = Request(speech, self.prompter.prompt(speech), part.sink, part.arrival_s, part.delay_steps)

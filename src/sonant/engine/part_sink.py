@@ -1,4 +1,4 @@
-"""One part's way into the text that it belongs to."""
+"""Hands a part's sound on to the text that it belongs to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sonant.types import AudioChunk, FinishReason
 
 
 class Whole(Protocol):
-    """A text of several parts, told apart by their places in it."""
+    """A text of several parts, which `index` tells apart."""
 
     def on_chunk(self, index: int, chunk: AudioChunk) -> None: ...
     def on_finish(self, index: int, reason: FinishReason) -> None: ...
@@ -16,7 +16,7 @@ class Whole(Protocol):
 
 
 class PartSink:
-    """Takes one part's sound for the whole."""
+    """The sink of one part's request."""
 
     def __init__(self, whole: Whole, index: int) -> None:
         self.whole, self.index = whole, index

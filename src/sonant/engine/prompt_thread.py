@@ -1,8 +1,8 @@
-"""Prompts that only an ended part makes possible: those that go on from what was just said.
+"""Lays out prompts that go on from what was just said, which is possible only once the part before has ended.
 
-The step thread is the first to know that a part has ended, and must not build the next one's prompt; the caller may be
-asleep. So each engine has one thread for it, begun with the first such prompt. A long text has at most one prompt here
-at a time: no more can wait than texts are being spoken.
+The step thread is the first to know that a part has ended, but must not spend its time on prompts, and the caller's
+thread may be asleep. So each engine has one thread for them, started with the first such prompt. A long text has at
+most one prompt here at a time, so no more can wait than texts are being spoken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PromptThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sonant-prompt")
 
     def run_soon(self, lay_out: Callable[[], None]) -> None:
-        """`lay_out` is to post a request, and tells its own text of errors. A draining engine waits for it."""
+        """`lay_out` posts a request, and reports errors to its own text. A draining engine waits for it."""
         self._steps.expect()
         try:
             laid_out = self._executor.submit(lay_out)
@@ -30,7 +30,7 @@ class PromptThread:
         laid_out.add_done_callback(self._done)
 
     def close(self, *, wait: bool = True) -> None:
-        """Drop prompts that are not begun: their texts were told that the engine has ended."""
+        """Drop prompts that are not begun, since their texts were told that the engine has ended."""
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
     def _done(self, _: Future[None]) -> None:

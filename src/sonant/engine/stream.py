@@ -1,8 +1,8 @@
 """What a caller holds while speech is being made: iterate over it, in a thread or in an event loop.
 
-Sound is handed over by the step thread, which never waits for a slow reader: chunks queue here. What is bounded is
-how much queues: the next part of a long text is not begun while much of it is unread. Dropping the stream, or leaving
-its `with`, aborts what is left.
+Sound is handed over by the step thread, which never waits for a slow reader: chunks queue here. The queue of a long
+text is bounded, since its next part is not begun while much is unread. Dropping the stream, or leaving its `with`,
+aborts what is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._chunks: deque[AudioChunk] = deque()
         self._wakers: list[Callable[[], None]] = []
-        self._go_on: Callable[[], None] | None = None  # what waits for the reader
+        self._go_on: Callable[[], None] | None = None  # to be called once the reader has caught up
         self._unread_s = 0.0
         self.max_unread_s = MAX_UNREAD_S
         self.reason: FinishReason | None = None
@@ -61,7 +61,7 @@ class Mailbox:
 
     @property
     def unread_s(self) -> float:
-        """Seconds of sound that nobody has taken yet."""
+        """Seconds of sound that are not taken yet."""
         return self._unread_s
 
     def has_room(self, go_on: Callable[[], None]) -> bool:
@@ -77,7 +77,7 @@ class Mailbox:
         return self.ended_s is not None
 
     def take(self, timeout_s: float | None) -> AudioChunk | None:
-        """The next chunk; None at the end. Raises what the engine failed with, or TimeoutError."""
+        """The next chunk; None at the end. Raises the engine's error if it failed, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._chunks or self.ended, timeout_s):
                 raise TimeoutError(f"no sound within {timeout_s} s")
@@ -129,15 +129,15 @@ def _seconds(chunk: AudioChunk) -> float:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
-    if running_loop() is loop:  # A front end's sound comes on the loop that waits for it.
+    if running_loop() is loop:  # In a front end sound comes in on the loop that waits for it.
         return ready.set()
-    with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+    with suppress(RuntimeError):  # the loop is closed, so nobody waits there
         loop.call_soon_threadsafe(ready.set)
     return None
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that this thread runs, if it does."""
+    """The event loop that runs in this thread, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -157,15 +157,15 @@ class SpeechStream:
         drop: Callable[[Callable[[], None]], None],
         opening: Callable[[int], Samples] | None = None,
     ) -> None:
-        """`drop` is told to abort by whoever finds the stream dropped, see `StepQueue`."""
+        """`drop` is given `abort` when the stream is garbage collected, see `StepQueue`."""
         self._mailbox, self._abort, self._drop, self._opening = mailbox, abort, drop, opening
         self.seed = seed
-        self.input_tokens = input_tokens  # positions of the prompt, or of a long text's, each part's own
+        self.input_tokens = input_tokens  # positions of the prompt, summed over the parts of a long text
         self.sample_rate = sample_rate
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None while it has not."""
+        """Why it ended; None before that, or if it failed."""
         return self._mailbox.reason
 
     @property
@@ -182,18 +182,18 @@ class SpeechStream:
 
     @property
     def unread_s(self) -> float:
-        """Seconds of sound that were made and not yet read."""
+        """Seconds of sound that are made but not read yet."""
         return self._mailbox.unread_s
 
     def limit_unread(self, max_unread_s: float) -> None:
-        """Begin no part of a long text while more sound than that is unread; `MAX_UNREAD_S` unless told.
+        """Begin no part of a long text while more sound than this is unread; by default `MAX_UNREAD_S`.
 
-        Only for a listener (`live`). A file is made whether it is read or not.
+        Applies to a listener (`live`) only. A file is made whether it is read or not.
         """
         self._mailbox.max_unread_s = max_unread_s
 
     def abort(self) -> None:
-        """Stop making sound, at once; what was made can still be read. Harmless when it has ended."""
+        """Stop making sound at once; what was made can still be read. Harmless after the end."""
         if not self._mailbox.ended:
             self._abort()
 
@@ -202,7 +202,7 @@ class SpeechStream:
         return self._mailbox.take(timeout_s)
 
     def result(self) -> Speech:
-        """Wait for the end and join what is left unread."""
+        """Wait for the end and join all that is unread."""
         return self._joined(list(self))
 
     async def aresult(self) -> Speech:
