@@ -1,1 +1,1 @@
-"""One op, one function: a torch reference for each, faster versions where a device has them."""
+"""One function for each op: a reference in torch, and faster implementations where a device has them."""

@@ -1,7 +1,7 @@
 """Which implementation of an op runs: Triton on a CUDA device, torch elsewhere.
 
 Attention over the paged cache, stacks over few rows, whole passes of one row, and convolutions and residual units of
-many values are in CUDA C++ too, for GPUs and machines that can have it. Training runs the reference, because only that
+many values are in CUDA C++ too, for GPUs and machines that can use it. Training runs the reference, since nothing else
 has gradients. `sonant doctor` prints these choices.
 """
 
@@ -26,7 +26,7 @@ from sonant.kernels.gpu import Gpu, gpu_of
 
 _LOG = logging.getLogger(__name__)
 
-# op → the Triton file that has it; None: plain torch is all there is, or all that is needed
+# op → the file in kernels/triton that has it; None: there is only torch, which may be all that is needed
 OPS: Mapping[str, str | None] = MappingProxyType(
     {
         "add_norm": "norm",
@@ -89,7 +89,7 @@ class Choice:
 
 @lru_cache(maxsize=256)
 def choose(op: str, device_type: str, training: bool = False, gpu: Gpu | None = None) -> Choice:
-    """Without a GPU to ask for, no more is counted on than that Triton serves it."""
+    """Without a `gpu` the choice for a CUDA device is Triton, since CUDA C++ depends on the GPU."""
     plain = getattr(reference, op)
     file = OPS[op]
     if device_type != "cuda":
@@ -123,7 +123,7 @@ def _choose_in_cuda(fused: Choice, plain: Callable[..., Any], gpu: Gpu) -> Choic
 
 @cache
 def _tell(what: str) -> None:
-    """Once a process."""
+    """Log it once in this process."""
     _LOG.info(what)
 
 

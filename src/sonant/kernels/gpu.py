@@ -1,7 +1,7 @@
-"""What kernels must know of the GPU that they run on: its name, for tuned tiles, what it can do, and who else uses it.
+"""What kernels must know of the GPU that they run on: its name, for tuned tiles, its capability, and who else uses it.
 
-Tensors on a CUDA device are of that device. For tensors that are on none, it is the GPU that somebody plans for: the
-steps of a model then take the same way through the same kernels as they will there (see `recorded_launches.py`).
+For tensors on a CUDA device that is this device. For others it is the GPU that is planned for, if any: a model's steps
+then take the same path through the same kernels as they will on that GPU (see `recorded_launches.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Gpu:
 
     @property
     def arch(self) -> int:
-        """As compilers count: 90 for Hopper."""
+        """The architecture's number for compilers: 90 for Hopper."""
         return 10 * self.capability[0] + self.capability[1]
 
     @property
     def shared_bytes(self) -> int:
-        """That one program can have: less than half of Hopper's on GPUs that are not for data centers."""
+        """Shared memory that one program can have: less than half of Hopper's on GPUs that are not for data centers."""
         if self.capability in _LARGE_AMPERE:
             return 163 << 10
         return _HOPPERS_SHARED_BYTES if (9, 0) <= self.capability < (12, 0) else 99 << 10
@@ -40,18 +40,18 @@ _BESIDE: ContextVar[bool] = ContextVar("beside_steps", default=False)
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """None: tensors of this device meet no kernel of ours."""
+    """None: tensors on this device are served by torch alone."""
     return _of_cuda(device) if device.type == "cuda" else _PLANNED.get()
 
 
 def shared_room(device: torch.device) -> int:
-    """Bytes of shared memory that one program can have. Without a GPU to ask for it is Hopper's."""
+    """Bytes of shared memory that one program can have; Hopper's if there is no GPU."""
     gpu = gpu_of(device)
     return _HOPPERS_SHARED_BYTES if gpu is None else gpu.shared_bytes
 
 
 def stages_within(device: torch.device, wanted: int, stage_bytes: int) -> int:
-    """Of a kernel's stages, each with so much shared memory: as many as wanted, or as there is room for."""
+    """How many stages a kernel can have, `stage_bytes` of shared memory each: `wanted`, or as many as have room."""
     return max(1, min(wanted, shared_room(device) // stage_bytes))
 
 
@@ -66,8 +66,8 @@ def planning_for(gpu: Gpu) -> Iterator[None]:
 
 @contextmanager
 def beside_steps() -> Iterator[None]:
-    """For launches of other threads than an engine's step thread: what kernels keep with a weight is the steps' alone,
-    who may use the same weight at the same time."""
+    """For launches from other threads than an engine's step thread: what kernels keep with a weight belongs to the
+    steps, which may use the same weight at the same time."""
     before = _BESIDE.set(True)
     try:
         yield

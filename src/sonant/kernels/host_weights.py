@@ -1,7 +1,7 @@
-"""Weights that are not on the device: rows looked up where they lie, and clocks for how long others were waited for.
+"""Weights that are not on the device: rows looked up in host memory, and clocks of the waits for other weights.
 
-No ops of a model's own: they are met only where weights are paged, and have nothing to be tuned or measured. A clock is
-[3] int64: when it began, nanoseconds in all, and an amount in all, by the time of the device itself.
+These are no ops of a model: they run only where weights are paged, and have nothing to tune or to measure. A clock is
+[3] int64: when it began, nanoseconds in all, and an amount in all, in the device's own time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonant.kernels.gpu import gpu_of
 
 
 def host_rows(table: Tensor, ids: Tensor) -> Tensor:
-    """Rows [..., D] of a table [V, D] in pinned host memory, for ids [...] on the device; nothing waits for them."""
+    """Rows [..., D] of a table [V, D] in pinned host memory, for ids [...] on the device; no copy is awaited."""
     return F.embedding(ids, table) if gpu_of(ids.device) is None else _kernels().host_rows(table, ids)
 
 
@@ -40,7 +40,7 @@ def wait_ends(clock: Tensor) -> None:
 
 
 def can_page(device: torch.device) -> bool:
-    """Whether the kernels for it are there."""
+    """Whether there are kernels to page weights on this device."""
     return device.type != "cuda" or importlib.util.find_spec("triton") is not None
 
 

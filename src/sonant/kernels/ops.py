@@ -1,5 +1,5 @@
-"""All the ops that layers may call, typed. Contracts are in the reference, next to the code that defines them; which
-implementation runs is for `dispatch.py` to choose."""
+"""All the ops that layers may call, typed. Their contracts are in the reference, beside the code that defines them;
+`dispatch.py` chooses the implementation that runs."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool
 
 
 def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
-    """x times a weight that has the gain of the norm before in it; whoever reads the product finishes that norm
-    (`Unscaled`). None: `norm_linear` has the norm inside here, without a kernel of its own."""
+    """x times a weight that includes the gain of the preceding norm; what reads the product finishes that norm
+    (`Unscaled`). None: use `norm_linear`, which does the norm here without a kernel of its own."""
     if torch.is_grad_enabled() or gpu_of(x.device) is None or importlib.util.find_spec("triton") is None:
         return None
     from sonant.kernels.triton import gemv
@@ -157,7 +157,7 @@ def paged_pass(
 
 
 def has_whole_pass(op: str, x: Tensor) -> bool:
-    """Whether `op` may take rows like x through all layers at once; if not, layers had better be called."""
+    """Whether `op` can take rows like x through all layers at once; if not, layers should be called one by one."""
     gpu = gpu_of(x.device)
     if len(x) != 1 or gpu is None:
         return False

@@ -1,11 +1,11 @@
-"""Which kernels a piece of code would launch, and in which forms, without launching any: on tensors without memory.
+"""Records which kernels a piece of code would launch on meta tensors, and in which forms, without launching any.
 
-Triton compiles a kernel anew for each form of its arguments: types, constants, whether a number is 1 or a multiple of
-16 and an address a multiple of 16. All of it is known of a meta tensor: its address is its offset in memory that begins
-at 0, and torch's memory on a GPU begins at a multiple of 512. So the wrappers in `kernels/triton/` may run on meta
-tensors with launches that are only noted, and what is noted is what a GPU will be asked for. No device takes part, so
-nothing can index by values that were never computed, and a process without a GPU's context can compile it.
-Kernels in CUDA C++ have one form for each program; they are noted in the same way.
+Triton compiles a kernel anew for each form of its arguments: their types and constants, whether a number is 1 or a
+multiple of 16, and whether an address is a multiple of 16. All of that is known of a meta tensor: its address is an
+offset in memory that begins at 0, as torch's memory on a GPU begins at a multiple of 512. So the wrappers in
+`kernels/triton/` can run on meta tensors with launches only recorded, in the very forms that a GPU will need. No device
+takes part, so nothing indexes by values that were never computed, and no process needs a GPU's context to compile them.
+Kernels in CUDA C++ have one form for each program; they are recorded in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sonant.kernels.cuda.kernel import CudaForm, CudaKernel
 from sonant.kernels.gpu import Gpu
 from sonant.kernels.triton_setup import build_launcher, target_of
 
-_SLOW = ("_sample", "_ras_sample")  # measured: 4 s of a core, where the next slowest has 1.4
+_SLOW = ("_sample", "_ras_sample")  # measured: 4 s of a core, where the next slowest takes 1.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +36,14 @@ class KernelForm:
 
     module: str
     name: str
-    key: str  # by which forms of a kernel are told apart, as Triton itself does it
+    key: str  # tells a kernel's forms apart, as in Triton itself
     signature: Mapping[str, Any]
     constants: Mapping[Any, Any]
     attributes: Mapping[Any, Any]
     options: Mapping[str, Any]
 
     def compile(self, gpu: Gpu) -> str:
-        """Into Triton's cache on disk, where a launch finds it → the folder in which it lies there."""
+        """Compile into Triton's cache on disk, where a launch finds it → its folder there."""
         kernel = getattr(importlib.import_module(self.module), self.name)
         source = ASTSource(kernel, dict(self.signature), dict(self.constants), dict(self.attributes))
         compiled = triton.compile(source, target=target_of(gpu), options=dict(self.options))
@@ -52,7 +52,7 @@ class KernelForm:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it takes seconds, where most take some tenths of one."""
+        """Whether compiling takes seconds, where most kernels take some tenths of one."""
         return self.name in _SLOW
 
 
@@ -60,7 +60,7 @@ AnyForm = KernelForm | CudaForm
 
 
 class LaunchRecorder:
-    """Tells every form once, until it is to `forget` what it told."""
+    """Reports each form once, and again only after `forget`."""
 
     def __init__(self, gpu: Gpu, found: Callable[[AnyForm], None]) -> None:
         self._found, self._backend = found, make_backend(target_of(gpu))
@@ -72,7 +72,7 @@ class LaunchRecorder:
         self._told.clear()
 
     def launch(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        """What `JITFunction.run` does up to the point where it would compile."""
+        """Does what `JITFunction.run` does up to the point where it would compile."""
         options["debug"] = options.get("debug", kernel.debug) or knobs.runtime.debug
         options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
         if kernel not in self._binders:
@@ -96,7 +96,7 @@ class LaunchRecorder:
 
 @contextmanager
 def launches_recorded(recorder: LaunchRecorder) -> Iterator[None]:
-    """In all threads: for a process that does nothing else."""
+    """Applies to all threads, so it is for a process that does nothing else."""
 
     def run(kernel: JITFunction[Any], *args: Any, **options: Any) -> None:
         recorder.launch(kernel, *args, **options)

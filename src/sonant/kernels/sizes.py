@@ -1,4 +1,4 @@
-"""Whole numbers that launches are made of. Triton has the same for its kernels, but takes microseconds for a call."""
+"""Integer arithmetic for launches. Triton has the same functions, but they take microseconds a call."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def cdiv(x: int, y: int) -> int:
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest that is not less than n, which is at least 1."""
+    """The smallest power of two that is not less than n ≥ 1."""
     return 1 << (n - 1).bit_length()

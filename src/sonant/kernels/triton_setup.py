@@ -1,12 +1,12 @@
-"""What Triton does once before its first kernel runs, done sooner: beside something else, or in another process.
+"""Does early what Triton does once before its first kernel runs: beside other work, or in another process.
 
-- It hashes itself, 400 MB of it, since a compiled kernel is named by that, and asks ptxas for its version.
+- It hashes itself, all 400 MB, since a compiled kernel's name depends on that, and asks ptxas for its version.
 - It has a C compiler build its own access to the driver.
-- For each signature of a kernel it has a C compiler build a launcher, when such a kernel is first launched: some
-  tenths of a second each, for which a captured graph would wait one after the other.
+- For each signature of a kernel it has a C compiler build a launcher when such a kernel is first launched: that takes
+  some tenths of a second each, for which the capture of a graph would wait one after the other.
 - It reads the source of every kernel, and of all that a kernel calls, for its name in the cache.
 
-Nothing depends on it: what is missing is made when it is met.
+Nothing depends on it: what is missing is made when it is first needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sonant.kernels.gpu import Gpu
 _LOG = logging.getLogger(__name__)
 _OURS = "sonant.kernels.triton."
 _WARP = 32
-_CANNOT = (AssertionError, ImportError, OSError, RuntimeError, SubprocessError)  # what it raises without a driver, say
+_CANNOT = (AssertionError, ImportError, OSError, RuntimeError, SubprocessError)  # raised without a driver, for example
 
 
 def target_of(gpu: Gpu) -> GPUTarget:
@@ -41,8 +41,8 @@ def target_of(gpu: Gpu) -> GPUTarget:
 
 
 def begin_hash() -> threading.Thread:
-    """Of Triton itself, with Python's lock given away for nearly all of it. Whoever needs it while it is still made
-    would make it again."""
+    """Hash Triton itself, nearly all of it without the GIL. Join the thread before the hash is needed: until then it
+    would be computed again."""
     thread = threading.Thread(target=_hash, name="sonant-triton", daemon=True)
     thread.start()
     return thread
@@ -58,7 +58,7 @@ def ask_ptxas(gpu: Gpu) -> None:
 
 
 def import_kernels() -> None:
-    """The modules of all kernels, and each kernel's name."""
+    """Import the modules of all kernels, and hash each kernel's source."""
     for op in OPS:
         choose(op, "cuda")
     for file in IN_CUDA.values():
@@ -68,7 +68,7 @@ def import_kernels() -> None:
 
 
 def set_up(gpu: Gpu) -> None:
-    """All that an engine needs; what cannot be done is tried again by who needs it, who is told why not."""
+    """Do all that an engine needs. What fails here is tried again where it is needed, and the error raised there."""
     hashing = begin_hash()
     with suppress(*_CANNOT):
         ask_ptxas(gpu)
@@ -78,7 +78,7 @@ def set_up(gpu: Gpu) -> None:
 
 
 def build_launcher(compiled: Any) -> None:
-    """Into Triton's cache on disk, where a launch finds it."""
+    """Build it into Triton's cache on disk, where a launch finds it."""
     driver = importlib.import_module("triton.backends.nvidia.driver")
     try:
         driver.CudaLauncher(compiled.src, compiled.metadata)
@@ -88,7 +88,7 @@ def build_launcher(compiled: Any) -> None:
 
 @cache
 def _tell(what: str) -> None:
-    """Once a process."""
+    """Log it once in this process."""
     _LOG.info(what)
 
 

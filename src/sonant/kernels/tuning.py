@@ -1,8 +1,9 @@
-"""Which tile a kernel uses for a shape on this GPU: what was measured on it, or nothing.
+"""Which tile a kernel uses for a shape on this GPU, if that was measured.
 
-Measured tiles come from the table we ship for the GPU, else from the user's own (`sonant bench kernels --tune` writes
-both kinds). A table's key is kernel, shape, and the rows' power of two; a neighbour's entry stands in for one that is
-missing, and the last one for all rows beyond it. Where nothing was measured each kernel has a rule of its own.
+Measured tiles come from the table that we ship for the GPU, else from the user's own (`sonant bench kernels --tune`
+writes both kinds). A key in a table is kernel, shape, and the rows rounded up to a power of two. A neighbour's entry
+stands in for a missing one, and the last entry for all larger numbers of rows. Where nothing was measured each kernel
+has its own rule.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of one program's work. `library`: none, a library's kernel was faster."""
+    """Sizes of one program's work. `library`: there is no tile, since a library's kernel was faster."""
 
     m: int = 0  # rows
     n: int = 0  # columns
-    k: int = 0  # depth at a time
+    k: int = 0  # depth of one iteration
     warps: int = 4
     stages: int = 3
     splits: int = 1  # programs that share the depth
     group: int = 8  # tiles of rows that come before the next columns
-    fold: int = 1  # slices of the depth that warps of one program share out
+    fold: int = 1  # slices of the depth, shared out among the warps of one program
     wide: bool = False  # one and a half times n columns
-    ahead: bool = False  # its weights are asked for before there is input
+    ahead: bool = False  # weights are prefetched before there is input
     library: bool = False
 
     @property
@@ -50,15 +51,15 @@ class Tile:
 
 
 class Table(dict[str, Tile]):
-    """By key; what was looked for is remembered, since every launch asks."""
+    """Tiles by key. Lookups are cached, since every launch needs one."""
 
     def __init__(self, tiles: Mapping[str, Tile]) -> None:
         super().__init__(tiles)
         self._found: dict[tuple[str, str, int], Tile | None] = {}
 
     def find(self, kernel: str, shape: str, rows: int) -> Tile | None:
-        """Of these rows, else of twice as many, else of the next fewer: so a step of four between measured rows is
-        bridged from both sides, and what fills the GPU serves all that is larger."""
+        """The tile for this many rows, else for twice as many, else for the next fewer: so where measured rows lie a
+        factor of four apart both sides are used, and a tile that fills the GPU serves all larger sizes."""
         near = bucket(rows)
         asked = kernel, shape, near
         if asked not in self._found:
@@ -80,14 +81,14 @@ def key(kernel: str, shape: str, rows: int) -> str:
 
 
 def find(kernel: str, shape: str, rows: int, device: torch.device) -> Tile | None:
-    """None: nobody measured this, nor a neighbour."""
+    """None: neither this nor a neighbour was measured."""
     gpu = gpu_of(device)
     return None if gpu is None else table(gpu.name).find(kernel, shape, rows)
 
 
 @cache
 def table(gpu: str) -> Table:
-    """All that is known of a GPU. Where both tables have a key, ours counts."""
+    """All measured tiles of a GPU. Where both tables have a key, ours counts."""
     known, ours = read(user_path(gpu)), shipped(gpu)
     if ours.is_file():
         known |= decode(json.loads(ours.read_text(encoding="utf-8")))
@@ -104,13 +105,13 @@ def file_name(gpu: str) -> str:
 
 
 def user_path(gpu: str) -> Path:
-    # the one place below the command line that asks the environment: kernels are found before any config is
+    # The only place below the command line that reads the environment, since kernels are chosen before any config.
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "sonant" / "tuning" / f"{file_name(gpu)}.json"
 
 
 def write(path: Path, gpu: str, tiles: Mapping[str, Tile], facts: Mapping[str, Any] | None = None) -> None:
-    """Whole or not at all: a reader finds the old file or the new one, and of two writers the later wins."""
+    """Written whole or not at all: a reader finds the old file or the new one, and of two writers the later wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"format": FORMAT, "gpu": gpu, **(facts or {}), "tiles": {k: encode(tiles[k]) for k in sorted(tiles)}}
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
@@ -119,7 +120,7 @@ def write(path: Path, gpu: str, tiles: Mapping[str, Tile], facts: Mapping[str, A
 
 
 def encode(tile: Tile) -> dict[str, Any]:
-    """Only what differs from the defaults."""
+    """Only the fields that differ from their defaults."""
     plain = asdict(Tile())
     return {name: value for name, value in asdict(tile).items() if value != plain[name]}
 
@@ -137,7 +138,7 @@ def decode(data: Any) -> dict[str, Tile]:
 
 
 def read(path: Path) -> dict[str, Tile]:
-    """Empty where there is no such file, or none that can be used."""
+    """Empty if there is no such file, or it cannot be used."""
     try:
         return decode(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
