@@ -22,7 +22,7 @@ from sonant.voice import Voice
 
 @dataclass(frozen=True)
 class PrefillItem:
-    """Positions [start, end) of a prompt, to be written to the row's blocks; `last` readies the row to speak."""
+    """Positions [start, end) of a prompt, to be written to the row's blocks. The `last` readies the row to speak."""
 
     row: int
     prompt: Prompt
@@ -41,17 +41,17 @@ class PackedSize(NamedTuple):
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """Sizes of packed prompts: a graph has its own, an eager prefill just as much as its items need."""
+    """The sizes to which prompts are packed: fixed for a graph, and just what the items need for an eager prefill."""
 
     prompts: int
     positions: int  # of each
-    span_blocks: int  # of a row's table, as far as attention must look
+    span_blocks: int  # how many blocks of a row's table attention must read
     kind: int = 0  # one of the spec's `prefill_kinds`
 
 
 @dataclass
 class FrameStep:
-    """One decode step of rows [B] on its way through the parts; a family adds what its parts hand on."""
+    """One decode step of rows [B] on its way through the parts; a family adds what its parts pass on."""
 
     rows: Tensor
     span_blocks: int
@@ -61,11 +61,11 @@ class FrameStep:
 
 @dataclass(frozen=True)
 class InnerPart:
-    """Something that a part does inside, timed as the difference to the part without it."""
+    """Something inside a part, timed as the difference between the part with and without it."""
 
     name: str
     run_without: Callable[[Any], None]
-    floor_bytes: Callable[[int], int]  # of so many rows
+    floor_bytes: Callable[[int], int]  # that it must move for so many rows
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FramePart:
     run: Callable[[Any], None]  # of the family's own FrameStep
     floor_bytes: Callable[[int, int], int]  # that it must move for so many rows at so many positions in all
     inner: InnerPart | None = None
-    repeats: int = 1  # times that a benchmark runs it in one measurement, where one run is too short to be timed
+    repeats: int = 1  # how often a benchmark runs it in one measurement, where one run is too short to be timed
 
 
 class SpeechModel(Protocol):
@@ -85,11 +85,11 @@ class SpeechModel(Protocol):
     frame_parts: tuple[FramePart, ...]
 
     def weights(self) -> ModelWeights:
-        """All of them, and what of them can leave a device that is too small."""
+        """All weights, and which of them can leave a device that is too small."""
         ...
 
     def opening(self, prompt: Prompt, frames: int) -> Samples:
-        """Samples before those of so many frames, in a whole result only. Runs on any thread but the step thread."""
+        """Samples that precede those of so many frames in a whole result. Runs on any thread but the step thread."""
         ...
 
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
@@ -97,48 +97,48 @@ class SpeechModel(Protocol):
         ...
 
     def bind(self, memory: Memory) -> None:
-        """Take the engine's memory; called once, before the first step."""
+        """Use the engine's memory; called once, before the first step."""
         ...
 
     def packed_size(self, item: PrefillItem) -> PackedSize:
-        """How many positions a shape must have for this item, and of what kind it must be."""
+        """How many positions a shape must have for this item, and the kind that it must be of."""
         ...
 
     def pack(self, items: Sequence[PrefillItem], shape: PrefillShape) -> Ints:
-        """All that `prefill` needs of the host, [shape.prompts, …]; what is spare is for the scratch row."""
+        """All that `prefill` needs from the host, [shape.prompts, …]; unused places go to the scratch row."""
         ...
 
     def prefill(self, packed: Tensor, shape: PrefillShape) -> None:
-        """Write keys and values, and ready the rows of prompts that are complete. Can be a graph."""
+        """Write keys and values, and ready the rows of prompts that are complete. May be captured in a graph."""
         ...
 
     def has_preroll(self, prompt: Prompt) -> bool:
-        """Whether the codec must hear something before this prompt's first frame; if not, `preroll` is not called."""
+        """Whether `preroll` must feed the codec before this prompt's first frame; if not, it is not called."""
         ...
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
-        """Bring the row's codec up to its voice, from frame `start`; the next start, or -1 when it is there."""
+        """Feed the row's codec the next `frames` frames of its voice, from frame `start` → the next start; -1: done."""
         ...
 
     def begin_frame(self, rows: Tensor, span_blocks: int, variant: int) -> FrameStep:
-        """A decode step of rows [B], for `frame_parts` to be run on in their order."""
+        """Begin a decode step of rows [B]; all `frame_parts` are then run on it in their order."""
         ...
 
     def codec(self, rows: Tensor, frames: int) -> Tensor:
         """The next `frames` frames of each row as samples [B, frames · samples_per_frame] float32.
 
-        It may run beside the same rows' next decode step, or another's prefill (engine/codec_stream.py): it writes only
-        what neither reads, and of what they write it reads only frames that were there before, and their number.
+        It may run beside the next decode step of the same rows, or the prefill of others (engine/codec_stream.py), so
+        it writes only what neither reads; and of what they write it reads only earlier frames and their number.
         """
         ...
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:
-        """What a chunk of so many frames for so many rows must move at least."""
+        """The bytes that a chunk of so many frames for so many rows must move at least."""
         ...
 
 
 def decode_frame(model: SpeechModel, rows: Tensor, span_blocks: int, variant: int = 0) -> Tensor:
-    """One decode step for each row → its records. Benchmarks time the same parts one by one."""
+    """One decode step of each row → their records. Benchmarks time the same parts one by one."""
     step = model.begin_frame(rows, span_blocks, variant)
     for part in model.frame_parts:
         part.run(step)

@@ -1,8 +1,8 @@
 """The device memory that the engine owns and a model computes in: row state, and the paged KV cache.
 
-All arithmetic on blocks is here, so that a family says which rows and positions and never where they lie. The last row
-is scratch, as is block 0: padding writes there, nobody reads it. A row's numbers lie side by side in one line of
-int32, so that a step reads all of its rows' in one gather.
+All arithmetic on blocks is here, so that a family names rows and positions, but never where they lie. The last row is
+scratch, as is block 0: padding writes there, and nobody reads it. A row's numbers lie side by side in one line of
+int32, so that a step reads those of all its rows in one gather.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sonant.models.spec import Field
 
 
 def counters(fields: Iterable[Field]) -> list[Field]:
-    """Of the fields that only steps write, those that have a place in the line: single whole numbers."""
+    """Those of the fields that only steps write which lie in a row's line: single integers."""
     return [f for f in fields if f.shape == () and f.dtype == torch.int32]
 
 
 class RowLayout:
-    """Where fields of 32 bits lie in a line, one after another from column `start` on."""
+    """The columns of 32-bit fields in a line, one after another from column `start` on."""
 
     def __init__(self, fields: Iterable[Field], start: int) -> None:
         self.places: dict[str, tuple[slice, Field]] = {}
@@ -84,7 +84,7 @@ class Memory:
         self.columns(values).index_copy_(0, rows, torch.stack(tuple(values.values()), 1))
 
     def columns(self, names: Iterable[str]) -> Tensor:
-        """[rows + 1, fields] of all rows' lines, for who writes there himself; again side by side."""
+        """[rows + 1, fields] of all lines, for code that writes there itself; the fields must lie as for `put`."""
         return self.lines[:, self.layout.span(names)]
 
     def decode_context(self, group: str, tables: Tensor, positions: Tensor, span_blocks: int) -> PagedContext:
@@ -94,7 +94,7 @@ class Memory:
     def prefill_context(
         self, group: str, tables: Tensor, positions: Tensor, real: Tensor, span_blocks: int
     ) -> PagedContext:
-        """Positions [B, T]; those that are not `real` are padding, and written to scratch."""
+        """Positions [B, T]; those that are not `real` are padding and go to scratch."""
         blocks = tables.gather(1, positions // self.block_tokens).long()
         slots = (blocks * self.block_tokens + positions % self.block_tokens).where(real, 0)
         return PagedContext(self.kv[group], tables, positions, slots.flatten(), span_blocks)

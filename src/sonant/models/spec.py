@@ -1,4 +1,4 @@
-"""What a model declares of itself to the engine: the memory that its rows take, and how its steps are made."""
+"""What a model declares to the engine: the memory that its rows take, and how its steps are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.models.speech_spec import SpeechSpec
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of per-row state: [rows, *shape], or with the rows at another place among its dimensions."""
+    """One tensor of per-row state: [rows, *shape], or with the rows in dimension `row_dim`."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Field:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """A stack of layers with one shape of keys and values. All groups lie under one block table."""
+    """A stack of layers with one shape of keys and values. All groups share a row's block table."""
 
     name: str
     layers: int
@@ -37,13 +37,13 @@ class KVGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(SpeechSpec):
-    """A prompter's spec and the rest: `ModelSpec(**vars(prompter.spec), kv=…, state=…, …)`."""
+    """A prompter's spec and what only the engine needs: `ModelSpec(**vars(prompter.spec), kv=…, state=…, …)`."""
 
     kv: tuple[KVGroup, ...]
     state: tuple[Field, ...]  # only the model's own steps write them
-    frame_weight_bytes: int  # read once for each frame step, whatever the batch: the floor of its time
-    codec_lookahead: int = 0  # frames that the codec reads past those that it makes sound of
-    prefill_kinds: tuple[int, ...] = (0,)  # kinds of prompts that are packed and prefilled apart from each other
+    frame_weight_bytes: int  # read once in a frame step, whatever the batch: the floor of its time
+    codec_lookahead: int = 0  # frames that the codec reads beyond those that it turns into sound
+    prefill_kinds: tuple[int, ...] = (0,)  # kinds of prompts, each packed and prefilled separately
 
     @property
     def frame(self) -> Field:
@@ -51,7 +51,7 @@ class ModelSpec(SpeechSpec):
 
     @property
     def staged(self) -> tuple[Field, ...]:
-        """The staged numbers as they lie in a row."""
+        """The staged numbers as fields of a row."""
         return tuple(Field(n.name, n.shape, getattr(torch, n.dtype)) for n in self.staged_numbers)
 
     @property
@@ -59,5 +59,5 @@ class ModelSpec(SpeechSpec):
         return sum(group.token_bytes for group in self.kv)
 
     def with_kv_dtype(self, dtype: torch.dtype) -> Self:
-        """For a cache of another type than the weights': no family knows of it, only who writes and reads pages."""
+        """For a cache of another type than the weights: only what writes and reads pages knows it, no family does."""
         return replace(self, kv=tuple(replace(group, dtype=dtype) for group in self.kv))

@@ -1,7 +1,7 @@
-"""What a model declares of itself to callers and to those who lay prompts out: rates, limits, and what may be asked.
+"""What a model declares to callers and to its prompter: rates, limits, and what may be asked for.
 
-It is known from config files alone, without torch: front ends have it and no weights. What the device needs beside it
-is in `spec.py`.
+It is known from config files alone and without torch, since front ends have it but no weights. What the device needs
+besides is in `spec.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ _ROUNDING = 1e-6  # of a frame: quotients of seconds are not exact
 
 @dataclass(frozen=True)
 class Budget:
-    """The runaway guard: a text of n tokens may take `base_s` and n times `s_per_token` of speech, whatever a
-    frame lasts."""
+    """The runaway guard: n tokens of text may take `base_s` + n · `s_per_token` of speech, however long a frame is."""
 
     base_s: float
     s_per_token: float
 
     def with_options(self, options: EngineConfig) -> Budget:
-        """What the operator sets goes before what the family allows."""
+        """What the operator sets takes precedence over what the family allows."""
         base_s = self.base_s if options.budget_s is None else options.budget_s
         per_token_s = self.s_per_token if options.budget_s_per_token is None else options.budget_s_per_token
         return Budget(base_s, per_token_s)
@@ -37,7 +36,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class StagedNumber:
-    """A number, or a few, that a prompt sets of its row; `low` and `high` are the least and the most it may be."""
+    """A number, or a few, that a prompt sets in its row, each from `low` to `high`."""
 
     name: str
     dtype: str = "int32"  # or "float32"
@@ -56,23 +55,23 @@ class SpeechSpec:
     sample_rate: int  # of the sound that the codec makes
     clip_sample_rate: int  # of the clips that voices are encoded from
     samples_per_frame: int
-    frame_shape: tuple[int, ...]  # of what a decode step records …
-    frame_dtype: str  # … and its kind: "int32" codes or "float32" latents
+    frame_shape: tuple[int, ...]  # of a frame, as a decode step records it …
+    frame_dtype: str  # … and its type: "int32" codes or "float32" latents
     max_positions: int
-    staged_numbers: tuple[StagedNumber, ...]  # what the host writes when a request gets its row
+    staged_numbers: tuple[StagedNumber, ...]  # that the host writes when a request gets its row
     delay_steps: int = 0  # decode steps before the first that completes a frame, as a delay pattern has them
     variants: tuple[int, ...] = (0,)  # kinds of frame step, each with graphs of its own, such as flow steps
-    full_batch: int | None = None  # rows of a step that keep a GPU busy: with more, each waits longer for as much sound
+    full_batch: int | None = None  # rows of a step that keep a GPU busy: with more, each waits longer for its sound
     knobs: tuple[Knob, ...] = ()
     voices: tuple[str, ...] = ()  # of the checkpoint's own
     languages: tuple[str, ...] = ()
     clones: bool = False  # takes its voice from a reference clip
-    voice_vector: str | None = None  # the tensor that alone is a voice, where callers may bring their own
-    speaks_without_voice: bool = False  # a request that names no voice is spoken all the same
-    instructs: bool = False  # takes words on how to speak
+    voice_vector: str | None = None  # name of the tensor that alone is a voice, where callers may bring their own
+    speaks_without_voice: bool = False  # a request need not name a voice
+    instructs: bool = False  # takes instructions on how to speak
     most_speakers: int = 1  # in one text; more than one: it speaks dialogues
-    context_segments: int = 0  # of a long text: how many that were said before go into the prompt of the next
-    segment_chars: int | None = None  # of a text at once; it was taught no longer ones
+    context_segments: int = 0  # how many parts of a long text that were just said go into the prompt of the next
+    segment_chars: int | None = None  # most characters in one prompt; it was not trained on longer texts
 
     @cached_property
     def staged_by_name(self) -> dict[str, StagedNumber]:
