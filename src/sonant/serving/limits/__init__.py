@@ -1,1 +1,1 @@
-"""What a client may ask for, how often, and for how long a connection may take."""
+"""What a client may ask for, how often, and how long a connection may take."""

@@ -1,9 +1,9 @@
-"""How much of unfinished requests is kept: all bodies together have a budget, for each front-end process its own.
+"""Bounds the memory of unfinished requests: in each front-end process all bodies together have a budget.
 
 A clip of some megabytes that never comes to its end would otherwise be kept for as long as its sender likes, a hundred
-times over. What a body will need is taken from the budget before any of it is read; who finds it used up is told when
-to come back, and nothing of theirs is read. Small bodies need none, so that texts are spoken while somebody stalls with
-megabytes, and one client can take half at most.
+times over. What a body will need is taken from the budget before any of it is read; if the budget is used up, the
+client is told when to come back, and its body is not read. Small bodies need no budget, so that texts are spoken while
+somebody stalls with megabytes, and one client can take at most half.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sonant.serving.refused import Refused
 
 Admit = Callable[[], Awaitable[None]]
 
-FREE_BYTES = 64 << 10  # a text of the greatest length; as much waits in the connection anyhow
-_STEP_BYTES = 1 << 20  # of a body that does not say how long it is
+FREE_BYTES = 64 << 10  # enough for the longest text; as much waits in the connection anyway
+_STEP_BYTES = 1 << 20  # taken at a time for a body that does not say how long it is
 _RETRY_S = 2.0
 
 
@@ -31,14 +31,14 @@ class BodyBudget:
     """Used on the event loop only."""
 
     def __init__(self, most_bytes: int, refused: Callable[[Refused], None]) -> None:
-        """`refused` hears of everyone who is told to come again."""
+        """`refused` is called with each refusal."""
         self.most_bytes, self.refused = most_bytes, refused
         self.held_bytes = 0
         self._by_client: Counter[str] = Counter()
 
     def take(self, client: str, size: int) -> None:
         share = self._by_client[client] + size
-        # One body of any size is always let in where nobody has any: the option for a single one bounds that.
+        # A single body is always let in, whatever its size, which another option bounds.
         if self.held_bytes and (self.held_bytes + size > self.most_bytes or share > max(size, self.most_bytes // 2)):
             self._forget(client)
             message = "too many large bodies are on their way to this server; try again soon"
@@ -54,23 +54,23 @@ class BodyBudget:
         self._forget(client)
 
     def _forget(self, client: str) -> None:
-        if not self._by_client[client]:  # Clients come and go; only those that are here are kept.
+        if not self._by_client[client]:  # only clients that hold some of it are kept
             del self._by_client[client]
 
 
 class BodyReader:
-    """A request's `receive`, counted. `admit` raises what would refuse the request, before a large body is read."""
+    """A request's `receive` that counts bytes. Before a large body is read `admit` may raise the request's refusal."""
 
     def __init__(self, receive: Receive, budget: BodyBudget, client: str, max_bytes: int, admit: Admit) -> None:
         self.receive, self.budget, self.client, self.max_bytes, self.admit = receive, budget, client, max_bytes, admit
         self.seen_bytes = 0
         self.taken_bytes = 0  # of the budget
         self.released = False
-        self.whole = False  # all of it has come
+        self.whole = False  # the end has come
         self.gone = False  # the client left before that
 
     async def expect(self, size: int) -> None:
-        """Raises `Refused` unless a body of that size may come now."""
+        """Raises `Refused` unless a body of this size may come now."""
         if size > self.max_bytes:
             raise BodyTooLarge(self.max_bytes)
         if size > FREE_BYTES:
@@ -90,7 +90,7 @@ class BodyReader:
         return message
 
     def release(self) -> None:
-        """The body has become something else, or nothing."""
+        """Give the budget back, once the body itself is not kept any more."""
         self.released = True
         if self.taken_bytes:
             self.budget.give_back(self.client, self.taken_bytes)

@@ -1,8 +1,8 @@
-"""A client's connection, whatever the client does with it: what uvicorn leaves without a limit has one here.
+"""A client's connection, with limits where uvicorn has none.
 
 A request must keep coming at some pace, its head may not grow without end, and what is not HTTP gets our error JSON
-like everything else. Who does not read what is sent is cut off by the kernel, which alone sees whether anything moves:
-a player that reads as slowly as it plays is no reason, however full its buffers are.
+like everything else. A client that stops reading is cut off by the kernel, which alone sees whether anything moves: a
+player that reads as slowly as it plays must not be, however full its buffers are.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sonant.serving.options import ServeOptions
 
 MAX_HEAD_BYTES = 64 << 10  # of the request line and all headers; also of anything else that is not a body
 MIN_BYTES_PER_S = 16 << 10  # a body that comes at this pace may take as long as it needs
-_UNSENT_BYTES = 128 << 10  # that the kernel keeps for a connection; more would only wait there
+_UNSENT_BYTES = 128 << 10  # may wait in the kernel for a connection to send; more would be of no use there
 
 
 class HeadWithBody:
-    """A transport that sends the head of an answer together with what follows it: uvicorn writes them one by one, and
-    each time is a call to the kernel and a client that is woken. A head that nothing follows goes at the next turn."""
+    """A transport that sends the head of an answer together with what follows it. uvicorn writes them one by one, and
+    each write costs a system call and wakes the client. A head that nothing follows leaves in the loop's next turn."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._head = b""
-        # What is asked for often, without a way round.
+        # These are called often, and so do not go through `__getattr__`.
         self.is_closing, self.get_extra_info = transport.is_closing, transport.get_extra_info
 
     def __getattr__(self, name: str) -> Any:
@@ -65,10 +65,10 @@ class Connection(HttpToolsProtocol):
     cuts_off_unread: ClassVar[bool]
 
     _clock: asyncio.TimerHandle | None = None  # runs while a request is expected or is coming
-    _expected_s = 0.0  # since when
+    _expected_s = 0.0  # since when it has been
     _received = 0  # bytes since then
     _last_s = 0.0  # when the last of them came
-    _idle_bytes = 0  # bytes since a head or a part of a body was complete
+    _idle_bytes = 0  # bytes since the parser last completed a head or gave part of a body
     _head_bytes = 0  # of the request that is coming
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def handle_websocket_upgrade(self) -> None:
-        self._stop_clock()  # From here on the session has limits of its own.
+        self._stop_clock()  # from here on the session's own limits apply
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._refuse(400, msg, "invalid_http")
 
-    # What the parser has found
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -146,10 +146,10 @@ class Connection(HttpToolsProtocol):
 
     def _check_pace(self) -> None:
         due_s = self._expected_s + self.options.receive_s + self._received / MIN_BYTES_PER_S
-        due_s = min(due_s, max(self._last_s, self._expected_s) + self.options.receive_s)  # What has stopped is over.
+        due_s = min(due_s, max(self._last_s, self._expected_s) + self.options.receive_s)  # a pause ends it all the same
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete and not cycle.more_body
-        if answering or self.flow.read_paused:  # It is we who keep the client waiting.
+        if answering or self.flow.read_paused:  # it is we who keep the client waiting
             self._expect()
         elif due_s > self.loop.time():
             self._clock = self.loop.call_at(due_s, self._check_pace)
@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # What is said to those who are cut off
+    # What clients are told that are cut off
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"the request's head is over {MAX_HEAD_BYTES:,} bytes", "head_too_large")
@@ -172,7 +172,7 @@ class Connection(HttpToolsProtocol):
 
 
 def refusal(status: int, message: str, code: str) -> bytes:
-    """A whole answer, for whom the app never gets to see."""
+    """A whole answer, for requests that never reach the app."""
     headers = {"x-request-id": new_request_id(), "connection": "close"}
     response = error_response(status, message, code, headers=headers)
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
@@ -180,12 +180,12 @@ def refusal(status: int, message: str, code: str) -> bytes:
 
 
 def connection_type(options: ServeOptions, *, cuts_off_unread: bool = True) -> type[Connection]:
-    """What uvicorn makes for each connection: it passes nothing of ours along."""
+    """The class that uvicorn makes for each connection; it has our options, since uvicorn passes none to it."""
     return type("Connection", (Connection,), {"options": options, "cuts_off_unread": cuts_off_unread})
 
 
 def _limit_unread(sock: socket.socket, unread_s: float) -> None:
-    # Linux has both. Elsewhere only the limits on streams stop a client that does not read.
+    # Linux has both. Elsewhere only the limits on streams stop a client that does not read its answer.
     for name, value in (("TCP_USER_TIMEOUT", round(1e3 * unread_s)), ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

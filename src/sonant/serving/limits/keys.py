@@ -1,4 +1,4 @@
-"""API keys and what each may do. Without any key everybody may do everything, which the operator is warned of.
+"""API keys and what each may do. Without any key everybody may do everything, and the operator is warned of that.
 
 A key given by `--api-key` has all roles. A key file is TOML, a line for each key with its roles:
 
@@ -33,7 +33,7 @@ class ApiKeys:
 
     @classmethod
     def of(cls, options: ServeOptions) -> ApiKeys:
-        """Those of the options and of their key file; `ConfigError` if that cannot be read."""
+        """The keys of the options and of their key file; `ConfigError` if that cannot be read."""
         listed = {} if options.api_key_file is None else _read(options.api_key_file)
         return cls({**listed, **dict.fromkeys(options.api_keys, ROLES)})
 
@@ -41,7 +41,7 @@ class ApiKeys:
         return bool(self.roles)
 
     def roles_of(self, key: str) -> frozenset[Role] | None:
-        """None: nobody's. Every key is compared, so that time tells nothing of which one came near."""
+        """None: the key is unknown. It is compared with every key, so that the time taken tells nothing of them."""
         found = None
         for known, roles in self.roles.items():
             if hmac.compare_digest(key.encode(), known.encode()):
@@ -50,7 +50,7 @@ class ApiKeys:
 
 
 def role_for(method: str, path: str) -> Role | None:
-    """What a key must be for, to use a route; None: any key will do. A WebSocket's method is GET."""
+    """The role that a key needs for a route; None: any key will do. A WebSocket's method is GET."""
     if path.startswith("/v1/audio/speech"):
         return "speak"
     if path.startswith("/v1/audio/voice_consents") or (path.startswith("/v1/audio/voices") and method not in _READING):
@@ -59,12 +59,12 @@ def role_for(method: str, path: str) -> Role | None:
 
 
 def mark(key: str) -> str:
-    """Tells keys apart, in logs and among clients, and cannot be used as one."""
+    """Identifies a key in logs and among clients, and cannot be used as one."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def exposure(options: ServeOptions) -> Iterator[str]:
-    """What the operator should know before the port is open, a sentence each."""
+    """Warnings to the operator before the port is open, a sentence each."""
     if not options.has_keys and is_public(options.host):
         may = "use it" if options.voices_folder is None else "use it, and upload, replace and delete voices"
         yield (
@@ -81,7 +81,7 @@ def _read(file: Path) -> dict[str, frozenset[Role]]:
         listed = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"the key file {file} cannot be read: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # What it says may quote a line, and a line is a key.
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # The error may quote a line, which holds a key.
         raise ConfigError(f'the key file {file} is not valid TOML; write "key" = ["speak"], a line for each') from None
     if not listed:
         raise ConfigError(f"the key file {file} holds no key, which would let everybody in; add one")

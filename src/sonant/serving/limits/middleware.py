@@ -1,5 +1,5 @@
-"""What every request passes first: its id, its key, whose page sent it, and the size of its body, before anything is
-parsed.
+"""The first stop of every request: gives it an id, and checks its key, its origin and the size of its body, before
+anything is parsed.
 
 Plain ASGI, so that streamed sound goes through untouched.
 """
@@ -25,8 +25,8 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.page.routes import PREFIX
 from sonant.serving.refused import Refused
 
-# The page asks for the key itself, so it must load without one. Its files are the same for everybody and say nothing of
-# this server; every figure on it comes from /v1. Probes have no key, and learn nothing but whether to send requests.
+# The page asks its user for the key, so it must load without one. Its files are the same for everybody and tell nothing
+# of this server; every figure on it comes from /v1. Probes have no key, and learn only whether to send requests.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -42,7 +42,7 @@ def _open(path: str) -> bool:
 
 
 def _utf8(header: str) -> str:
-    """A header's bytes come to us as Latin-1; what a client typed was most likely UTF-8."""
+    """A header's bytes are given to us as Latin-1; what a client sent was most likely UTF-8."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -50,7 +50,7 @@ def _utf8(header: str) -> str:
 
 
 class SendWithId:
-    """Puts the request's id on its answer. No closure: one that names itself lives until the garbage is collected."""
+    """Puts the request's id on its answer. A closure that names itself would live until the next garbage collection."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, body: BodyReader) -> None:
         self.scope, self.receive, self.send, self.request_id, self.body = scope, receive, send, request_id, body
@@ -79,9 +79,9 @@ class RequestMiddleware:
         admit: Admit,
         finished: Callable[[RequestRecord], None],
     ) -> None:
-        """`admit` raises what a speech request of that client would be refused with now, and takes nothing.
+        """`admit` raises what would refuse a speech request of this client now, and takes nothing.
 
-        `finished` hears of every request when it is over.
+        `finished` is called with every request when it is over.
         """
         self.app, self.options, self.keys, self.bodies = app, options, keys, bodies
         self.admit, self.finished = admit, finished
@@ -118,7 +118,7 @@ class RequestMiddleware:
         return await self.app(scope, body, send)
 
     async def _check(self, scope: Scope, headers: Headers, key: str, body: BodyReader) -> None:
-        """Raises `Refused`, or what the engine is in trouble with."""
+        """Raises `Refused`, or the error that there is no engine."""
         if "origin" in headers or "sec-fetch-site" in headers:  # a browser
             self.origins.check(scope, headers)
         path = scope["path"]
@@ -139,7 +139,7 @@ class RequestMiddleware:
         response = response_for(refusal)
         if response.status_code == 401:
             response.headers["www-authenticate"] = "Bearer"
-        if "expect" in headers:  # Its body is not sent now, and the next request would be taken for it.
+        if "expect" in headers:  # Its body is not sent now, so the next request would be taken for the body.
             response.headers["connection"] = "close"
         await response(scope, send.receive, send)
 

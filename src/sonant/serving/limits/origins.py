@@ -1,10 +1,10 @@
-"""Which web pages may have a browser act here. A browser lets any page post a form or open a WebSocket anywhere.
+"""Which web pages may act here through a browser. A browser lets any page post a form or open a WebSocket anywhere.
 
-A request that changes something, and any WebSocket, is looked at when a browser sends it; what tells a browser is an
-`Origin`, which it adds to all of these and no page can take away. The origin must be ours or one that the operator
-named. Ours is whoever shares the `Host` with us, so the host must be a name that is ours indeed: else a page whose name
-first led to its own server and then to this machine (DNS rebinding) would share it. No name can stand for an address in
-figures, so any of those will do. With an API key the host is not asked: such a page has none.
+Requests that change something, and all WebSockets, are checked if a browser sends them. A browser is known by the
+`Origin` header, which it adds to all of these and no page can remove. The origin must be ours or one that the operator
+named. It is ours if its host is that of the request, which must really be a name of ours: else a page whose name led
+first to its own server and then to this machine (DNS rebinding) would pass. A numeric address cannot be rebound, so any
+of those will do. With API keys the host is not checked, since such a page has no key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Origins:
         self.asks_host = not options.has_keys
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises `Refused` for what a browser must not do here for the page that asks it to."""
+        """Raises `Refused` for a request that the page must not make through a browser."""
         if scope["type"] == "http" and scope["method"] in _READING:
             return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -45,7 +45,7 @@ class Origins:
         raise Refused(403, "origin_refused", message + "--allowed-host if it is this server behind a proxy")
 
     def _may(self, origin: str | None, site: str | None, host: str) -> bool:
-        # A browser says same-origin whatever a proxy has made of the host, and no page can make it say so.
+        # A browser says same-origin even where a proxy changes the host, and no page can make it say so.
         if site == "same-origin" or (origin is None and site == "none"):
             return True
         if origin is None:
@@ -64,7 +64,7 @@ class Origins:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """Host with port, and host alone; empty if it is neither."""
+    """Host with port, and host alone; both empty if it is no address."""
     try:
         parts = urlsplit(address)
         return parts.netloc, parts.hostname or ""

@@ -1,9 +1,9 @@
-"""A WebSocket's connection: uvicorn's, which three kinds of client could misuse.
+"""A WebSocket's connection: uvicorn's, mended for three kinds of client.
 
-One that pings and never reads would have its pongs kept for it without end; one whose handshake the WebSocket library
-refuses would never be answered nor closed; and each one turned away with an answer would be an error in the log.
+For one that pings and never reads, pongs would pile up without end; one whose handshake the WebSocket library refuses
+would never be answered nor closed; and each one that is refused with an answer would be an error in the log.
 
-It knows our options itself, since the server that makes it may be Ray's, which passes none of them on.
+It has our options as a class attribute, since the server that makes it may be Ray's, which passes none of them on.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-            self.handshake_complete = True  # A refusal completes it too.
+            self.handshake_complete = True  # a refusal completes it too
 
 
 def socket_type(options: ServeOptions) -> type[SocketConnection]:
-    """What uvicorn makes for each WebSocket, whoever runs it."""
+    """The class that uvicorn makes for each WebSocket, whatever server runs uvicorn."""
     return type("SocketConnection", (SocketConnection,), {"options": options})
 
 
@@ -55,9 +55,9 @@ def _of_sockets(config: Config, options: ServeOptions) -> Config:
     own = copy(config)
     own.ws_max_size = options.ws_max_message_bytes
     own.ws_per_message_deflate = False  # Sound does not shrink.
-    # A silent session is not one that reads nothing: its answers to pings tell a proxy so that counts `unread_s`.
+    # A silent session may still read: its answers to pings show that to a proxy that counts `unread_s`.
     own.ws_ping_interval = min(config.ws_ping_interval or options.unread_s, options.unread_s / 2)
-    # The answer to a ping comes late from who reads slowly, and is not read from who is held back. Neither is gone:
-    # who is acknowledges no ping, and the kernel, or the proxy, cuts them off.
+    # A client that reads slowly answers a ping late, and the answer of one that is held back is not read. Neither is
+    # gone: one that is acknowledges no ping, and is cut off by the kernel or the proxy.
     own.ws_ping_timeout = None
     return own
