@@ -1,9 +1,9 @@
 """The most listeners that a server holds, and how sure that is.
 
-A quick probe of each load finds where it breaks: doubling, then halving the interval. Then the best load is confirmed
-with as many requests as the confidence needs: with 99 % asked for at 95 % confidence, 436 without a single bad one, as
-up to four looks share the chance of being wrong (299 where there is only one). A load that cannot be confirmed is
-lowered until one can.
+Quick probes find the load at which it breaks: first the load is doubled, then the interval is halved. Then the best
+load is confirmed with as many requests as the confidence needs. For a share of 99 % at 95 % confidence that is 436
+without a single bad one, as up to four looks share the chance of being wrong (299 if there is only one). A load that
+is not confirmed is lowered until one is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Promise:
     """What "holds" means."""
 
     ttfp_s: float = 0.5  # the bound of p99
-    gap_s: float = 0.05  # the most underrun of a stream that counts as without a gap
+    gap_s: float = 0.05  # a stream with no more underrun than this counts as free of gaps
     share: float = 0.99  # of the streams that must be good
     confidence: float = 0.95
-    none_bad: bool = False  # not one bad stream may be seen; how many there were then shows `share` at `confidence`
+    none_bad: bool = False  # not one stream may be bad; with enough of them that shows `share` at `confidence`
 
     def allows(self, good: int, count: int) -> bool:
         return good >= (count if self.none_bad else self.share * count)
@@ -40,7 +40,7 @@ class Probe:
     requests: int
     gap_free: int
     in_time: int  # first sound within the bound
-    confirmed: bool  # counted with confidence, and not only probed quickly
+    confirmed: bool  # probed with enough requests for the confidence, not only quickly
     holds: bool
     client_limited: bool
 
@@ -57,12 +57,12 @@ Measure = Callable[[int, int], LoadLevel]  # (listeners, requests)
 
 
 def needed_requests(promise: Promise) -> int:
-    """How many requests it takes when all are good."""
+    """How many requests show the share at the confidence if all are good."""
     return math.ceil(math.log(1 - promise.confidence) / math.log(promise.share))
 
 
 def share_at_least(good: int, count: int, confidence: float) -> float:
-    """The one-sided Clopper-Pearson bound: with this confidence the true share is at least so much."""
+    """The one-sided Clopper-Pearson bound: with this confidence the true share is at least what is returned."""
     if good == 0:
         return 0.0
     low, high = 0.0, 1.0
@@ -108,7 +108,7 @@ class Search:
         self.probes: list[Probe] = []
 
     def run(self) -> Capacity:
-        """The search. `probes` has what was seen, also when it is interrupted."""
+        """Search. `probes` has what was measured, even after an interruption."""
         best, broke = self._find()
         while best:
             if self._confirm(best):
@@ -139,7 +139,7 @@ class Search:
         return self._note(listeners, good, level, holds=all(self.promise.allows(g, good[2]) for g in good[:2]))
 
     def _confirm(self, listeners: int) -> bool:
-        """Adds requests for as long as the bad ones leave hope. Each look may be wrong: they share the chance of it."""
+        """Adds requests until the share is shown, or too many are bad. All looks share the chance of being wrong."""
         looks = self._looks(listeners)
         promise = replace(self.promise, confidence=1 - (1 - self.promise.confidence) / looks)
         total = (0, 0, 0)
@@ -158,7 +158,7 @@ class Search:
         return self._note(listeners, total, level, holds=False, confirmed=True)
 
     def _looks(self, listeners: int) -> int:
-        """How often the count so far may be judged. Where none may be bad, the first look decides."""
+        """How often the count may be judged. If no request may be bad, the first look decides."""
         least = needed_requests(self.promise)
         return 1 if self.promise.none_bad else math.ceil(_MOST_EXTRA * least / max(least, 2 * listeners))
 
@@ -171,7 +171,7 @@ class Search:
         return level
 
     def _count(self, level: LoadLevel) -> tuple[int, int, int]:
-        """Streams without a gap, streams in time, and all of them. What failed is neither."""
+        """Streams without a gap, streams in time, and all of them. A failed one counts as neither."""
         gap_free = sum(s.heard is not None and s.heard.gap_s <= self.promise.gap_s for s in level.good)
         return gap_free, sum(s.ttfp_s <= self.promise.ttfp_s for s in level.good), len(level.samples)
 

@@ -31,7 +31,7 @@ class Driver:
         self.host = ""
 
     async def resolve(self) -> None:
-        """Picks the first of a name's addresses that takes a connection, ahead of all timing."""
+        """Picks the first of the name's addresses that takes a connection, before anything is timed."""
         address = self.target.address
         try:
             found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -49,7 +49,7 @@ class Driver:
             return
 
     async def run(self, load: Load, share: Share, start_s: float, *, keep_sound: bool = False) -> None:
-        """Runs until the last answer has ended; `samples` then tells all."""
+        """Runs until the last answer has ended; then `samples` has all results."""
         self.ended, self.stopping, self.keep_sound = [], False, keep_sound
         chosen = {i % len(self.prompts): self.prompts[i % len(self.prompts)] for i in share.indices}
         requests = {i: self.target.request(prompt) for i, prompt in chosen.items()}
@@ -57,7 +57,7 @@ class Driver:
             pairs = zip(share.indices, share.starts_s, strict=True)
             work = [self._once(i, requests, start_s + due_s) for i, due_s in pairs]
         else:
-            queue = iter(share.indices[len(share.starts_s) :])  # after the one that each listener begins with
+            queue = iter(share.indices[len(share.starts_s) :])  # those after each listener's first
             pairs = zip(share.indices, share.starts_s, strict=False)
             work = [self._listener(chain([first], queue), requests, start_s + begin_s) for first, begin_s in pairs]
         self.tasks = [asyncio.create_task(w) for w in work]

@@ -1,4 +1,4 @@
-"""Server-sent events with base64 sound in them, in OpenAI's form and its neighbours'."""
+"""Server-sent events that carry sound in base64, in OpenAI's form and similar ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sonant.bench.client.meter import BadSound
 
 
 class ErrorEvent(Exception):
-    """The server said inside the stream that it failed."""
+    """The server reported a failure inside the stream."""
 
 
 class SpeechEvents:
-    """Feeds the sound of each event on, with the time at which the event was complete."""
+    """Passes on the sound of each event, with the time at which the event was complete."""
 
     def __init__(self, sound: Callable[[bytes, float], None]) -> None:
         self.sound = sound

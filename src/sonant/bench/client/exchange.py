@@ -1,6 +1,6 @@
 """One request on one connection, timed as close to the socket as Python gets.
 
-Reads are stamped before anything else happens to them. The HTTP itself is httptools' (llhttp, in C), so that a
+Each read is stamped before anything else is done with it. HTTP is parsed by httptools (llhttp, in C), so that a
 thousand streams fit in one event loop.
 """
 
@@ -100,7 +100,7 @@ class Exchange(asyncio.Protocol):
         self.whole = True
         self._close()
 
-    # From here on it is about how the exchange ends.
+    # How the exchange ends.
 
     @property
     def ended(self) -> bool:
@@ -128,7 +128,7 @@ class Exchange(asyncio.Protocol):
             self.transport.abort() if self.failure else self.transport.close()
 
     def sample(self, prompt: Prompt, started_s: float, late_s: float, connect_s: float) -> Sample:
-        """All that was measured, once it is over. Decoding happens here, outside of any timing."""
+        """All that was measured, once it is over. Sound is decoded here, while nothing is timed."""
         arrivals: list[float] = []
         durations: list[float] | None = []
         audio_s, failure, detail = 0.0, self.failure, self.detail
@@ -167,7 +167,7 @@ class Exchange(asyncio.Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """An exchange that is over. What needs work, such as decoding, is put off until nobody is being timed."""
+    """An exchange that is over. Work such as decoding is put off until nothing is timed any more."""
 
     exchange: Exchange
     prompt: Prompt
@@ -197,7 +197,7 @@ async def speak(
     due_s: float | None = None,
     keep_sound: bool = False,
 ) -> Ended:
-    """One request from its start to its last byte. `host` is the resolved address, so that no thread is in the way."""
+    """One request from its start to its last byte. `host` is a resolved address, so that no thread looks it up."""
     loop = asyncio.get_running_loop()
     address, tls = target.address, target.tls
     exchange = Exchange(target, keep_sound=keep_sound)

@@ -1,4 +1,4 @@
-"""A page of the server's beside the load: its models, its metrics."""
+"""Fetches a page of the server beside the load: its models or its metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TIMEOUT_S = 5.0
 
 
 def fetch(target: Target, path: str) -> bytes | None:
-    """What is there; None where nothing is, or nobody speaks HTTP.
+    """The page's body; None if there is no such page, or no HTTP server.
 
-    It goes the way that the load goes: straight there, whatever proxy the environment names.
+    Like the load this goes straight to the server, whatever proxy the environment names.
     """
     request = urllib.request.Request(f"{target.address.root}{path}")
     if target.api_key:

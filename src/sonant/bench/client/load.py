@@ -1,7 +1,7 @@
-"""How requests are spread over time: so many listeners at once (closed loop), or so many a second (open loop).
+"""How requests are spread over time: a number of listeners at once (closed loop), or of requests a second (open loop).
 
-In a closed loop a listener asks again as soon as its answer has ended, so that a slow server is asked less. In an
-open loop requests come as a Poisson process whatever the server does, as from people who do not know of each other.
+In a closed loop a listener asks again as soon as its answer has ended, so a slow server gets fewer requests. In an open
+loop requests come as a Poisson process whatever the server does, as from people who do not know of each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Load:
     rate: float | None = None  # requests a second of an open loop
     ramp_s: float = 0.0  # the listeners of a closed loop come in over this time
     seed: int = 0
-    first: int = 0  # which prompt its first request says; those that follow go on from there
+    first: int = 0  # index of the first request's prompt; later requests go on from there
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
@@ -44,9 +44,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several processes does of a load."""
+    """One process's share of a load."""
 
-    indices: tuple[int, ...]  # which prompts its requests say, modulo their number
+    indices: tuple[int, ...]  # of its requests' prompts, modulo the number of prompts
     starts_s: tuple[float, ...]  # closed loop: when each listener begins; open loop: when each request is due
 
 

@@ -1,7 +1,7 @@
-"""A load level, which is a load and what came of it: the figures that the field reports, from its samples.
+"""A load level is a load and its results: the figures that the field reports, computed from its samples.
 
-Latencies are of requests that succeeded; a failure is counted, never averaged away. Underrun is the silence that a
-listener heard who pressed play at the first chunk, which equals the pre-buffer that would have avoided all of it.
+Latencies are of requests that succeeded; failures are counted, never averaged away. Underrun is the silence heard by a
+listener that starts to play at the first chunk; it equals the pre-buffer that would have avoided all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from sonant.bench.client.load import Load
 from sonant.bench.client.sample import Sample
 
-if TYPE_CHECKING:  # it needs the bench extra, and what is computed here does not
+if TYPE_CHECKING:  # its module needs the bench extra, and this one does not
     from sonant.bench.client.worker_pool import Measured
 
 GAPS_S = (0.05, 0.1, 0.2)  # the field's C50, C100 and C200
@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ClientError:
-    """How late the client itself was: in stamping what had arrived, and in sending what was due."""
+    """How late the client itself was in stamping what arrived, and in sending what was due."""
 
     stamp_p50_s: float
     stamp_p99_s: float
@@ -73,10 +73,10 @@ class Summary:
     rtf: Spread | None
     underrun_s: Spread | None  # None if nothing was streamed, or the format does not tell
     underrun_rate: float | None  # share of streams with more than 100 ms of underrun
-    gap_free: Mapping[str, float]  # share of streams with no more underrun than so many ms
-    underruns: int | None  # times that a listener ran dry
+    gap_free: Mapping[str, float]  # by a number of ms: share of streams with no more underrun
+    underruns: int | None  # how often listeners ran out of sound
     chunk_gap_s: Spread | None
-    one_piece: int  # streams that came whole in their first chunk, of which continuity says nothing
+    one_piece: int  # streams that came whole in their first chunk, where continuity tells nothing
     audio_s: float
     audio_s_per_s: float
     requests_per_s: float
@@ -88,7 +88,7 @@ class LoadLevel:
     wall_s: float
     samples: list[Sample] = field(repr=False)
     client: ClientError | None
-    server_metrics: Mapping[str, Any] | None = None  # the server's own: what they were after, less before
+    server_metrics: Mapping[str, Any] | None = None  # how the server's own metrics changed
     interrupted: bool = False
     origin_s: float = 0.0  # where the samples' clock begins
 

@@ -1,7 +1,7 @@
-"""Bytes of sound into seconds of sound, as they arrive.
+"""Turns bytes of sound, as they arrive, into seconds of sound.
 
-A meter takes every read with its time. PCM and WAV are exact to the sample. Compressed sound is kept and taken apart
-at the end: each packet counts as arrived when its last byte had.
+A meter takes every read with its time. PCM and WAV are exact to the sample. Compressed sound is kept and decoded at the
+end: each packet counts as arrived when its last byte has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from io import BytesIO
 from itertools import accumulate
 
 _SAMPLE_BYTES = 2
-_UNKNOWN_BYTES = 0x7FFF0000  # sizes from here on are those of a file that was still growing
+_UNKNOWN_BYTES = 0x7FFF0000  # from here on a size stands for one that is not known yet
 _MAX_WAV_HEADER = 4096
 _CONTENT_FORMATS: Mapping[str, str] = {
     "audio/pcm": "pcm",
@@ -39,7 +39,7 @@ class BadSound(Exception):
 
 
 class CutSound(Exception):
-    """The sound says itself that there should be more of it."""
+    """There is less sound than its own header promises."""
 
 
 class Meter(ABC):
@@ -62,7 +62,7 @@ class Meter(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[list[float], list[float] | None, float]:
-        """Arrivals of sound, seconds in each (None if that cannot be told), and seconds in all."""
+        """Arrivals of sound, seconds of sound in each (None if that is not known), and seconds in all."""
 
     @property
     def sound(self) -> bytes:
@@ -79,13 +79,13 @@ class PcmMeter(Meter):
     def finish(self) -> tuple[list[float], list[float] | None, float]:
         frames = [total // (_SAMPLE_BYTES * self.channels) for total in accumulate(self.sizes)]
         durations = [(b - a) / self.sample_rate for a, b in zip([0, *frames], frames, strict=False)]
-        # A read that completes no sample is no sound yet.
+        # A read that completes no sample brings no sound.
         heard = [(t, d) for t, d in zip(self.arrivals_s, durations, strict=True) if d > 0]
         return [t for t, _ in heard], [d for _, d in heard], sum(durations)
 
 
 class WavMeter(PcmMeter):
-    """The header is read as it comes in and is not sound."""
+    """The header is parsed as it comes in, and does not count as sound."""
 
     def __init__(self, *, keep: bool = False) -> None:
         super().__init__(0, keep=keep)
@@ -104,7 +104,7 @@ class WavMeter(PcmMeter):
         super().feed(data, at_s)
 
     def _parse(self) -> bytes | None:
-        """Gives the sound after the header, or None when there is more of the header to come."""
+        """The sound after the header, or None while the header is incomplete."""
         head = self.header or b""
         if not b"RIFF".startswith(head[:4]) or (len(head) >= 12 and head[8:12] != b"WAVE"):
             raise BadSound(f"asked for WAV, the body begins with {head[:12]!r}")
@@ -171,7 +171,7 @@ class CompressedMeter(Meter):
 
 
 def open_meter(asked: str, headers: Mapping[str, str], sample_rate: int, *, sse: bool, keep: bool) -> Meter:
-    """The meter for what the server says it sends; refuses an answer that is no sound, or other than was asked for."""
+    """The meter for what the server says that it sends; raises `BadSound` if that is not what was asked for."""
     content_type, _, parameters = headers.get("content-type", "").lower().partition(";")
     said = _CONTENT_FORMATS.get(content_type.strip())
     if not sse:

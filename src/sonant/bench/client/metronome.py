@@ -1,7 +1,7 @@
 """The client's own timing error, measured all the time and in the same way as everything else.
 
-A process of its own writes the machine's clock into a socket every few milliseconds. The event loop reads that socket
-among all the others: what lies between the time written and the time of the read is how late the client stamps things.
+A separate process writes the machine's clock into a socket every few milliseconds. The event loop reads that socket
+among all the others; the time between the write and the read is how late the client stamps what arrives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Metronome(asyncio.Protocol):
     """`async with Metronome() as metronome: …; metronome.errors_since(start_s)`"""
 
     def __init__(self) -> None:
-        self.ticks: list[tuple[int, int]] = []  # when each was written and when it was read, in ns
+        self.ticks: list[tuple[int, int]] = []  # when each was written and read, in ns
 
     async def __aenter__(self) -> Metronome:
         ours, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ class Metronome(asyncio.Protocol):
 
 
 def tick(fd: int) -> None:
-    """What the process runs. It ends when nobody reads any more."""
+    """The process's main function. It ends when nobody reads any more."""
     with socket.socket(fileno=fd) as out:
         while True:
             time.sleep(random.uniform(*_PERIOD_S))

@@ -1,4 +1,4 @@
-"""What a load test asks a server to say: our own sets, a file with a text a line, or a seed-tts `meta.lst`."""
+"""What a load test asks a server to say: our own sets, a file with one text on each line, or a seed-tts `meta.lst`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.errors import ConfigError
 
 LANGUAGES: Final = ("english", "spanish", "chinese")
 LENGTHS: Final = ("short", "medium", "long")  # about 2, 6 and 20 seconds of speech
-_META_FIELDS = (4, 5)  # utt|prompt_text|prompt_wav|text, and in some lists the recording of the text
+_META_FIELDS = (4, 5)  # utt|prompt_text|prompt_wav|text and, in some lists, a recording of the text
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Prompt:
 
 
 def built_in(languages: Sequence[str] = ("english",), lengths: Sequence[str] = LENGTHS) -> list[Prompt]:
-    """Our own prompts, languages and lengths taking turns, so that any beginning of the list is a fair mix."""
+    """Our own prompts. Languages and lengths take turns, so that any beginning of the list is a fair mix."""
     groups = [_read_set(language, length) for language in languages for length in lengths]
     longest = max(len(group) for group in groups)
     return [group[i] for i in range(longest) for group in groups if i < len(group)]
@@ -49,7 +49,7 @@ def _read_set(language: str, length: str) -> list[Prompt]:
 
 
 def from_file(path: Path, language: str = "") -> list[Prompt]:
-    """Prompts of a file with a text a line, or of a seed-tts list, whose clips lie relative to it."""
+    """Prompts of a file with one text on each line, or of a seed-tts list, whose clips' paths are relative to it."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as e:
@@ -64,8 +64,8 @@ def from_file(path: Path, language: str = "") -> list[Prompt]:
 
 
 def worded(prompts: Sequence[Prompt], wordings: int, seed: int = 0) -> list[Prompt]:
-    """Each in so many wordings, by numbers in front: a server that keeps what it has computed of a beginning has
-    nothing of the others, nor of those of another seed. One wording is the text as it is."""
+    """Each prompt in so many wordings, which begin with different numbers, so that a server that caches prefixes cannot
+    reuse one for another wording, or for another seed's. With one wording texts stay as they are."""
     if wordings == 1:
         return list(prompts)
     numbers = range(seed * wordings, (seed + 1) * wordings)

@@ -1,6 +1,6 @@
-"""What is known about one request of a load test, and how it is written down.
+"""What is known about one request of a load test, and how that is stored.
 
-Times are seconds on the monotonic clock: `started_s` on the machine's own, all others since the request's start.
+Times are in seconds: `started_s` on the machine's monotonic clock, all others from the request's start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from sonant.audio.continuity import Continuity, continuity
 
-SAME_CHUNK_S = 0.001  # reads closer than this are one chunk that the network cut
+SAME_CHUNK_S = 0.001  # reads closer than this are one chunk that the network split
 
 
 class Failure(StrEnum):
@@ -25,7 +25,7 @@ class Failure(StrEnum):
     STATUS = "status"  # an answer other than 200
     PROTOCOL = "protocol"  # not HTTP, not SSE, or not the sound that was asked for
     CUT = "cut"  # the answer broke off before its end
-    EMPTY = "empty"  # 200 and not one sample
+    EMPTY = "empty"  # 200 without a single sample
     SERVER = "server"  # an error event inside the stream
     STOPPED = "stopped"  # we hung up because the run was interrupted
 
@@ -34,12 +34,12 @@ class Failure(StrEnum):
 class Sample:
     prompt: str
     started_s: float
-    late_s: float = 0.0  # how much after its due time an open-loop request left
+    late_s: float = 0.0  # how long after its due time an open-loop request was begun
     connect_s: float = 0.0
-    first_byte_s: float | None = None  # when the body began, the header of a sound file included
+    first_byte_s: float | None = None  # when the body began, if only with the header of a sound file
     end_s: float = 0.0
     arrivals_s: tuple[float, ...] = ()  # when reads brought sound
-    durations_s: tuple[float, ...] | None = ()  # how much sound each read brought; None if the format does not tell
+    durations_s: tuple[float, ...] | None = ()  # how much sound each of them brought; None if the format does not tell
     audio_s: float = 0.0
     status: int | None = None
     failure: Failure | None = None
@@ -55,12 +55,12 @@ class Sample:
 
     @property
     def kind(self) -> str:
-        """What the failure is counted as."""
+        """How the failure is counted."""
         return f"status {self.status}" if self.failure is Failure.STATUS else str(self.failure)
 
     @property
     def ttfp_s(self) -> float:
-        """Time to the first sound. A header alone is no sound."""
+        """Time to the first sound, not to a header."""
         return self.arrivals_s[0]
 
     @property
@@ -69,7 +69,7 @@ class Sample:
 
     @cached_property
     def heard(self) -> Continuity | None:
-        """What someone heard who pressed play at the first chunk; None where that cannot be told."""
+        """What a listener hears that starts to play at the first chunk; None if that is not known."""
         if not self.streamed or self.durations_s is None or not self.arrivals_s:
             return None
         return continuity(self.arrivals_s, self.durations_s)
@@ -89,7 +89,7 @@ class Sample:
         return [b - a for a, b in pairwise(self.chunk_starts_s)]
 
     def to_json(self, origin_s: float) -> dict[str, Any]:
-        """`origin_s` is the level's start, from which `started_s` is counted in files."""
+        """`origin_s` is the level's start, which `started_s` is relative to in files."""
         heard = self.heard
         return {
             "prompt": self.prompt,

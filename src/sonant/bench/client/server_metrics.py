@@ -1,6 +1,6 @@
-"""What the server says of itself: the difference of its Prometheus metrics over a load level.
+"""How the server's Prometheus metrics change over a load level.
 
-A client sees only when bytes arrive. Steps, tokens and queues are the server's to tell, and explain why.
+A client sees only when bytes arrive. Steps, tokens and queues, which explain why, are known to the server.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from sonant.bench.client.fetch import fetch
 from sonant.bench.client.target import Target
 from sonant.histogram import quantile
 
-Key = tuple[str, str, float | None]  # (series, what of it, a bucket's upper bound)
+Key = tuple[str, str, float | None]  # (series, suffix of the sample's name, a bucket's upper bound)
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """A series is a family with its labels: `steps{phase="prefill"}`."""
+    """All series' values at one time. A series is a family with its labels: `steps{phase="prefill"}`."""
 
     kinds: Mapping[str, str]  # from a series to counter, gauge, histogram, …
     values: Mapping[Key, float]
 
 
 def scrape(target: Target) -> Scrape | None:
-    """The metrics as they are now; None where the server has none, or none that we can read."""
+    """The metrics as they are now; None if the server has none, or they cannot be parsed."""
     page = fetch(target, "/metrics")
     if page is None:
         return None
@@ -50,13 +50,13 @@ def parse(text: str) -> Scrape | None:
                 series = f"{family.name}{{{labels}}}" if labels else family.name
                 kinds[series] = family.type
                 values[series, suffix, float(sample.labels["le"]) if suffix == "_bucket" else None] = sample.value
-    except ValueError:  # a page that is not Prometheus'
+    except ValueError:  # not Prometheus' format
         return None
     return Scrape(kinds, values) if kinds else None
 
 
 def difference(before: Scrape | None, after: Scrape | None, wall_s: float) -> dict[str, Any] | None:
-    """Series that moved: counters with their rate, histograms with mean and quantiles, gauges with their last value."""
+    """Series that changed: counters with their rate, histograms with mean and quantiles, gauges with the last value."""
     if before is None or after is None:
         return None
     moved: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _counter(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[st
 
 
 def _gauge(name: str, before: Scrape, after: Scrape, wall_s: float) -> dict[str, Any] | None:
-    """A gauge that moved. Some servers count in gauges, so that its growth is told as a rate too."""
+    """A gauge that changed. Some servers use gauges as counters, so its growth is given as a rate too."""
     now, grown = after.values.get((name, "", None)), _delta(before, after, (name, "", None))
     if now is None or not grown:
         return None

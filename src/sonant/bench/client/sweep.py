@@ -1,4 +1,4 @@
-"""One load level after another against one server, each with its warm-ups and the server's own metrics around it."""
+"""One load level after another against one server, each after warm-ups and with the server's metrics around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sweep:
     on_progress: OnProgress = lambda load, progress: None
 
     def levels(self, loads: Sequence[Load], *, keep_sound: bool = False) -> Iterator[LoadLevel]:
-        """One level for each load. It ends after the level in which Ctrl-C was heard."""
+        """One level for each load. Ends after a level that Ctrl-C interrupts."""
         for load in loads:
             level = self.level(load, keep_sound=keep_sound)
             if level is None:
@@ -35,7 +35,7 @@ class Sweep:
                 return
 
     def level(self, load: Load, *, keep_sound: bool = False) -> LoadLevel | None:
-        """One level, or None when it was interrupted before anything was measured."""
+        """One level, or None if it was interrupted before anything was measured."""
         if self.warmups and self._warm_up(load).interrupted:
             return None
         before = scrape(self.target)
@@ -43,7 +43,7 @@ class Sweep:
         return LoadLevel.of(measured, difference(before, scrape(self.target), measured.wall_s))
 
     def _warm_up(self, load: Load) -> Measured:
-        """Says what the load does not, where prompts suffice: a server may keep what it has computed of a text."""
+        """Uses prompts that the load does not, if there are enough: a server may cache what it computes of a text."""
         at_once = min(self.warmups, load.concurrency or self.warmups)
         first = load.first + load.requests
         measured = self._run(Load(self.warmups, concurrency=at_once, seed=load.seed, first=first), keep_sound=False)

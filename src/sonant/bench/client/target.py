@@ -1,4 +1,4 @@
-"""Which server is asked, and how: the address, the body of each request and the sound that is expected back."""
+"""Which server is asked, and how: its address, the body of each request, and the kind of sound expected back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Address:
     host: str
     port: int
     tls: bool
-    path: str  # where the API is, without a slash at its end
+    path: str  # where the API is, without a slash at the end
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -61,9 +61,9 @@ class Target:
     response_format: str = "pcm"
     stream: bool = True
     sse: bool = False
-    sample_rate: int = 24_000  # taken for PCM where the server does not say
-    extra_body: Mapping[str, Any] = field(default_factory=dict)  # a null takes a field away
-    connect_first: bool = False  # the clock starts on an open connection
+    sample_rate: int = 24_000  # of PCM, unless the server tells it
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # a null removes a field
+    connect_first: bool = False  # the clock starts once the connection is open
     verify_tls: bool = True
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Target:
         body: dict[str, Any] = {"model": self.model, "input": prompt.text, "response_format": self.response_format}
         if self.voice is not None:
             body["voice"] = self.voice
-        body["stream"] = self.stream  # not OpenAI's, but others stream only when told so
+        body["stream"] = self.stream  # not OpenAI's, but some servers stream only when told to
         if self.stream:
             body["stream_format"] = "sse" if self.sse else "audio"
         if prompt.reference is not None:
@@ -96,7 +96,7 @@ class Target:
         return {key: value for key, value in body.items() if value is not None}
 
     def request(self, prompt: Prompt) -> bytes:
-        """All that goes over the wire for one prompt."""
+        """All bytes that are sent for one prompt."""
         body = json.dumps(self.body(prompt)).encode()
         headers = {
             "Host": self.address.authority,
@@ -122,7 +122,7 @@ class Target:
         return context
 
     def describe(self) -> dict[str, Any]:
-        """What is kept of it with the results, which is everything but the key."""
+        """What is stored of it with the results, never the key."""
         return {
             "base_url": self.base_url,
             "model": self.model,

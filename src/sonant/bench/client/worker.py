@@ -1,4 +1,4 @@
-"""A process of the load test's client: an event loop full of streams, and nothing else on its mind."""
+"""A process of the load test's client: an event loop full of streams, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """How far a load is: requests by what has become of them."""
+    """How far a load has come, in requests."""
 
     done: int
     failed: int
@@ -50,7 +50,7 @@ class WorkerResult:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Gives uvloop where it is installed, since its timing error at 1,000 streams was the smaller (docs/bench.md)."""
+    """uvloop's if it is installed, since its timing error at 1,000 streams was the smaller one (docs/bench.md)."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop
@@ -59,7 +59,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def allow_files(count: int, *, at_most: bool = False) -> None:
-    """Every stream is an open file, and the usual limit of 1,024 is for people. With `at_most` fewer may do."""
+    """Raise the limit on open files, since every stream is one. With `at_most` fewer than `count` may do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and at_most:
         count = min(count, hard)
@@ -71,7 +71,7 @@ def allow_files(count: int, *, at_most: bool = False) -> None:
 
 
 def main(jobs: Connection, results: Connection, target: Target, prompts: Sequence[Prompt], timeout_s: float) -> None:
-    """Takes jobs until their pipe closes. Ctrl-C is the parent's to hear."""
+    """Takes jobs until their pipe closes. Ctrl-C is handled by the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(BrokenPipeError), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(jobs, results, Driver(target, prompts, timeout_s=timeout_s)))
@@ -92,7 +92,7 @@ async def _serve(jobs: Connection, results: Connection, driver: Driver) -> None:
         except (EOFError, OSError):
             loop.remove_reader(jobs.fileno())
             message = None
-            driver.stop()  # whoever asked is gone, killed perhaps: the server must not go on under a load of nobody's
+            driver.stop()  # the parent is gone, perhaps killed, and the load on the server must not outlive it
         if message == "stop":
             driver.stop()
         else:
@@ -112,7 +112,7 @@ async def _run_job(results: Connection, driver: Driver, metronome: Metronome, jo
     allow_files(len(job.share.starts_s) + _SPARE_FILES, at_most=job.load.rate is not None)
     reporter = asyncio.create_task(_send_progress(results, driver))
     gc.collect()
-    gc.disable()  # a collection in the middle would be seen as lateness of the server
+    gc.disable()  # a collection during the load would look like lateness of the server
     metronome.clear()
     try:
         await driver.run(job.load, job.share, job.start_s, keep_sound=job.keep_sound)
@@ -124,7 +124,7 @@ async def _run_job(results: Connection, driver: Driver, metronome: Metronome, jo
 
 
 async def _send_progress(results: Connection, driver: Driver) -> None:
-    with suppress(BrokenPipeError):  # the jobs' pipe closes then too, and ends the process
+    with suppress(BrokenPipeError):  # then the pipe of jobs closes too, and ends the process
         while True:
             await asyncio.sleep(_PROGRESS_S)
             failed = sum(ended.failed for ended in driver.ended)

@@ -1,4 +1,4 @@
-"""The client's processes, from the outside: starts them, hands out shares of a load, gathers what they measured."""
+"""Starts the client's processes, hands out shares of a load to them, and gathers what they measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sonant.bench.client.target import Target
 from sonant.bench.client.worker import LoadProgress, WorkerJob, WorkerResult
 from sonant.errors import EngineError, SonantError
 
-_LEAD_S = 0.1  # from handing out a job to its start: every process has it by then
+_LEAD_S = 0.1  # from handing out jobs to their start, so that every process has its own by then
 _JOIN_S = 10.0
 
 
@@ -68,7 +68,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """A process ends when its jobs do."""
+        """Close the pipes, upon which the processes end."""
         for pipe in (*self.jobs, *self.results):
             pipe.close()
         for process in self.processes:
@@ -79,7 +79,7 @@ class WorkerPool:
     def run(
         self, load: Load, *, keep_sound: bool = False, on_progress: Callable[[LoadProgress], None] | None = None
     ) -> Measured:
-        """Puts a load on the server. Ctrl-C ends it early, and what was measured until then is given all the same."""
+        """Puts a load on the server. Ctrl-C ends it early, and returns what was measured until then."""
         dealt = shares(load, len(self.processes))
         used = self.results[: len(dealt)]
         origin_s = time.perf_counter() + _LEAD_S
@@ -95,7 +95,7 @@ class WorkerPool:
                     on_progress(_together(states))
             except KeyboardInterrupt:
                 if interrupted:
-                    raise  # a second Ctrl-C means it
+                    raise  # a second Ctrl-C does not wait for results
                 interrupted = True
                 for pipe in self.jobs[: len(dealt)]:
                     pipe.send("stop")
