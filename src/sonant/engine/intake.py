@@ -181,8 +181,8 @@ class Intake:
         return request if most is None or request.prompt.max_frames >= most else self._part(speech, index, sink)
 
     def _own_budget(self, speech: SpeechRequest, index: int, sink: Sink) -> Request:
-        """A part with its own budget, since `max_frames` bound the text as a whole: a part that they cut off must sound
-        as if it went on. If its budget has no room, `max_frames` take its place, as no more of it can be heard."""
+        """A part with its own budget, since `max_frames` bound the text as a whole: cut off by them, a part must sound
+        as if it went on. If its budget has no room `max_frames` take its place, as no more of it can be heard."""
         try:
             return self._part(replace(speech, max_frames=None), index, sink)
         except BadText:

@@ -50,7 +50,10 @@ class Sleeper:
                 self._changed.notify_all()
 
     def may_step(self, busy: bool) -> bool:
-        """Asked by the step thread while no step is in flight; the engine falls asleep and wakes up in here."""
+        """Asked by the step thread before each step; `busy`: there are requests, or steps in flight.
+
+        The engine falls asleep and wakes up in here.
+        """
         with self._changed:
             wanted = busy or self._holders > 0
             if self.awake:

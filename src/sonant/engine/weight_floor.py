@@ -45,8 +45,8 @@ class StepFloor:
 
     @property
     def listeners(self) -> int:
-        """How many requests steps of this length serve in real time: as many batches as there are steps in a frame's
-        time. What more rows take to compute is not counted."""
+        """How many requests steps of this length serve in real time: as many batches as steps fit into a frame's time,
+        up to all rows. What more rows take to compute is not counted."""
         return min(self.rows, int(self.frame_s / max(self.seconds, 1e-9)) * self.batch)
 
     def __str__(self) -> str:

@@ -110,7 +110,7 @@ def least_bytes(blocks: Sequence[PlannedBlock], fixed: int) -> int:
 
 
 def slot_bytes(blocks: Sequence[PlannedBlock]) -> int:
-    """Of the slots in which these blocks take turns; each is as large as its largest block."""
+    """Of the slots in which these blocks take turns, each as large as its largest block; aside they keep no memory."""
     if blocks[0].aside:
         return 0
     return sum(max((b.size for b in blocks[slot::SLOTS]), default=0) for slot in range(SLOTS))

@@ -1,4 +1,4 @@
-"""What kernels must know of the GPU that they run on: its name, for tuned tiles, its capability, and who else uses it.
+"""What kernels must know of the GPU that they run on: its name, for tuned tiles, its capability, and its other users.
 
 For tensors on a CUDA device that is this device. For others it is the GPU that is planned for, if any: a model's steps
 then take the same path through the same kernels as they will on that GPU (see `recorded_launches.py`).

@@ -64,8 +64,8 @@ def from_file(path: Path, language: str = "") -> list[Prompt]:
 
 
 def worded(prompts: Sequence[Prompt], wordings: int, seed: int = 0) -> list[Prompt]:
-    """Each prompt in so many wordings, which begin with different numbers, so that a server that caches prefixes cannot
-    reuse one for another wording, or for another seed's. With one wording texts stay as they are."""
+    """Each prompt in `wordings` variants that begin with different numbers, so that a server that caches prefixes
+    cannot reuse them for another variant, or another seed's. With one variant texts stay as they are."""
     if wordings == 1:
         return list(prompts)
     numbers = range(seed * wordings, (seed + 1) * wordings)

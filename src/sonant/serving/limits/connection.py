@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # What clients are told that are cut off
+    # Answers to clients that are cut off
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"the request's head is over {MAX_HEAD_BYTES:,} bytes", "head_too_large")

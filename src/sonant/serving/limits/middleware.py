@@ -118,7 +118,7 @@ class RequestMiddleware:
         return await self.app(scope, body, send)
 
     async def _check(self, scope: Scope, headers: Headers, key: str, body: BodyReader) -> None:
-        """Raises `Refused`, or the error that there is no engine."""
+        """Raises `Refused`, or why there is no engine."""
         if "origin" in headers or "sec-fetch-site" in headers:  # a browser
             self.origins.check(scope, headers)
         path = scope["path"]
