@@ -1,4 +1,4 @@
-"""From a client's fields to a running utterance: admission, voice, request, and the pipeline for its sound."""
+"""From a client's fields to a running utterance: admission, request, and the pipeline for its sound."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from copy import copy
 
-import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from sonant.engine.stream import SpeechStream
-from sonant.errors import BadRequest, Overloaded, TooLate, UnknownVoice, Unsupported
-from sonant.models.speech_spec import SpeechSpec
+from sonant.errors import Overloaded, TooLate
 from sonant.serving.api.other_models import OtherModels
-from sonant.serving.api.schemas import SpeakerFields, SpeechBody, SpeechFields, TaskType, VoiceId
+from sonant.serving.api.request_builder import RequestBuilder
+from sonant.serving.api.schemas import SpeechBody, SpeechFields
 from sonant.serving.audio_pipeline import AudioPipeline
 from sonant.serving.channel.engine_link import EngineLink
 from sonant.serving.channel.messages import PlaceKind
@@ -31,8 +30,6 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.refused import Refused
 from sonant.serving.voices.clips import Clips
 from sonant.serving.voices.voice_names import VoiceNames
-from sonant.types import SpeechRequest
-from sonant.voice import Voice
 
 _ENCODER_THREADS = 4
 _QUICK_CHARS = 400  # a text this short is laid out sooner than another thread could begin to
@@ -68,6 +65,7 @@ class SpeechService:
         self.bodies = BodyBudget(options.max_bodies_bytes, self.rejected)
         self.executor = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="sonant-encode")
         self.clips = Clips(options.allow_url, self.rejected)
+        self.request_builder = RequestBuilder(names, self.clips, options)
         self.models: dict[str, SpeechService] = {}  # by name, this one first; empty where there is one only
         self._aliases: frozenset[str] = frozenset()
         self.all_metrics: Callable[[], Awaitable[bytes]] = self.metrics_text  # a replica adds the others'
@@ -82,6 +80,7 @@ class SpeechService:
         for other, link, names in others:
             service = copy(self)
             service.link, service.names = link, names
+            service.request_builder = RequestBuilder(names, self.clips, self.options)
             self.models[other] = service
 
     @property
@@ -202,7 +201,7 @@ class SpeechService:
     ) -> tuple[SpeechStream, AudioPipeline]:
         engine = admitted.engine
         try:
-            request = await self.request(engine, body, text=body.input, live=not whole)
+            request = await self.request_builder.build(engine, body, text=body.input, live=not whole)
             if len(body.input) <= _QUICK_CHARS:
                 stream = admitted.submit(request)
             else:
@@ -226,108 +225,12 @@ class SpeechService:
         # Not on the event loop, since opening an encoder takes milliseconds.
         return await run_in_threadpool(AudioPipeline, *arguments)
 
-    async def request(self, engine: RemoteEngine, fields: SpeechFields, *, text: str, live: bool) -> SpeechRequest:
-        spec = engine.spec
-        _check_task(fields.task_type, spec)
-        fields.check_ref_text()
-        speakers = await self._speakers(engine, fields)
-        return SpeechRequest(
-            text=text,
-            voice=None if speakers else await self._voice(engine, fields),  # a dialogue has none of its own
-            speakers=speakers,
-            language=fields.language or "auto",
-            instruct=fields.instructions if spec.instructs else None,
-            sampling=fields.sampling(),
-            seed=fields.seed,
-            max_frames=fields.max_frames or fields.max_new_tokens,
-            streaming_text=None if fields.non_streaming_mode is None else not fields.non_streaming_mode,
-            live=live,
-            # A client that only wants a file may wait for as long as it likes.
-            first_audio_within_s=self.options.max_first_audio_s if live else None,
-            playback_speed=fields.playback_speed,
-        )
-
-    async def _voice(self, engine: RemoteEngine, fields: SpeechFields) -> str | Voice | None:
-        spec = engine.spec
-        if fields.speaker_embedding is not None:
-            if fields.ref_audio is not None:
-                raise BadRequest("speaker_embedding and ref_audio exclude each other; send one of them")
-            if spec.voice_vector is None:
-                raise Unsupported("this model takes no speaker_embedding; send ref_audio, or name a voice")
-            with np.errstate(over="ignore"):  # Voice refuses infinity, and all else that is wrong
-                vector = np.array(fields.speaker_embedding, np.float32)
-            return Voice({spec.voice_vector: vector}, family=spec.family)
-        if fields.ref_audio is not None:
-            text = None if fields.x_vector_only_mode else fields.ref_text
-            return await self.clips.voice(engine, fields.ref_audio, text or None)
-        if fields.voice is None and not spec.voices and not spec.speaks_without_voice:
-            raise UnknownVoice("this model clones: name an uploaded voice (POST /v1/audio/voices), or send ref_audio")
-        return await self._named_voice(engine, _name(fields.voice))
-
-    async def _named_voice(self, engine: RemoteEngine, name: str | None) -> str | Voice | None:
-        if self.names.is_own(name, engine):
-            return self.names.resolve(name, engine)
-        return await run_in_threadpool(self.names.resolve, name, engine)  # which may read an upload from disk
-
-    async def _speakers(self, engine: RemoteEngine, fields: SpeechFields) -> tuple[str | Voice, ...]:
-        """One after the other, so that no client keeps all fetchers busy, or has all its clips in memory at once."""
-        if fields.speakers is None:
-            return ()
-        engine.check_speakers(len(fields.speakers))
-        given = [name for name in ("ref_audio", "ref_text", "speaker_embedding") if getattr(fields, name) is not None]
-        if await self._is_somebody(engine, fields.voice):
-            given.append("voice")
-        if given:
-            raise BadRequest(f"{given[0]} and speakers exclude each other; say who each speaker is in speakers")
-        found: list[str | Voice] = []
-        for speaker in fields.speakers:
-            try:
-                text = None if fields.x_vector_only_mode else speaker.ref_text
-                found.append(await self._speaker(engine, speaker, text or None))
-            except BadRequest as e:
-                raise type(e)(f"speaker {len(found)}: {e}") from None
-        return tuple(found)
-
-    async def _speaker(self, engine: RemoteEngine, speaker: SpeakerFields, text: str | None) -> str | Voice:
-        if speaker.ref_audio is not None:
-            return await self.clips.voice(engine, speaker.ref_audio, text)
-        if speaker.description is not None:
-            return speaker.description
-        name = _name(speaker.voice)
-        voice = await self._named_voice(engine, name)
-        if voice is None:
-            raise UnknownVoice(f"{name!r} is nobody's voice here; name an upload, or give a description or ref_audio")
-        return voice
-
-    async def _is_somebody(self, engine: RemoteEngine, voice: str | VoiceId | None) -> bool:
-        """Whether a voice was really asked for, known here or not: OpenAI's clients must name one in any case."""
-        try:
-            return await self._named_voice(engine, _name(voice)) is not None
-        except BadRequest:
-            return True
-
     async def close(self) -> None:
         for service in self.all:
             await service.link.close()
         self.log.close()
         self.executor.shutdown(wait=False)
         self.clips.close()
-
-
-def _name(voice: str | VoiceId | None) -> str | None:
-    return voice.id if isinstance(voice, VoiceId) else voice
-
-
-def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
-    """A task is vllm-omni's word for one way of giving a voice; a model may know several."""
-    known: dict[TaskType, bool] = {
-        "Base": spec.clones,
-        "CustomVoice": bool(spec.voices),
-        "VoiceDesign": spec.speaks_without_voice and spec.instructs and not spec.voices,
-    }
-    if task is not None and not known[task]:
-        able = " or ".join(name for name, can in known.items() if can) or "none"
-        raise Unsupported(f"task_type {task} needs another model; this one's is {able}")
 
 
 def _is_quick(body: SpeechBody) -> bool:

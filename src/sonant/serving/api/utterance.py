@@ -145,7 +145,7 @@ class UtteranceSpeaker:
         return max(0.0, buffered_s - _EAGER_BELOW_S)
 
     async def _open(self, engine: RemoteEngine, resources: ExitStack) -> TextFeed:
-        request = await self.service.request(engine, self.config, text="", live=True)
+        request = await self.service.request_builder.build(engine, self.config, text="", live=True)
         try:
             feed = engine.feed(request)
         except Overloaded as e:
