@@ -97,7 +97,7 @@ def compare(runner: Runner, rows: list[int]) -> None:
     def outcome(step: GraphedStep, size: int, replay: bool) -> list[Tensor]:
         for tensor, before in zip(state_of(runner), saved, strict=True):
             tensor.copy_(before)
-        runner.replay_graphs(replay)
+        runner.graphs.use(replay)
         out = step(rows[:size]).clone()
         return [out, *(tensor.clone() for tensor in state_of(runner))]
 

@@ -205,7 +205,7 @@ def sleep_and_wake(case: Case, folder: Path) -> dict[str, Any]:
 def step_ms(engine: Any, rows: int) -> float:
     """Of a frame step on the device, with nobody listening: the scratch row so many times."""
     runner = engine.loop.runner
-    step, batch = runner.frame[runner.usual_variant], [runner.rows.scratch] * rows
+    step, batch = runner.frame[runner.model.spec.usual_variant], [runner.rows.scratch] * rows
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.inference_mode():
         for _ in range(3):

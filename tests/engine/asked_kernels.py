@@ -32,8 +32,8 @@ from sonant.engine.engine import Engine
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.rehearsal import Rehearsal
 from sonant.engine.room import GpuMemory
-from sonant.engine.runner import Runner
 from sonant.engine.start_times import StartTimes
+from sonant.engine.step_graphs import StepGraphs
 from sonant.engine.weight_budget import WeightBudget
 from sonant.engine.weight_paging import WeightPaging
 from sonant.engine.weight_plan import fixed_bytes, least_bytes, planned_blocks
@@ -108,7 +108,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(torch, "empty_like", zeroed(torch.empty_like)),
         mock.patch.object(Tensor, "new_empty", zeroed(Tensor.new_empty)),
         mock.patch.object(graphs, "capture_graph", capture_graph),
-        mock.patch.object(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None)),
+        mock.patch.object(StepGraphs, "_warmup", lambda self: GraphWarmup(self.wanted(), None)),
         mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
         mock.patch.object(dispatch, "gpu_of", lambda device: GPU),
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),

@@ -171,7 +171,7 @@ def test_nothing_is_captured_while_sound_is_made(make_engine: MakeEngine, overla
     engine = make_engine(max_rows=2, steps_ahead=1)
     streams, left = overlap(engine, "frames first"), list[int]()
     kind = Kind("frame", look=lambda: left.append(streams.work_left))
-    engine.loop.runner.warmup = GraphWarmup([PendingGraph(kind, n, n) for n in range(1, 9)], None)
+    engine.loop.runner.graphs.warmup = GraphWarmup([PendingGraph(kind, n, n) for n in range(1, 9)], None)
     speak_at_once(engine, [{"text": "hello the world", "seed": n, "max_frames": 20} for n in range(2)])
     until(lambda: engine.warm_share == 1)
     assert left == [0] * 8 and streams.overtaken > 0

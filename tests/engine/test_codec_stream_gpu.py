@@ -30,7 +30,7 @@ def spoken(
     with sonant.load(folder, device="cuda", config=config) as engine:
         runner = engine.loop.runner
         assert (runner.codec_stream.stream is not None) is (choice == "own")
-        runner.replay_graphs(graphs)
+        runner.graphs.use(graphs)
         return speak_at_once(engine, requests)
 
 
@@ -72,6 +72,6 @@ def test_frames_go_before_sound(tiny_checkpoints: Mapping[str, Path]) -> None:
     config = EngineConfig(max_rows=1, codec_stream="own")
     with sonant.load(tiny_checkpoints["custom"], device="cuda", config=config) as engine:
         runner = engine.loop.runner
-        frames, sound = runner.warmup._pool._stream, next(iter(runner.codec.values())).pool
+        frames, sound = runner.graphs.warmup._pool._stream, next(iter(runner.codec.values())).pool
         assert sound is not None and frames.priority < sound._stream.priority
         assert runner.codec_stream.stream is not None and runner.codec_stream.stream.priority == sound._stream.priority

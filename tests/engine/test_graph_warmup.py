@@ -14,7 +14,7 @@ import torch
 from engine.conftest import MakeEngine
 from sonant import Engine
 from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
-from sonant.engine.runner import Runner
+from sonant.engine.step_graphs import StepGraphs
 from sonant.engine.step_profiler import StepProfiler
 from waiting import until
 
@@ -48,7 +48,7 @@ def make_with(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def make(kinds: list[Kind], sizes: Iterable[int], **options: Any) -> Engine:
         wanted = [PendingGraph(kind, size, size) for kind in kinds for size in sizes]
-        monkeypatch.setattr(Runner, "_warmup", lambda _: GraphWarmup(wanted, None))
+        monkeypatch.setattr(StepGraphs, "_warmup", lambda _: GraphWarmup(wanted, None))
         return make_engine(**options)
 
     yield make
@@ -135,7 +135,7 @@ def test_without_memory_for_more_the_engine_stays_with_what_it_has(
 
     kind.look = full
     engine = make_with([kind], [1, 2, 4, 8], warm_rows=1)
-    until(lambda: not engine.loop.runner.warmup.pending)
+    until(lambda: not engine.loop.runner.graphs.warmup.pending)
     assert engine.warm_share == 0.5 and kind.captured == [1, 2]
     assert engine.speak("hello", seed=1, max_frames=3).frames.size
     assert "2 graphs are not captured" in caplog.text
@@ -152,7 +152,7 @@ def test_an_engine_that_is_to_have_all_at_its_start_does_with_less(
 
     kind.look = full
     engine = make_with([kind], [1, 2, 4, 8, 16, 32], warm_rows=32)
-    assert kind.captured == [1, 2, 4, 8, 16] and not engine.loop.runner.warmup.pending
+    assert kind.captured == [1, 2, 4, 8, 16] and not engine.loop.runner.graphs.warmup.pending
     assert "1 graphs are not captured" in caplog.text
 
     def full_at_once() -> None:
@@ -212,7 +212,7 @@ def test_a_large_one_that_fails_before_small_ones_leaves_them_to_be_captured(
 
     kind.look = full
     engine = make_with([kind], [1, 4, 16, 64], warm_rows=64)
-    assert kind.captured == [0, 1, 4] and not engine.loop.runner.warmup.pending
+    assert kind.captured == [0, 1, 4] and not engine.loop.runner.graphs.warmup.pending
     assert "2 graphs are not captured" in caplog.text
 
 
@@ -222,9 +222,9 @@ def test_nothing_is_captured_while_steps_are_recorded(make_with: MakeWith) -> No
     seen: list[float] = []
     recorder = threading.Thread(target=lambda: StepProfiler(engine).record(2, timeout_s=0.5))
     recorder.start()
-    until(lambda: engine.loop.runner.warmup.held)
+    until(lambda: engine.loop.runner.graphs.warmup.held)
     while recorder.is_alive():
-        if engine.loop.runner.warmup.held:
+        if engine.loop.runner.graphs.warmup.held:
             seen.append(engine.warm_share)
         time.sleep(0.01)
     assert len(set(seen)) == 1 and seen[0] < 1

@@ -14,10 +14,10 @@ from engine.conftest import MakeEngine
 from engine.families import QWEN3_TTS, same
 from engine.replayed_steps import capture_graph
 from sonant import Engine
-from sonant.engine import graphs, runner
+from sonant.engine import graphs, step_graphs
 from sonant.engine.graph_warmup import GraphWarmup
 from sonant.engine.graphs import GraphedStep, PrefillGraphs
-from sonant.engine.runner import Runner
+from sonant.engine.step_graphs import StepGraphs
 from sonant.models.base import PrefillItem, PrefillShape
 from sonant.models.status import Status
 
@@ -35,8 +35,8 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
 
     def make(*args: Any, **options: Any) -> Engine:
         with monkeypatch.context() as patch:
-            patch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
-            patch.setattr(runner, "PREFILL_SIZES", BUCKETS)
+            patch.setattr(StepGraphs, "_warmup", lambda self: GraphWarmup(self.wanted(), None))
+            patch.setattr(step_graphs, "PREFILL_SIZES", BUCKETS)
             engine = make_engine(*args, **{"warm_rows": 4, "max_rows": 4, **options})
         assert engine.warm_share > 0
         return engine
@@ -211,7 +211,7 @@ def test_a_step_that_is_looked_at_is_not_replayed() -> None:
 def test_a_small_engine_captures_no_prefill_that_no_step_asks_for(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runner, "_warmup", lambda self: GraphWarmup(self._graphs(), None))
+    monkeypatch.setattr(StepGraphs, "_warmup", lambda self: GraphWarmup(self.wanted(), None))
     engine = make_engine(warm_rows=2, max_rows=2, prefill_tokens=16)
     captured = {bucket[:2] for bucket in engine.loop.runner.prefill.captured}
     assert captured == {(1, 32), (1, 64), (1, 128), (1, 256)}

@@ -214,7 +214,7 @@ def test_a_pickle_that_is_no_state_dict_is_no_codec(
 
 def test_every_number_of_flow_steps_has_graphs_for_one_and_for_all(engine: Engine) -> None:
     """A listener with a rare one must not fall back to launches one by one."""
-    graphs, largest = engine.loop.runner._graphs(), engine.config.max_batch
+    graphs, largest = engine.loop.runner.graphs.wanted(), engine.config.max_batch
     sizes = {name: [g.bucket for g in graphs if g.step.name == name] for name in {g.step.name for g in graphs}}
     frames = {name: found for name, found in sizes.items() if name.startswith("frame")}
     assert sorted(frames) == sorted(f"frame {steps}" for steps in FLOW_STEPS)

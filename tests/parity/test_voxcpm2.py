@@ -43,7 +43,7 @@ def injected_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def open_engine(folder: Path, device: str, **options: Any) -> Engine:
     config = EngineConfig(clip_min_s=0.2, **{"max_rows": 8, **options})  # a GPU would take on thousands
     engine = sonant.load(folder, device=device, dtype="float32", codec_dtype="float32", config=config)
-    engine.loop.runner.replay_graphs(False)  # a graph would keep the noise that it was captured with
+    engine.loop.runner.graphs.use(False)  # a graph would keep the noise that it was captured with
     return engine
 
 

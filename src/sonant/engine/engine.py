@@ -94,7 +94,7 @@ class Engine(Intake):
     @property
     def warm_share(self) -> float:
         """The share of CUDA graphs that are captured. Below 1 the engine answers too, large batches less quickly."""
-        return self.loop.runner.warmup.share
+        return self.loop.runner.graphs.warmup.share
 
     @property
     def host_weight_bytes(self) -> int:

@@ -206,7 +206,7 @@ class StepLoop:
 
     def _may_capture(self) -> bool:
         """Whether a graph is still to be captured, and every listener has sound buffered for as long as that takes."""
-        warmup, now_s = self.runner.warmup, time.monotonic()
+        warmup, now_s = self.runner.graphs.warmup, time.monotonic()
         if not warmup.pending or warmup.held or self._stop or self._inbox or self._expected:
             return False
         live = [r for r in self.scheduler.requests if r.live and not r.abort_requested]

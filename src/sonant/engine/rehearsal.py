@@ -35,7 +35,7 @@ class Rehearsal:
     @classmethod
     def of(cls, job: CompileJob) -> Rehearsal:
         memory = job.gpu_memory()
-        return cls(Gpu(memory.name, memory.capability), lambda: runner_without_memory(job).rehearsal())
+        return cls(Gpu(memory.name, memory.capability), lambda: runner_without_memory(job).graphs.rehearsal())
 
     def __len__(self) -> int:
         return len(self._stages)

@@ -7,7 +7,6 @@ stream (codec_stream.py), preroll and sound follow the same work, but only a ste
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,16 +20,16 @@ from sonant.config import EngineConfig, FrameSizes
 from sonant.device_copy import reserve_pinned
 from sonant.engine.codec_stream import CodecStream
 from sonant.engine.compile_ahead import CompileAhead, NothingAhead
-from sonant.engine.graph_warmup import GraphWarmup, PendingGraph
-from sonant.engine.graphs import PREFILL_SIZES, GraphedStep, GraphPool, PrefillGraphs, buckets_up_to, synchronize
+from sonant.engine.graphs import GraphedStep, GraphPool, PrefillGraphs
 from sonant.engine.kv_cache import allocate_kv
 from sonant.engine.ledger import Column, Ledger, Places
 from sonant.engine.output import OutputRing, Slot, SoundShape
 from sonant.engine.request import Request
 from sonant.engine.residents import Residents
 from sonant.engine.rows import Rows
-from sonant.engine.scheduler import BURST, Plan
+from sonant.engine.scheduler import Plan
 from sonant.engine.start_times import StartTimes
+from sonant.engine.step_graphs import StepGraphs
 from sonant.engine.telemetry import Mean, Telemetry
 from sonant.engine.weight_lane import WeightClock
 from sonant.engine.weight_paging import WeightPaging
@@ -39,13 +38,9 @@ from sonant.models.base import PrefillItem, SpeechModel, decode_frame
 from sonant.models.status import Status
 from sonant.types import AudioChunk, SoundFormat
 
-logger = logging.getLogger(__name__)
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_RARE_SIZES = 4  # one batch size in so many has a graph, and a single row; the others take the next larger
-_NEEDED_ROWS = 8  # graphs up to this many rows must fit into memory, or the engine does not start
 _FEW_ROWS = 4  # a step of so few is short enough for the host to wait for a first sound without sleeping
 
 
@@ -108,21 +103,16 @@ class Runner:
         self.codec = {
             n: GraphedStep(f"codec {n}", partial(run_codec, frames=n), device, scratch, apart) for n in sizes.chunks
         }
-        self.warmup = self._warmup()
+        pool = GraphPool(device, paging is not None, self.codec_stream.priority) if device.type == "cuda" else None
+        self.graphs = StepGraphs(self.prefill, self.frame, self.codec, spec, config, sizes, pool)
         self._began_s = self._collected_s = 0.0  # when the last step was begun, and the last was collected
         start.took("memory")
-        self._capture_first(start, kernels or NothingAhead())
+        self.graphs.capture_first(start, kernels or NothingAhead())
 
     @property
     def blocks(self) -> int:
         """Of the KV cache, with the scratch block."""
         return next(iter(self.kv.values())).shape[2]
-
-    @property
-    def usual_variant(self) -> int:
-        """The middle one, for measuring a step."""
-        variants = self.model.spec.variants
-        return variants[len(variants) // 2]
 
     def on_stream(self) -> AbstractContextManager[object]:
         """Steps on a stream of their own, so that other threads' work (encoding a voice) runs beside them."""
@@ -134,92 +124,10 @@ class Runner:
         """`run` with what brings its weights, if any come and go."""
         return run if self.paging is None else self.paging.step(run)
 
-    def _warmup(self) -> GraphWarmup:
-        if self.device.type != "cuda":
-            return GraphWarmup((), None)
-        pool = GraphPool(self.device, self.paging is not None, self.codec_stream.priority)
-        return GraphWarmup(self._graphs(), pool)
-
-    def _graphs(self) -> list[PendingGraph]:
-        largest = self.config.max_batch
-        assert largest is not None
-        buckets = [(*size, kind) for kind in self.model.spec.prefill_kinds for size in self._prefill_sizes(largest)]
-        graphs = [PendingGraph(self.prefill, bucket, min(bucket[0], largest)) for bucket in buckets]
-        for variant, step in self.frame.items():
-            sizes = buckets_up_to(largest)
-            if variant != self.usual_variant:  # rare, so a start does not wait for a graph of every size
-                sizes = sorted({sizes[0], *sizes[-1::-_RARE_SIZES]})
-            graphs += [PendingGraph(step, size, size) for size in sizes]
-        for frames, step in self.codec.items():
-            most = min(largest, self.sizes.codec_batch // frames)
-            graphs += [PendingGraph(step, size, size) for size in buckets_up_to(most)]
-        return graphs
-
-    def _prefill_sizes(self, rows: int) -> list[tuple[int, int]]:
-        """The sizes that steps of so many rows may ask for: on a small GPU there is no memory to spare for others."""
-        most = BURST * self.config.prefill_tokens
-        return [(n, length) for n, length in PREFILL_SIZES if n == 1 or (n <= 2 * rows and n * length <= most)]
-
-    @torch.inference_mode()
-    def _capture_first(self, start: StartTimes, kernels: CompileAhead | NothingAhead) -> None:
-        """Capture what must be there before the engine answers: in the order of `rehearsal`, except that those whose
-        kernels are compiled already come first."""
-        if self.device.type == "cuda":
-            synchronize(self.device)  # the weights came on another stream
-        warm_rows, prefills_eagerly = self.config.warm_rows or 1, self.device.type == "cuda"
-        while (left := self.warmup.up_to(warm_rows)) or prefills_eagerly:
-            stages = [0] * prefills_eagerly + [graph.number + 1 for graph in left]
-            skips = not kernels.over and self.warmup.may_skip
-            start.took("graphs")
-            stage = kernels.wait_for_any(stages if skips else stages[:1])
-            start.took("kernels")
-            if stage == 0:
-                self.prefill.compile()
-                prefills_eagerly = False
-            else:
-                self._capture_at_start(next(graph for graph in left if graph.number == stage - 1))
-        if self.device.type == "cuda":
-            synchronize(self.device)
-        start.took("graphs")
-        kernels.wait_for_all()  # a graph that is captured between two steps must not wait for a compiler
-        start.took("kernels")
-
-    def _capture_at_start(self, wanted: PendingGraph) -> None:
-        try:
-            self.warmup.capture(wanted)
-        except RuntimeError:
-            if wanted.rows <= _NEEDED_ROWS:
-                raise
-            self._stay_with_what_there_is(_NEEDED_ROWS)
-
-    def rehearsal(self) -> list[Callable[[], object]]:
-        """Every step that will be captured, to be run on the meta device, which shows what kernels it needs."""
-
-        def run(wanted: PendingGraph) -> object:
-            step, given = wanted.step.captures(wanted.bucket)
-            return step(given)
-
-        return [self.prefill.compile, *(partial(run, wanted) for wanted in GraphWarmup(self._graphs(), None).pending)]
-
-    @torch.inference_mode()
     def capture_next(self) -> None:
-        """Capture one more graph, while no step is in flight. Without memory for it, steps do with those there are."""
+        """Capture one more graph, while no step is in flight."""
         self.span_blocks = self.table_blocks  # a graph must do for every length
-        try:
-            self.warmup.capture_next()
-        except RuntimeError:
-            self._stay_with_what_there_is()
-
-    def _stay_with_what_there_is(self, beyond: int = 0) -> None:
-        """… and with those yet to come for at most `beyond` rows."""
-        given_up = self.warmup.give_up(beyond)
-        logger.warning("%d graphs are not captured; large batches take several replays", given_up, exc_info=True)
-
-    def replay_graphs(self, replay: bool) -> None:
-        """False: every step runs eagerly, so that its operators can be seen."""
-        self.prefill.replays = replay
-        for step in (*self.frame.values(), *self.codec.values()):
-            step.replays = replay
+        self.graphs.capture_next()
 
     def _run_frame(self, rows: torch.Tensor, variant: int) -> torch.Tensor:
         return decode_frame(self.model, rows, self.span_blocks, variant)

@@ -116,8 +116,8 @@ class _Session:
     def _start(self) -> None:
         self.running = True
         self.profiler.start()
-        self.runner.warmup.held = True
-        self.runner.replay_graphs(self.graphs)
+        self.runner.graphs.warmup.held = True
+        self.runner.graphs.use(self.graphs)
 
     def _stop(self) -> None:
         if self.running:
@@ -130,8 +130,8 @@ class _Session:
     def _leave(self) -> None:
         self.running = False
         self.loop.observe(None)
-        self.runner.warmup.held = False
-        self.runner.replay_graphs(True)
+        self.runner.graphs.warmup.held = False
+        self.runner.graphs.use(True)
 
     def _label(self, plan: Plan) -> str:
         rows = len(plan.decoding)

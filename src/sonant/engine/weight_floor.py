@@ -77,7 +77,7 @@ def measured_floor(runner: Runner, plan: WeightPlan) -> StepFloor:
 
 def _compute_s(runner: Runner) -> float:
     assert runner.paging is not None
-    step, clock = runner.frame[runner.usual_variant], runner.paging.steps.clock
+    step, clock = runner.frame[runner.model.spec.usual_variant], runner.paging.steps.clock
     with torch.inference_mode():
         step([runner.rows.scratch])
         before = clock.read()

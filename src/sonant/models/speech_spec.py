@@ -78,5 +78,10 @@ class SpeechSpec:
         return {number.name: number for number in self.staged_numbers}
 
     @property
+    def usual_variant(self) -> int:
+        """The middle one, for measuring a step."""
+        return self.variants[len(self.variants) // 2]
+
+    @property
     def frame_s(self) -> float:
         return self.samples_per_frame / self.sample_rate
