@@ -13,6 +13,7 @@ import pytest
 
 from serving.conftest import Serve, Served
 from serving.hostile import SPEECH, clip, refused
+from serving.same_sound import same_sound
 
 BODY = {"input": "hello the world", "voice": "alloy", "seed": 5, "max_frames": 2}
 JSON = {"content-type": "application/json"}
@@ -66,7 +67,7 @@ def test_null_is_as_if_it_were_not_there(served: Served) -> None:
 def test_lang_code_is_the_language(served: Served, code: str, language: str | None) -> None:
     meant = served.post(**BODY, response_format="pcm", language=language)
     answer = served.post(**BODY, response_format="pcm", lang_code=code, user="somebody")
-    assert answer.status_code == meant.status_code == 200 and answer.content == meant.content
+    assert answer.status_code == meant.status_code == 200 and same_sound(answer.content, meant.content)
 
 
 def test_lang_code_is_judged_as_a_language_and_an_items_goes_before_its_batchs(served: Served) -> None:

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 import soundfile
 
 from serving.conftest import Serve, wait_for
 from serving.test_voice_routes import upload, wav
-from sonant.types import Samples
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
 )
 from serving.browser import launch, visit  # noqa: E402
+from serving.same_sound import same_sound  # noqa: E402
 
 Browser = playwright_api.Browser
 
@@ -31,12 +30,6 @@ def browser() -> Iterator[Browser]:
         browser = launch(playwright)
         yield browser
         browser.close()
-
-
-def same(samples: Samples, pcm: bytes) -> bool:
-    """But for rounding, which follows the chunks' sizes, and they the clock."""
-    expected = np.frombuffer(pcm, np.int16).astype(np.int32)
-    return len(samples) == len(expected) and int(np.abs(samples - expected).max()) <= 2
 
 
 def test_what_is_typed_is_spoken_heard_and_saved(serve: Serve, browser: Browser, tmp_path: Path) -> None:
@@ -55,7 +48,7 @@ def test_what_is_typed_is_spoken_heard_and_saved(serve: Serve, browser: Browser,
             visitor.page.get_by_role("button", name="Save as WAV", exact=True).click()
         download.value.save_as(tmp_path / "speech.wav")
         saved, rate = soundfile.read(tmp_path / "speech.wav", dtype="int16")
-        assert rate == 24000 and same(saved, served.post(**body).content)
+        assert rate == 24000 and same_sound(saved.tobytes(), served.post(**body).content)
         with visitor.page.expect_download() as download:
             visitor.page.get_by_role("button", name="Save as MP3", exact=True).click()
         download.value.save_as(tmp_path / "speech.mp3")
@@ -151,7 +144,7 @@ def test_the_code_it_shows_runs(
             ["bash", "-ec", page.text_content("#snippet") or ""], check=True, cwd=tmp_path, capture_output=True
         )
         samples, _ = soundfile.read(tmp_path / "speech.wav", dtype="int16")
-        assert same(samples, expected)
+        assert same_sound(samples.tobytes(), expected)
         page.get_by_text("Python", exact=True).click()
         exec(compile(page.text_content("#snippet") or "", "snippet", "exec"), {})
         printed = capsys.readouterr().out.split()
