@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +151,12 @@ def golden() -> Callable[[str], Mapping[str, np.ndarray]]:
             return dict(arrays)
 
     return load
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real one, for the tests of a page; they are skipped where playwright or a browser is missing."""
+    from serving.browser import launched
+
+    with launched() as browser:
+        yield browser

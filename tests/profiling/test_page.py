@@ -4,46 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from profiling.plays import WASTE, start_up, steps
 from profiling.scripted import Machine, write_kineto
+from serving.browser import Browser
 from sonant.profiling.analysis import analyze
 from sonant.profiling.page import write_page
 from sonant.profiling.read import read_trace
 from sonant.profiling.report import make_report
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
-)
-from serving.browser import launch  # noqa: E402
 
-
-def test_the_page_draws_and_zooms(tmp_path: Path) -> None:
+def test_the_page_draws_and_zooms(tmp_path: Path, browser: Browser) -> None:
     machine = steps(start_up(Machine()), wastes=[waste for waste, _, _ in WASTE.values()])
     analysis = analyze(read_trace(write_kineto(machine, tmp_path / "trace.json")))
     write_page(analysis, make_report(analysis, "trace.json"), tmp_path / "page.html")
-    with playwright_api.sync_playwright() as playwright:
-        browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        errors: list[str] = []
-        asked: list[str] = []
-        page.on("pageerror", lambda e: errors.append(str(e)))
-        page.on("request", lambda r: asked.append(r.url))
-        page.goto((tmp_path / "page.html").as_uri())
-        assert "the step thread does something else" in page.inner_text("#findings")
-        assert "matrix product" in page.inner_text("#works") and "start-up" in page.inner_text("#phases")
-        drawn = "document.getElementById('timeline').toDataURL()"
-        before = page.evaluate(drawn)
-        page.click("#in")
-        after = page.evaluate(drawn)
-        assert before != after
-        page.click("#all")
-        assert page.evaluate(drawn) == before
-        canvas = page.locator("#timeline")
-        canvas.hover(position={"x": 100, "y": 30})
-        page.mouse.wheel(0, -400)
-        page.wait_for_timeout(50)
-        assert page.evaluate(drawn) != before
-        browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors: list[str] = []
+    asked: list[str] = []
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    page.on("request", lambda r: asked.append(r.url))
+    page.goto((tmp_path / "page.html").as_uri())
+    assert "the step thread does something else" in page.inner_text("#findings")
+    assert "matrix product" in page.inner_text("#works") and "start-up" in page.inner_text("#phases")
+    drawn = "document.getElementById('timeline').toDataURL()"
+    before = page.evaluate(drawn)
+    page.click("#in")
+    after = page.evaluate(drawn)
+    assert before != after
+    page.click("#all")
+    assert page.evaluate(drawn) == before
+    canvas = page.locator("#timeline")
+    canvas.hover(position={"x": 100, "y": 30})
+    page.mouse.wheel(0, -400)
+    page.wait_for_timeout(50)
+    assert page.evaluate(drawn) != before
+    page.close()
     assert errors == [] and len(asked) == 1

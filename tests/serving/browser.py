@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright
+
+pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'")
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LAN_NAME = "sonant.test"  # of this machine, but to the browser another one: no secure context over plain HTTP
@@ -32,6 +34,14 @@ def launch(playwright: Playwright) -> Browser:
             f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1",
         ],
     )
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        yield browser
+        browser.close()
 
 
 @dataclass

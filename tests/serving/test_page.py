@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import soundfile
 
+from serving.browser import Browser, visit
 from serving.conftest import Serve, wait_for
+from serving.same_sound import same_sound
 from serving.test_voice_routes import upload, wav
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
-)
-from serving.browser import launch, visit  # noqa: E402
-from serving.same_sound import same_sound  # noqa: E402
-
-Browser = playwright_api.Browser
-
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = launch(playwright)
-        yield browser
-        browser.close()
 
 
 def test_what_is_typed_is_spoken_heard_and_saved(serve: Serve, browser: Browser, tmp_path: Path) -> None:

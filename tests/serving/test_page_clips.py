@@ -9,26 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from serving.browser import Browser, visit
 from serving.page_server import ENGINE, PageServer, page_server
-
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
-)
-from serving.browser import launch, visit  # noqa: E402
-
-Browser = playwright_api.Browser
 
 UPLOADS = {"consent": "asserted", "clip_min_s": 1, "clip_max_s": 30}
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = launch(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,24 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import serving.page_server as page_server_module
+from serving.browser import Browser, visit
 from serving.page_server import ENGINE, VOICES, PageServer, page_server, tone
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
-)
-from serving.browser import launch, visit  # noqa: E402
-
-Browser = playwright_api.Browser
-
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = launch(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,26 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from serving.browser import LAN_NAME, Browser, Visitor, visit
 from serving.conftest import wait_for
 from serving.page_server import RATE_HZ, SEED, PageServer, page_server, tone
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[dev]'"
-)
-from serving.browser import LAN_NAME, Visitor, launch, visit  # noqa: E402
-
-Browser = playwright_api.Browser
 HOSTS = ("127.0.0.1", LAN_NAME)  # with an AudioWorklet, and without
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = launch(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
