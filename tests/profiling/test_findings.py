@@ -52,6 +52,7 @@ def test_waits_for_weights_are_named(tmp_path: Path) -> None:
     found = findings(steps(start_up(Machine()), wastes=[waits]), tmp_path)
     assert found["weight_waits"].lost_us == pytest.approx(300, rel=0.05)
     assert "gpu_weights" in found["weight_waits"].fix and found["weight_waits"].count == 1
+    assert found["weight_waits"].evidence[0].us == pytest.approx(300, rel=0.05)
     assert "weight_waits" not in findings(steps(start_up(Machine())), tmp_path)
 
 

@@ -79,6 +79,15 @@ def test_an_export_with_few_tables_and_columns_is_read(tmp_path: Path) -> None:
     assert any("no CUDA calls" in remark for remark in make_report(analyze(trace), "few").remarks)
 
 
+def test_an_export_whose_facts_are_null_is_read(tmp_path: Path) -> None:
+    path = write_nsight(steps(start_up(Machine())), tmp_path / "null.sqlite")
+    before = facts(read_trace(path))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE TARGET_INFO_GPU SET memoryBandwidth = NULL")
+        db.execute("INSERT INTO ThreadNames VALUES (1, 0, NULL)")
+    assert facts(read_trace(path)) == before
+
+
 def test_a_real_trace_of_this_torch_is_read(tmp_path: Path) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function

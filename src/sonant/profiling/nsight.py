@@ -1,7 +1,7 @@
 """Reads what `nsys export --type sqlite` writes.
 
-Tables and columns come and go with nsys versions and with what was traced, so each is used where it is there. Times are
-nanoseconds already. Rows come through a cursor, never all at once.
+Tables and columns vary with nsys versions and with what was traced, so each is used only if it exists. Times are
+nanoseconds already. Rows are read through a cursor, never all at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KERNEL, _COPY, _SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "ME
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 # The values of CUpti_ActivityMemcpyKind, with Kineto's names for them.
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
-# nsys' own numbering, for files that do not bring their ENUM_CUDA_MEM_KIND.
+# nsys' own numbering, for files without a table ENUM_CUDA_MEM_KIND.
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
 _NVTX_RANGES = (59, 60)  # push/pop, start/end
 _SUFFIX = re.compile(r"_v\d+$|_ptsz$")
@@ -50,11 +50,11 @@ class _Reader:
         on_read(1.0)
 
     def _rows(self, table: str, wanted: dict[str, str], join: str = "") -> Iterator[tuple[int, ...]]:
-        """`wanted` maps each column to what stands for it where the table has no such column."""
+        """The rows of a table. `wanted` maps each column to the value used where the table has none."""
         if table not in self.tables:
             return iter(())
         there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
-        columns = ", ".join(f"t.{name}" if name in there else f"{other} AS {name}" for name, other in wanted.items())
+        columns = ", ".join(f"COALESCE(t.{c}, {other})" if c in there else other for c, other in wanted.items())
         return self.db.execute(f"SELECT {columns} FROM {table} AS t {join}")
 
     def _text(self, number: int | None) -> str:
@@ -77,7 +77,7 @@ class _Reader:
         name = "t.shortName" if self._has_short_names() else "0"
         wanted = {"demangledName": name, "start": "0", "end": "0", "streamId": "0", "correlationId": "0"}
         for text, start, end, stream, correlation, device in self._rows(_KERNEL, {**wanted, "deviceId": "0"}):
-            add(Kind.KERNEL, named(text), start, end, stream, correlation or 0, 0, 0, device)
+            add(Kind.KERNEL, named(text), start, end, stream, correlation, 0, 0, device)
 
     def _copies(self) -> None:
         add, number, memory = self.builder.of[Kind.MEMCPY].add, self.builder.names.number, self._memory_kinds()
@@ -86,21 +86,21 @@ class _Reader:
         for start, end, stream, correlation, size, device, kind, source, target in self._rows(_COPY, wanted):
             ends = f" ({memory.get(source, 'Unknown')} -> {memory.get(target, 'Unknown')})"
             name = number(f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')}{ends}")
-            add(Kind.MEMCPY, name, start, end, stream, correlation or 0, 0, size, device)
+            add(Kind.MEMCPY, name, start, end, stream, correlation, 0, size, device)
 
     def _sets(self) -> None:
         add, name = self.builder.of[Kind.MEMSET].add, self.builder.names.number("Memset (Device)")
         wanted = {"start": "0", "end": "0", "streamId": "0", "correlationId": "0", "bytes": "0", "deviceId": "0"}
         for start, end, stream, correlation, size, device in self._rows(_SET, wanted):
-            add(Kind.MEMSET, name, start, end, stream, correlation or 0, 0, size, device)
+            add(Kind.MEMSET, name, start, end, stream, correlation, 0, size, device)
 
     def _graphs(self) -> None:
-        """Reads graphs that were traced whole: their kernels are not in the file then."""
+        """Reads graphs that were traced whole, without their kernels."""
         add, count = self.builder.of[Kind.KERNEL].add, 0
         wanted = {"graphId": "0", "start": "0", "end": "0", "streamId": "0", "correlationId": "0", "deviceId": "0"}
         for graph, start, end, stream, correlation, device in self._rows(_GRAPHS, wanted):
             name = self.builder.names.number(f"CUDA graph {graph} (whole)")
-            add(Kind.KERNEL, name, start, end, stream, correlation or 0, 0, 0, device)
+            add(Kind.KERNEL, name, start, end, stream, correlation, 0, 0, device)
             count += 1
         if count:
             self.builder.remarks.append(
@@ -112,7 +112,7 @@ class _Reader:
         add, named = self.builder.of[Kind.RUNTIME].add, self._named()
         wanted = {"nameId": "-1", "start": "0", "end": "0", "globalTid": "0", "correlationId": "0"}
         for text, start, end, thread, correlation in self._rows(_CALLS, wanted):
-            add(Kind.RUNTIME, named(text), start, end, (thread or 0) & _TID, correlation or 0, 0, 0, 0)
+            add(Kind.RUNTIME, named(text), start, end, thread & _TID, correlation, 0, 0, 0)
 
     def _ranges(self) -> None:
         add, number = self.builder.of[Kind.RANGE].add, self.builder.names.number
@@ -120,7 +120,7 @@ class _Reader:
         for text, text_id, start, end, thread, kind in self._rows("NVTX_EVENTS", wanted):
             if kind in _NVTX_RANGES and end is not None:
                 name = number(str(text) if text is not None else self._text(text_id))
-                add(Kind.RANGE, name, start, end, (thread or 0) & _TID, 0, 0, 0, 0)
+                add(Kind.RANGE, name, start, end, thread & _TID, 0, 0, 0, 0)
 
     def _facts(self) -> None:
         wanted = {"name": "'unknown'", "memoryBandwidth": "0"}
@@ -138,5 +138,5 @@ class _Reader:
         return kinds
 
     def _has_short_names(self) -> bool:
-        columns = self.db.execute(f"PRAGMA table_info({_KERNEL})")  # none, of a table that is not there
+        columns = self.db.execute(f"PRAGMA table_info({_KERNEL})")  # no rows if there is no such table
         return any(row[1] == "shortName" for row in columns)

@@ -20,7 +20,7 @@ _WEIGHT_WAIT = re.compile(r"^_weights_wanted$"), re.compile(r"^_weights_there$")
 
 
 def to_host(analysis: Analysis) -> Iterator[Finding]:
-    """Copies to pinned memory; those to pageable memory are `pageable`'s."""
+    """Copies to pinned memory; those to pageable memory belong to `pageable`."""
     events = analysis.steady(Work.TO_HOST)
     events = events[~named(analysis.trace.device, analysis.trace.names, PAGEABLE)[events]]
     if len(events):
@@ -51,7 +51,7 @@ def pageable(analysis: Analysis) -> Iterator[Finding]:
 
 
 def weight_waits(analysis: Analysis) -> Iterator[Finding]:
-    """A step whose weights come over the bus marks where it waits for them: between these two kernels."""
+    """Waits for weights that come over the bus. A step marks each by a kernel before it and one after it."""
     device, names, events = analysis.trace.device, analysis.trace.names, analysis.steady()
     events = events[np.argsort(device.start[events], kind="stable")]
     wanted, there = (events[named(device, names, pattern)[events]] for pattern in _WEIGHT_WAIT)
@@ -60,13 +60,14 @@ def weight_waits(analysis: Analysis) -> Iterator[Finding]:
     begun, ended = device.end[wanted[paired]], device.start[there[after[paired]]]
     lost = np.maximum(0, ended - begun)
     if lost.sum():
+        waits = f"waits, the longest of {lost.max() / 1e3:,.0f} µs"
         yield finding(
             analysis,
             "weight_waits",
             "the device waits for weights that come from host memory",
             lost_ns=float(lost.sum()),
             count=len(lost),
-            evidence=[Evidence("the longest waits", len(lost) / analysis.count, float(lost.max()) / 1e3, None)],
+            evidence=[Evidence(waits, len(lost) / analysis.count, float(lost.sum()) / 1e3 / analysis.count)],
             marks=list(zip(begun.tolist(), ended.tolist(), strict=True)),
             fix="raise gpu_weights, so that fewer of them come; a smaller KV cache (kv_tokens) makes room for them, "
             "and more rows in a step share the same copies",
@@ -82,7 +83,7 @@ def syncs(analysis: Analysis) -> Iterator[Finding]:
     blamed = np.unique(call)
     rows: Counter[tuple[str, str | None]] = Counter()
     counts: Counter[tuple[str, str | None]] = Counter()
-    for index in blamed[:400].tolist():  # enough to tell who it is, since a lookup costs milliseconds in a large trace
+    for index in blamed[:400].tolist():  # enough to find the sources, as a lookup costs milliseconds in a large trace
         key = (trace.name_of(runtime, index), analysis.sources.at(int(runtime.track[index]), int(runtime.start[index])))
         rows[key] += int(length[call == index].sum())
         counts[key] += 1
