@@ -17,12 +17,12 @@ from sonant.errors import ConfigError
 
 _QUICK_REQUESTS = 64
 _LOWER = 0.9  # the factor from a load that was not confirmed to the next one
-_MOST_EXTRA = 4  # requests that a confirmation may take, as a multiple of the least at one look
+_MOST_EXTRA = 4  # looks that a confirmation may take; fewer if many listeners make each look larger
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What "holds" means."""
+    """The conditions under which a server holds a load."""
 
     ttfp_s: float = 0.5  # the bound of p99
     gap_s: float = 0.05  # a stream with no more underrun than this counts as free of gaps
@@ -104,7 +104,7 @@ class Search:
         quick_requests: int = _QUICK_REQUESTS,
     ) -> None:
         self.measure, self.promise, self.start, self.most, self.resolution = measure, promise, start, most, resolution
-        self.quick_requests = quick_requests  # the least that a quick probe asks for
+        self.quick_requests = quick_requests  # the fewest of a quick probe
         self.probes: list[Probe] = []
 
     def run(self) -> Capacity:

@@ -104,7 +104,7 @@ class Exchange(asyncio.Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it is over. `over.done()` would not do, since a timeout cancels that one."""
+        """Whether it is over. `over.done()` cannot tell, since a timeout cancels that future too."""
         return self.whole or self.failure is not None
 
     def fail(self, failure: Failure, detail: str) -> None:

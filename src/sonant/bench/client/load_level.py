@@ -90,7 +90,7 @@ class LoadLevel:
     client: ClientError | None
     server_metrics: Mapping[str, Any] | None = None  # how the server's own metrics changed
     interrupted: bool = False
-    origin_s: float = 0.0  # where the samples' clock begins
+    origin_s: float = 0.0  # the level's start, on the samples' clock
 
     @classmethod
     def of(cls, measured: Measured, server_metrics: Mapping[str, Any] | None = None) -> LoadLevel:

@@ -59,7 +59,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def allow_files(count: int, *, at_most: bool = False) -> None:
-    """Raise the limit on open files, since every stream is one. With `at_most` fewer than `count` may do."""
+    """Raise the limit on open files, since every stream is one. With `at_most` a lower hard limit is accepted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and at_most:
         count = min(count, hard)

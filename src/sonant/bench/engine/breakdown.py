@@ -1,10 +1,10 @@
-"""Where a step's time goes: by part, with the bytes that each part cannot avoid, and what the host adds.
+"""Where a step's time goes: by part, with the bytes that each part cannot avoid moving, and what the host adds.
 
-Device time is of CUDA graphs that hold one part each, replayed for the same bucket and the same rows. The parts are
-those that the model's frame step is made of. The whole frame is the engine's own graph, and "rest" what its parts do
-not explain. Wall time is of the engine's own steps, launched one ahead of the host: what is over the device's is a gap.
-On the CPU, where nothing runs ahead, clocks inside the steps tell all of it; parts are timed by themselves only to
-split one that has another inside.
+Device time is that of CUDA graphs that hold one part each, replayed for the same bucket and the same rows. The parts
+are those of the model's frame step. The whole frame is the engine's own graph, and "rest" is what its parts do not
+explain. Wall time is that of the engine's own steps, launched one ahead of the host; its excess over the device's time
+is "gaps". On the CPU, where nothing runs ahead, clocks inside the steps measure all of it; parts are timed alone only
+to divide one that contains another.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from sonant.engine.graphs import GraphedStep, GraphPool, capture_graph
 from sonant.models.base import FrameStep
 
 _WALL_ROUNDS = 5
-_EAGER_ROUNDS = 3  # a CPU takes seconds for one
+_EAGER_ROUNDS = 3  # each takes seconds on a CPU
 _EAGER_BATCHES = 3
 _STEPS_A_ROUND = 16
 
 
 @dataclass(frozen=True)
 class PartTime:
-    """Of one frame for all rows."""
+    """The time of one part of a frame, for all rows."""
 
     name: str
     ms: float
-    floor_ms: float  # of its bytes alone; 0: it has none of its own
+    floor_ms: float  # the time to move its bytes; 0: it has none of its own
     gb_per_s: float
 
     @property
     def share(self) -> float:
-        """Of the floor in the time: 1 is as fast as bytes can move."""
+        """The floor's share of the time: 1 is as fast as bytes can move."""
         return self.floor_ms / self.ms if self.ms > 0 else 0.0
 
 
@@ -55,11 +55,11 @@ class PartTime:
 class Breakdown:
     streams: int
     bucket: int  # rows that the graph works on
-    mean_positions: float  # of a row in the cache
-    chunk_frames: int  # that the codec was given at once
+    mean_positions: float  # in the cache, for each row
+    chunk_frames: int  # frames that the codec gets at once
     parts: list[PartTime]  # of the frame, then rest, codec and gaps: they add up to step_ms
     frame_ms: float  # the whole frame on the device
-    codec_ms: dict[int, float]  # a frame's worth, by frames at once
+    codec_ms: dict[int, float]  # time per frame, by the number of frames at once
     step_ms: float  # wall time of a frame, its share of the codec included
     floor_ms: float
     frame_counts: Counts
@@ -67,10 +67,10 @@ class Breakdown:
 
 
 def break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> Breakdown:
-    """Of an engine that has been closed; rows stand at their prompt and `frames` frames.
+    """Break down a step of an engine that has been closed. Rows are at the end of their prompt and `frames` frames.
 
-    On the CPU in a thread of its own, as the engine's steps are: in a process's first thread OpenMP's workers spin
-    while they wait, and on a busy machine a step takes ten times as long there as it does in the engine.
+    On the CPU this runs in a thread of its own, as the engine's steps do: in a process's first thread OpenMP's workers
+    spin while they wait, and on a busy machine a step takes ten times as long there as in the engine.
     """
     if engine.device.type == "cuda":
         return _break_down(engine, streams, frames, bandwidth)
@@ -110,7 +110,7 @@ def _break_down(engine: Engine, streams: int, frames: int, bandwidth: float) -> 
 
 
 def _times(rig: StepRig, chunk: int) -> tuple[list[tuple[str, float, int]], StepTimes, dict[int, float]]:
-    """Name, ms and bytes of each part; the times of a whole step; the codec's by frames at once."""
+    """Name, ms and bytes of each part; the times of a whole step; the codec's times by the number of frames at once."""
     alone = _frame_parts(rig)
     if rig.engine.device.type == "cuda":
         codec_ms = {n: _codec_ms(rig, n) for n in rig.engine.sizes.chunks}
@@ -121,8 +121,8 @@ def _times(rig: StepRig, chunk: int) -> tuple[list[tuple[str, float, int]], Step
 
 
 def _split(rig: StepRig, alone: list[tuple[str, float, int]], times: StepTimes) -> list[tuple[str, float, int]]:
-    """Each part with its time within the step. One with another inside is split as the two were by themselves."""
-    alone_ms = {name: max(0.0, ms) for name, ms, _ in alone}  # without the inner part it may have been slower
+    """Each part with its time within the step. If it contains another, their times alone tell how to divide it."""
+    alone_ms = {name: max(0.0, ms) for name, ms, _ in alone}  # an inner part's time is a difference, and may be below 0
     found = dict(times.parts)
     for part in rig.engine.model.frame_parts:
         if part.inner is not None:
@@ -133,7 +133,7 @@ def _split(rig: StepRig, alone: list[tuple[str, float, int]], times: StepTimes) 
 
 
 def count_steps(rig: StepRig, step: Callable[[], None]) -> Counts:
-    """Of a step of the engine as it runs: row writes, graph, and the way back to the host."""
+    """Count for a step of the engine as it runs: row writes, graph, and the results' way back to the host."""
     rig.drain()
     step()  # with one step ahead, each counted step then collects the one before
     counts = count(step, rig.engine.device)
@@ -142,7 +142,7 @@ def count_steps(rig: StepRig, step: Callable[[], None]) -> Counts:
 
 
 def _frame_parts(rig: StepRig) -> list[tuple[str, float, int]]:
-    """Name, ms and bytes of what a frame step runs, each on what the parts before it have left."""
+    """Name, ms and bytes of each part of a frame step, run on what the parts before it have left."""
     runner, model = rig.runner, rig.engine.model
     padded = np.full(step_bucket(runner, len(rig.requests)), runner.rows.scratch)
     padded[: len(rig.requests)] = rig.rows
@@ -163,7 +163,7 @@ def _frame_parts(rig: StepRig) -> list[tuple[str, float, int]]:
 
 
 def _part_ms(run: Callable[[Any], None], given: FrameStep, repeats: int) -> float:
-    """Of one run, always on a copy of what is given: its results must not become its inputs."""
+    """The time of one run, always on a copy of `given`: its results must not become its inputs."""
     device = given.rows.device
 
     def repeated(rows: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def _frame_ms(rig: StepRig) -> float:
 
 
 def _codec_ms(rig: StepRig, frames: int) -> float:
-    """A frame's worth for all rows, in the groups that the engine would make."""
+    """Time per frame for all rows, in the groups that the engine would make."""
     sizes = [[r.row for r in group] for group in rig.groups(frames)]
     known: dict[int, float] = {}
     for rows in sizes:
@@ -192,7 +192,7 @@ def _codec_ms(rig: StepRig, frames: int) -> float:
 
 
 def _graphed_ms(step: GraphedStep, rows: list[int], rig: StepRig) -> float:
-    """Of the engine's own graph, without the copy of its row indices."""
+    """The time of the engine's own graph, without the copy of its row indices."""
     device = rig.engine.device
     step(rows)
     bucket = next((size for size in step.captured if size >= len(rows)), None)
@@ -202,7 +202,7 @@ def _graphed_ms(step: GraphedStep, rows: list[int], rig: StepRig) -> float:
 
 
 def _step_ms(rig: StepRig, chunk: int) -> float:
-    """Wall time of a frame: `chunk` steps that decode, then their sound, again and again."""
+    """Wall time of a frame, over cycles of `chunk` decode steps and the codec steps that follow."""
     rounds = []
     cycles = max(1, _STEPS_A_ROUND // chunk)
     for _ in range(_WALL_ROUNDS):

@@ -1,7 +1,7 @@
 """How long work takes on a device, and what the device could do at best: the floors beside our figures.
 
-On CUDA, events on the stream tell the time, many runs between two of them, so that launching one costs nothing. On
-the CPU the clock of the process does. A figure is the median of several batches.
+On CUDA, time is measured between two events on the stream with many runs in between, so that launching one costs
+nothing. On the CPU it is measured by the host's clock. A figure is the median of several batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOPPER = (9, 0)
 _BATCHES = 7
 _BATCH_MS = 20.0
 _MOST_RUNS_A_BATCH = 2000
-_LEAST_COPIED = 1 << 26  # bytes: less would stay in a GPU's cache
+_LEAST_COPIED = 1 << 26  # bytes; fewer would stay in a GPU's cache
 
 
 def time_ms(run: Callable[[], object], device: torch.device, *, batches: int = _BATCHES) -> float:
@@ -49,14 +49,14 @@ def _batch_ms(run: Callable[[], object], device: torch.device, runs: int) -> flo
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written: the ceiling that weights are read at."""
+    """Bytes a second, read and written, of a large copy: the ceiling for reading weights."""
     size = (1 << 30) if device.type == "cuda" else (1 << 27)
     while True:
         try:
             source = torch.ones(size, dtype=torch.uint8, device=device)
             target = torch.empty_like(source)
             break
-        except torch.OutOfMemoryError:  # an engine has the rest of a small card
+        except torch.OutOfMemoryError:  # an engine may hold the rest of a small GPU's memory
             if size <= _LEAST_COPIED:
                 raise
             size //= 2
@@ -64,8 +64,8 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, quantize: Quantization | None = None) -> float:
-    """Operations a second of a large matrix product of the library: the ceiling for work that is not bytes. Quantised
-    weights may meet an input of eight bits too, where the library has that: on Hopper."""
+    """Operations a second of a large matrix product of the library: the ceiling for compute. With `quantize` on Hopper
+    or later, where the library can have eight bits on both sides, it is the rate of such a product."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     gpu, product = gpu_of(device), lambda: a @ b

@@ -1,4 +1,4 @@
-"""One listener of the engine in this process: what came when, as the load tests of a server note it."""
+"""One listener of the engine in this process, recorded in the same form as by the load test of a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT = "The quick brown fox jumps over the lazy dog while seven wise owls watch 
 
 
 async def listen(engine: Engine, frames: int, seed: int, *, live: bool = True, due_s: float | None = None) -> Sample:
-    """Ask for `frames` frames and take them as they come; less only where the model stops by itself."""
+    """Request `frames` frames and take them as they come. There are fewer only if the model stops by itself."""
     started_s = time.perf_counter()
     arrivals: list[float] = []
     durations: list[float] = []

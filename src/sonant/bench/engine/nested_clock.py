@@ -1,8 +1,8 @@
 """Where an eager step's time goes, by clocks inside the steps themselves.
 
 A part's time is then a share of its step's, and parts never add up to more than the step, however the machine's speed
-changes meanwhile. Each part timed by itself, and what they leave over by subtraction, came out below zero by half a
-second on a machine that others use.
+changes meanwhile. When each part was timed alone, the rest of the step, by subtraction, came out half a second below
+zero on a shared machine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _FRAME, _CODEC = "a whole frame", "a whole codec step"
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Of one frame for all rows, in ms."""
+    """Times of one frame for all rows, in ms."""
 
     parts: dict[str, float]  # of the frame, by name
     frame: float
-    codec: float  # a frame's worth
+    codec: float  # per frame
     step: float  # wall time
 
 
 def nested_times(rig: StepRig, chunk: int, rounds: int) -> StepTimes:
-    """Of the round whose step took the median time: `chunk` steps that decode, then their sound."""
+    """The round whose step took the median time. A round is `chunk` decode steps and the codec steps that follow."""
     found = sorted((_round(rig, chunk) for _ in range(rounds)), key=lambda times: times.step)
     return found[len(found) // 2]
 
@@ -51,7 +51,7 @@ def _round(rig: StepRig, chunk: int) -> StepTimes:
 
 @contextmanager
 def _clocks(rig: StepRig, chunk: int) -> Iterator[dict[str, float]]:
-    """Clocks around the frame, its parts and the codec; they are taken out at the end."""
+    """Put clocks around the frame, its parts and the codec, and remove them at the end."""
     seconds: dict[str, float] = defaultdict(float)
 
     def clocked(name: str, run: Callable[..., Any]) -> Callable[..., Any]:

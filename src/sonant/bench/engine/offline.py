@@ -1,7 +1,7 @@
 """How fast the engine itself is: streams through the public API, no network in between.
 
-Every request runs for a fixed number of frames, so random weights measure the same work as real ones. The floor
-beside each figure is the time it takes only to read the weights once a frame at the device's copy bandwidth.
+Every request runs for a fixed number of frames, so random weights cause the same work as real ones. The floor beside
+each figure is the time that reading the weights once a frame takes alone, at the device's copy bandwidth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sonant.bench.report.results import FORMAT
 from sonant.engine.engine import Engine
 from sonant.errors import EngineError
 
-_WAVES = 2  # of saturated requests: as many again as there are rows
+_WAVES = 2  # saturated requests for each row
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class StreamLevel:
     audio_s_per_s: float
     streams_with_gaps: int
     worst_prebuffer_ms: float
-    memory_gb: float  # the most that was allocated so far; on the CPU, by the process; 0: not known
+    memory_gb: float  # the peak so far: allocated on the device, or the process's memory on the CPU; 0: unknown
 
 
 @dataclass(frozen=True)
 class Saturated:
-    """Requests for files, twice as many as rows: what the engine makes when nobody needs to be in time."""
+    """Requests for files, twice as many as rows: the engine's throughput when nothing must be in time."""
 
     rows: int
     requests: int
@@ -100,7 +100,7 @@ def run(
     warmup_frames: int = 8,
     on_level: Callable[[StreamLevel], None] = lambda level: None,
 ) -> OfflineReport:
-    """The whole-run figures, a level for each number of streams that start at once."""
+    """Measure a level for each number of streams that start at once → the report of the whole run."""
     report = OfflineReport.on(engine, frames)
     for count in streams:
         _together(engine, count, warmup_frames, live=True)

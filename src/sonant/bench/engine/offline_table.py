@@ -1,4 +1,4 @@
-"""The engine's figures as a person reads them, each with its floor, and as a picture."""
+"""The engine's figures as tables for people, each with its floor, and as a picture."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def startup_rows(startup: Startup) -> list[tuple[str, ...]]:
 
 
 def picture(report: OfflineReport) -> bytes:
-    """Time of a frame, stacked by part, over its floor; and what that makes of sound a second."""
+    """Two plots: the time of a frame, stacked by part, with its floor; and the seconds of sound made in a second."""
     return png(lambda axes: _parts(axes, report.breakdowns), lambda axes: _rates(axes, report))
 
 
@@ -126,7 +126,7 @@ def _parts(axes: Axes, breakdowns: Sequence[Breakdown]) -> None:
     places = range(len(breakdowns))
     bottom = [0.0] * len(breakdowns)
     for n, part in enumerate(breakdowns[0].parts):
-        heights = [max(0.0, b.parts[n].ms) for b in breakdowns]  # a difference of two times may be under 0
+        heights = [max(0.0, b.parts[n].ms) for b in breakdowns]  # a difference of two times may be below 0
         axes.bar(places, heights, bottom=bottom, label=part.name, width=0.6)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes.plot(places, [b.floor_ms for b in breakdowns], "k_", markersize=30, label="floor (bytes)")

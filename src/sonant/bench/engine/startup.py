@@ -1,6 +1,6 @@
-"""From the start of a process to its first sound, and where the time goes. Run as a module, it is that process.
+"""Time from the start of a process to its first sound, by stage. Run as a module, this is that process.
 
-The process runs twice: what it finds in caches (the weights' pages, compiled kernels) it leaves there for the second,
+The process runs twice: the first run leaves the caches (the weights' pages, compiled kernels) filled for the second,
 which is the one that counts.
 """
 
@@ -24,13 +24,13 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds that each stage took, in their order."""
+    """Seconds that each stage took, in order."""
 
-    imports: float  # the interpreter, torch and ours
-    weights: float  # read and put in place, with the device's own start
+    imports: float  # the interpreter, torch and Sonant
+    weights: float  # reading and placing them, and starting the device
     memory: float  # rows and cache
-    kernels: float  # waited for, beyond what was compiled beside the weights
-    graphs: float  # captured
+    kernels: float  # waiting for those not yet compiled when the weights were there
+    graphs: float  # capturing them
     first_request: float  # until its first chunk
 
     @property
@@ -68,7 +68,7 @@ def measure(job: StartupJob) -> Startup:
 
 def _start(job: StartupJob) -> Stages:
     command = [sys.executable, "-m", "sonant.bench.engine.startup", json.dumps(asdict(job))]
-    began_s = time.time()  # the one clock that two processes share everywhere
+    began_s = time.time()  # the only clock that two processes share on every platform
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -89,7 +89,7 @@ def _start(job: StartupJob) -> Stages:
 
 
 def _speak(job: StartupJob) -> dict[str, Any]:
-    """The moments at which stages ended, and what the engine says of its own."""
+    """When stages ended, and the engine's own times of its phases."""
     from sonant.bench.engine.listener import TEXT
     from sonant.config import EngineConfig
     from sonant.loading import load

@@ -1,7 +1,7 @@
-"""How many things some work asks of the device: kernels, copies, and times that the host had to wait.
+"""Counts what some work asks of the device: kernels, copies, and waits of the host.
 
 On CUDA torch.profiler sees what really ran, kernels inside a graph too. On the CPU the operators that torch dispatches
-are counted; an operator is a "kernel" there, and a value that the host reads (`.item()`) a sync.
+are counted; there an operator counts as a "kernel", and a value that the host reads (`.item()`) as a sync.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _CPU_SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_se
 
 @dataclass(frozen=True)
 class Counts:
-    """What one run of the work asks for."""
+    """Counts for one run of the work."""
 
     kernels: float
-    copies: float  # copies from, to and on the device, and fills, that are no kernels
+    copies: float  # copies from, to and on the device, and fills, unless kernels do them
     syncs: float  # how often the host waited for all that was launched, or read a value
-    waits: float  # how often the host waited for an event, as the engine does once a step for the step before
+    waits: float  # how often the host waited for an event, as the engine does once a step for the previous step
     names: Mapping[str, float]  # how often each kernel ran (on the CPU, each operator)
 
 
 def show_copies(device: torch.device) -> None:
-    """Call it before graphs are captured: copies inside them have only been seen in a process that was profiled before
-    (torch 2.11, an H200)."""
+    """Call this before graphs are captured: a profile shows copies inside them only if the process was profiled before
+    that (torch 2.11, an H200)."""
     if device.type == "cuda":
         _traced(lambda: None, 1, device)
 
 
 def count(work: Callable[[], object], device: torch.device, runs: int = 4) -> Counts:
-    """Runs the work a few times more than `runs`, to have everything compiled and allocated."""
+    """Counts for one run. The work runs a few times more than `runs`, so that everything is compiled and allocated."""
     work()
     if device.type != "cuda":
         return _count_operators(work)
-    _traced(work, 1, device)  # the first profile of a process misses some
+    _traced(work, 1, device)  # the first profile of a process misses some events
     return _from_trace(_traced(work, runs, device), runs)
 
 

@@ -1,8 +1,8 @@
-"""Rows of an engine, stepped by hand: a step alone, as often as a measurement needs it, always the same work.
+"""Steps the rows of an engine by hand, so that a measurement can repeat one step, always with the same work.
 
-The engine must be closed: its step thread is gone then, and its rows, cache and graphs are free to be used. Every row
-is prefilled and decoded to its last frame. There the device freezes it, so that each further step does what a step does
-and changes nothing.
+The engine must be closed: then its step thread is gone, and its rows, cache and graphs can be used here. Every row is
+prefilled and decoded to its last frame. There the device freezes it, so that each further step does a step's work and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sonant.types import AudioChunk, FinishReason, SpeechRequest
 
 
 class _Nowhere:
-    """A sink: nobody listens."""
+    """A sink that drops everything."""
 
     def push(self, chunk: AudioChunk) -> None: ...
     def finish(self, reason: FinishReason) -> None: ...
@@ -68,12 +68,12 @@ class StepRig:
 
     @property
     def positions(self) -> int:
-        """That the rows hold in the cache, together."""
+        """How many positions all rows together hold in the cache."""
         index = torch.tensor(self.rows, device=self.engine.device)
         return int(self.runner.rows.fields["position"][index].sum())
 
     def decode(self) -> None:
-        """A step that decodes one frame for every row, and makes no sound."""
+        """Run a step that decodes one frame for every row, and makes no sound."""
         variants: dict[int, list[int]] = {}
         for request in self.requests:
             request.launched += request.has_steps_left
@@ -81,19 +81,19 @@ class StepRig:
         self._run(Plan(decode={variant: np.array(places) for variant, places in variants.items()}))
 
     def vocode(self, frames: int) -> None:
-        """Sound of `frames` frames for every row, in as many steps as the engine would take."""
+        """Make the sound of `frames` frames for every row, in as many steps as the engine would take."""
         for group in self.groups(frames):
             for request in group:
                 request.vocoded += frames
             self._run(Plan(codec={frames: np.array([request.place for request in group])}))
 
     def groups(self, frames: int) -> list[list[Request]]:
-        """The rows that go through the codec together when each is given so many frames."""
+        """Groups of rows that go through the codec together with `frames` frames of each row."""
         size = max(1, self.engine.sizes.codec_batch // frames)
         return [self.requests[i : i + size] for i in range(0, len(self.requests), size)]
 
     def drain(self) -> None:
-        """Until every launched step has come back."""
+        """Collect every step in flight."""
         while self._in_flight:
             self.runner.collect(self._in_flight.pop(0), self.scheduler.ledger)
 
@@ -103,7 +103,7 @@ class StepRig:
         return Request(speech, model.prompter.prompt(speech), _Nowhere(), time.monotonic(), model.spec.delay_steps)
 
     def _run(self, plan: Plan) -> None:
-        """One step ahead of the host, where the engine is."""
+        """Launch a step. As many stay in flight as the engine runs ahead of the host; earlier ones are collected."""
         self._in_flight.append(self.runner.launch(plan, self.scheduler.ledger))
         while len(self._in_flight) > (self.engine.config.steps_ahead or 0):
             self.runner.collect(self._in_flight.pop(0), self.scheduler.ledger)
@@ -120,7 +120,7 @@ class StepRig:
         self.drain()
 
     def _release(self) -> None:
-        """After a failure too: steps in flight have been launched, and come back."""
+        """Free all rows. After a failure too, steps in flight can be collected, since they have been launched."""
         self.drain()
         for request in self.requests:
             if request.state is not State.WAITING or request in self.scheduler.waiting:
@@ -128,6 +128,6 @@ class StepRig:
 
 
 def step_bucket(runner: Runner, rows: int) -> int:
-    """How many rows a frame step works on for so many: the next captured size, or just as many."""
+    """How many rows a frame step computes for `rows`: the next captured size, or exactly `rows` if there is none."""
     captured = next(iter(runner.frame.values())).captured
     return next((size for size in captured if size >= rows), rows)

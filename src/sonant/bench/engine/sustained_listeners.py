@@ -1,9 +1,9 @@
 """How many listeners the engine sustains in real time without one underrun, in this process, with no network.
 
-Listeners come as a Poisson process, ask for a stream of a fixed length, press play at the first chunk and never wait
-again: at r of them a second and streams of s seconds, r · s listen at once. Those who come while the load builds up, or
-after the last one that counts, are load but are not counted. The search is that of `bench capacity`. A level ends at
-its first bad stream, since one is enough.
+Listeners arrive as a Poisson process, request a stream of a fixed length, and play it from the first chunk on: with r
+arrivals a second and streams of s seconds, r · s listen at once. Those that arrive while the load builds up, or after
+the last one that counts, are load but are not counted. The search is that of `bench capacity`. A level ends at its
+first bad stream, since one is enough to fail it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sonant.bench.client.sample import Sample
 from sonant.bench.engine.listener import listen
 from sonant.engine.engine import Engine
 
-_QUICK_REQUESTS = 16  # least streams of a quick probe: at one listener at a time, more would take long
+_QUICK_REQUESTS = 16  # the fewest streams of a quick probe: with one listener at a time more would take long
 
 
 @dataclass(frozen=True)
 class SustainedLevel:
     listeners: int  # as asked for: rate · stream length
-    rate: float  # listeners that come a second
-    mean_listeners: float  # how many really listened at once, over the window
+    rate: float  # arrivals a second
+    mean_listeners: float  # how many really listened at once, on average over the window
     window_s: float  # from the first counted arrival to the last
-    requests: int  # that were counted
-    underruns: int  # streams that had one
+    requests: int  # the counted ones
+    underruns: int  # streams with an underrun
     failed: int
     first_audio_p50_ms: float
     first_audio_p99_ms: float
-    late_p99_ms: float  # how long after their time our own clock let requests leave
-    cut: bool  # whether it ended at its first bad stream
+    late_p99_ms: float  # how long after their due time our own event loop began requests
+    cut: bool  # whether the level ended at its first bad stream
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _PoissonListeners:
         return LoadLevel(load, wall_s, counted, None)
 
     async def _play(self, load: Load, counted: range) -> dict[int, Sample]:
-        """The streams that ended, by their place in the order of arrival; a level that is cut leaves the others out."""
+        """The streams that ended, by their place in the order of arrival; if the level was cut, others are missing."""
         ended: dict[int, Sample] = {}
         bad = asyncio.Event()
         origin_s = time.perf_counter()
@@ -143,7 +143,7 @@ class _PoissonListeners:
 
 
 def _mean_listening(samples: Sequence[Sample], begin_s: float, end_s: float) -> float:
-    """The mean number who were hearing sound between two moments, each from their first chunk to their last sample."""
+    """The mean number of listeners hearing sound between two moments, each from its first chunk to its last sample."""
     if end_s <= begin_s:
         return 0.0
     heard_s = 0.0

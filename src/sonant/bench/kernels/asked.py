@@ -1,4 +1,4 @@
-"""Which cases a command asks for, as plain values: they can be sent to processes that compile their kernels ahead."""
+"""Which cases a command asks for, as plain values that can be sent to processes to compile the kernels ahead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Asked:
     rows: tuple[int, ...]
     prefill: int
     ops: Collection[str]
-    where: str  # part of a case's place
+    where: str  # a substring of each case's own `where`
 
     def cases(self) -> Iterator[Case]:
         return (case for case in self._every() if case.op in self.ops and self.where in case.where)
@@ -43,15 +43,15 @@ class Asked:
 
 
 def compile_ahead(asked: Asked, processes: int) -> None:
-    """Leaves machine code in the caches on disk, where a process that measures finds it."""
-    context = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
+    """Compile into the caches on disk, where a process that measures finds the machine code."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not work after a fork
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         for done in [pool.submit(partial(run_share, asked, n, processes)) for n in range(processes)]:
-            done.exception()  # what fails there fails again where it is measured, and is told there
+            done.exception()  # a case that fails here fails again when it is measured, and is reported then
 
 
 def run_share(asked: Asked, first: int, step: int) -> int:
-    """Every `step`-th case once → how many."""
+    """Run every `step`-th case from `first` on once → how many."""
     ran = 0
     for case in islice(asked.cases(), first, None, step):
         with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""Attention over long contexts, which no family's usual shapes have, beside the best kernels that others have for it.
+"""Attention over long contexts, beyond any family's usual shapes, beside the best kernels that others have for it.
 
-There are 16 heads over 8, of 128 values, and blocks of 16 positions lie scattered. A decode step of ours norms and
-rotates heads and writes the cache as well; FlashAttention is given ready heads, and its keys and values in one piece. A
-cache of eight bits is read by kernels of ours only.
+There are 16 query heads and 8 KV heads of 128 values, and blocks of 16 positions are scattered. Our decode step also
+normalises and rotates heads and writes the cache; FlashAttention gets ready heads, and contiguous keys and values. Only
+our kernels read a cache of eight bits.
 """
 
 from __future__ import annotations

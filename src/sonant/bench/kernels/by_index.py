@@ -1,7 +1,7 @@
-"""Two-sided layers the usual way, to compare with: each side's rows gathered, computed and put back.
+"""Two-sided layers the usual way, to compare with: each side's rows are gathered, computed and scattered back.
 
-The indices are made once. The boolean index that is more usual still makes them anew for each product and waits for
-the device to know how many there are, so no graph could hold it, and it would be slower than this.
+The indices are computed once. A boolean index, which is more usual still, computes them anew for each product, and the
+host waits for the device to count them: no graph could hold that, and it would be slower than this.
 """
 
 from __future__ import annotations

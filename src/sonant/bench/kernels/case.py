@@ -23,7 +23,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rival:
-    """Somebody else's kernel for the same work, which may want its arguments in another form."""
+    """Another kernel for the same work, which may need its arguments in another form."""
 
     prepare: Callable[[Call], Call]  # not measured
     function: Callable[..., Any]
@@ -32,10 +32,10 @@ class Rival:
 @dataclass(frozen=True)
 class Case:
     op: str
-    where: str  # in the model: "talker 1.7b qkv"
+    where: str  # the op's place in the model: "talker 1.7b qkv"
     rows: int
     make: Callable[[], Call]  # with fresh weights and cache
-    streamed_bytes: int  # of weights and cache, which no call finds in a cache of the device
+    streamed_bytes: int  # of weights and KV cache, which no call finds in the device's own cache
     bytes: int  # all that must be read or written
     flops: int = 0
     usual: Callable[..., Any] | None = None  # what our kernel is compared with; None: the reference
@@ -43,13 +43,13 @@ class Case:
 
 
 class CaseMaker:
-    """`quantize`: what weights of layers are made into."""
+    """`quantize`: the form into which weights of layers are quantised; None: they are not."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, quantize: Quantization | None = None) -> None:
         self.device, self.dtype, self.item, self.quantize = device, dtype, dtype.itemsize, quantize
 
     def weight(self, columns: int, depth: int) -> Weight:
-        """Of a layer's projection."""
+        """Random weights of a layer's projection."""
         drawn = self.normal(columns, depth) * depth**-0.5
         return drawn if self.quantize is None else quantize(drawn)
 

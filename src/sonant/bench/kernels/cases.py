@@ -1,8 +1,8 @@
 """Every op at the shapes that the published models give it, with the bytes and operations it cannot avoid.
 
-Shapes come from a family's workloads, for decode steps of some rows and for a prefill. What a step reads afresh every
-time, weights and cache, is made anew for each call of a case, so that a measurement can go through more of it than a
-device's cache holds.
+Shapes come from a family's workloads, for decode steps of some numbers of rows and for a prefill. Weights and KV cache,
+which every step reads from memory, are made anew for each call of a case, so that a measurement can go through more of
+them than a device's own cache holds.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sonant.models.workload import StackWorkload, Workloads
 _BLOCK_TOKENS = 16
 _EPS = 1e-6
 _RING = 32  # frames that wait for the codec
-_RAS_ROWS = 7  # that are looked back at
+_RAS_ROWS = 7  # earlier rows that RAS looks at
 
 
 class Cases(CaseMaker):
     def every(self, workloads: Workloads, rows: Sequence[int], prefill: int) -> Iterator[Case]:
-        """Decode steps of so many rows, then a prefill of so many positions (0: none)."""
+        """The ops of decode steps of each number of `rows`, and of a prefill of `prefill` positions (0: none)."""
         flow = FlowCases(self.device, self.dtype, self.quantize)
         passes = PassCases(self.device, self.dtype, self.quantize)
         for stack in workloads.stacks:
@@ -109,7 +109,7 @@ class Cases(CaseMaker):
         return Case(op, where, rows, make, weights, moved, flops=2 * rows * depth * planes * columns)
 
     def _dual(self, s: StackWorkload, rows: int) -> Iterator[Case]:
-        """A prefill, half of it text and half audio: both sides' weights are read."""
+        """A prefill of half text and half audio, which reads both sides' weights."""
         audio = torch.arange(rows, device=self.device) >= (rows + 1) // 2
         split = split_kinds(audio.int()[None])
         by_index = ByIndex.of(split)
@@ -173,7 +173,7 @@ class Cases(CaseMaker):
             yield Case("paged_step", f"{s.name} {span} positions", rows, step, read, moved, flops)
 
     def _frame_attention(self, s: StackWorkload, rows: int) -> Case:
-        """At the middle of a frame's codebooks, whose cache no step reads afresh: it is as small as it is new."""
+        """At the middle of a frame's codebooks. Their cache is small and was just written, so no step streams it."""
         at = s.context // 2
         qkv, heads = self.normal(rows, 1, s.qkv), self._heads(s, 1, 1)
         cache = self.normal(2, rows, s.context, s.kv_heads, s.head_dim)
@@ -192,14 +192,15 @@ class Cases(CaseMaker):
         logits, uniform = self.normal(rows, s.vocab), torch.full((rows,), 0.5, device=self.device)
         params = self._params(rows)
         mask, moved = None, rows * s.vocab * self.item
-        if not s.per_frame:  # only the first code has what keeps ids from being drawn
+        if not s.per_frame:  # only the first code is drawn with a mask
             seen = torch.zeros(rows, s.vocab, dtype=torch.bool, device=self.device)
             mask = LogitMask(seen, torch.full_like(uniform, 1.05), seen[0], 7, params.greedy)
             moved += rows * s.vocab
         return Case("sample", f"{s.name} code", rows, lambda: Call((logits, uniform, params, mask), {}), 0, moved)
 
     def _frame_step(self, s: StackWorkload, details: StackWorkload, rows: int) -> Case:
-        """Of a stack that draws a frame's first code; one that draws the others has a position for each."""
+        """The end of a frame of `s`, which draws the first code; `details` draws the others, and has a position for
+        each code."""
         groups, zeros = details.context, torch.zeros(rows, 3, dtype=torch.int32, device=self.device)
         codes = torch.randint(details.vocab, (rows, groups), device=self.device)
         offsets = details.vocab * torch.arange(groups, device=self.device)
@@ -212,7 +213,7 @@ class Cases(CaseMaker):
         return Case("frame_step", f"{s.name} {groups} codes", rows, make, 0, moved)
 
     def _ras_sample(self, s: StackWorkload, rows: int) -> Iterator[Case]:
-        """Every code is drawn twice, as happens where all of them repeat; then the row that they make."""
+        """Every code is drawn twice, as happens when all of them repeat; then the step that stores their row."""
         books, vocab = s.codebooks, s.vocab // s.codebooks
         logits, uniform = self.normal(rows, books, vocab), torch.full((rows, 2 * books), 0.5, device=self.device)
         recent = torch.zeros(rows, _RAS_ROWS, books, dtype=torch.int32, device=self.device)

@@ -1,4 +1,4 @@
-"""A codec's ops at the shapes of its decoder: a chunk of four frames, as settled streams have."""
+"""A codec's ops at the shapes of its decoder: chunks of four frames, as of streams that are past their beginning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonant.models.workload import CodecWorkload
 
 _FRAMES = 4
 _TAPS, _DILATION = 7, 3  # of a residual unit in the middle
-_UNIT_CHANNELS = 192  # up to which a unit is one kernel
+_UNIT_CHANNELS = 192  # the most of a unit that is one kernel
 _EPS = 1e-5
 
 
@@ -53,7 +53,8 @@ class CodecCases(CaseMaker):
             yield Case("snake_beta", f"{c.name} {name}", rows, partial(Call, (value, alpha, alpha), {}), 0, moved)
 
     def _wide_convolutions(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
-        """The wide one of a residual unit, after each upsampling: its past, bias and activation inside."""
+        """The wide convolution of a residual unit after each upsampling, with its past, bias and activation; and the
+        whole unit where that is one kernel."""
         channels = c.channels
         for rate in c.upsample_rates:
             steps, channels = steps * rate, channels // 2
@@ -63,11 +64,11 @@ class CodecCases(CaseMaker):
                 yield self._unit(f"{c.name} unit {channels} × {steps}", rows, steps, channels)
 
     def _in_eight(self, channels: int) -> bool:
-        """Whether a unit's first convolution has eight bits on both sides, as a model's has where calls are large."""
+        """Whether a unit's first convolution has eight bits on both sides, as in a model whose calls are large."""
         return self.quantize is not None and channels in LAYOUTS
 
     def _unit(self, where: str, rows: int, steps: int, channels: int) -> Case:
-        """In eight bits operations count at their rate, at which those of the second convolution take twice as long."""
+        """In eight bits operations count at that rate, so those of the second convolution, in 16 bits, count twice."""
         eight = self._in_eight(channels)
         x, active, bias = *(self.normal(rows, steps, channels) for _ in range(2)), self.normal(channels)
         past, snake = self.normal(rows, (_TAPS - 1) * _DILATION, channels), self._snake(channels)
@@ -94,7 +95,8 @@ class CodecCases(CaseMaker):
         return Call((qkv, Heads(None, None, cos, sin, c.heads, c.heads, _EPS), ring, place), {})
 
     def _depthwise_units(self, c: CodecWorkload, rows: int, steps: int) -> Iterator[Case]:
-        """The opening pair, then each upsampling with the pair of one of its residual units, and the last of all."""
+        """The opening pair (depthwise, pointwise), then each upsampling with the pair of one of its residual units, and
+        the last convolution."""
         channels = c.channels
         yield self._depthwise(f"{c.name} {c.latent} × {steps}", rows, steps, c.latent, 1, snake=False)
         yield self._convolution(f"{c.name} first", rows, steps, c.latent, channels)
@@ -121,7 +123,7 @@ class CodecCases(CaseMaker):
         self, where: str, rows: int, steps: int, inputs: int, channels: int, *, samples: int = 1, taps: int = 1,
         dilation: int = 1, residual: bool = False, snake: bool = True,
     ) -> Case:  # fmt: skip
-        """`samples` of each channel come of one step: more than one is an upsampling."""
+        """`samples`: how many of each channel one step becomes; more than one is an upsampling."""
         columns, history = channels * samples, (taps - 1) * dilation
         x, bias = self.normal(rows, steps, inputs), self.normal(channels)
         past = self.normal(rows, history, inputs) if history else None

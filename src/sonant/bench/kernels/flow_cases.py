@@ -1,4 +1,4 @@
-"""The ops of a guided flow: layers over a few positions, and what comes between two evaluations of the estimator."""
+"""The ops of a guided flow: layers over a few positions, and what runs between two evaluations of the estimator."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sonant.models.workload import StackWorkload
 _EPS = 1e-6
 _PREFIX = 2
 _RING = 8  # patches that a row keeps
-_LENGTH = 0.1  # of a step
+_LENGTH = 0.1  # of an integration step
 _LAYERS = 4
 
 
 class FlowCases(CaseMaker):
     def attention(self, s: StackWorkload, rows: int, heads: Heads) -> Iterator[Case]:
-        """Of sequences as long as the context: a row may have several. Nothing is read that was not just written, but
-        for the projection's weights."""
+        """Attention within sequences as long as the context, of which a row may have several. All that it reads has
+        just been written, except the projection's weights."""
         batch = rows * s.tokens // s.context
         qkv, residual = self.normal(batch, s.context, s.qkv), self.normal(batch, s.context, s.hidden)
         width = s.heads * s.head_dim
@@ -52,7 +52,7 @@ class FlowCases(CaseMaker):
         yield from self._between_products(s, rows, batch * s.context)
 
     def _stack(self, s: StackWorkload, rows: int, x: Tensor, heads: Heads) -> Case:
-        """Some layers of it, so that what begins and ends it counts for little."""
+        """Several layers of the stack, so that its beginning and end count for little."""
         width, tokens = s.heads * s.head_dim, x.shape[0] * x.shape[1]
 
         def layer() -> LocalWeights:
@@ -72,7 +72,7 @@ class FlowCases(CaseMaker):
         return Case("local_stack", f"{s.name} {_LAYERS} layers", rows, make, weights, moved, flops)
 
     def _between_products(self, s: StackWorkload, rows: int, tokens: int) -> Iterator[Case]:
-        """With many tokens, what the library's products leave to others."""
+        """With many tokens the products are the library's: these are the kernels between them."""
         x, branch, gain = self.normal(tokens, 1, s.hidden), self.normal(tokens, 1, s.hidden), self.normal(s.hidden)
         moved = self.item * (4 * x.numel() + s.hidden)
         make = partial(Call, (x, branch, gain, _EPS), {})
@@ -106,7 +106,7 @@ class FlowCases(CaseMaker):
         yield case("flow_turn", (x, hidden, _LENGTH, time), 2 * projection, both, 3 * product)
 
     def end(self, s: StackWorkload, steps: int, channels: int, rows: int) -> Case:
-        """Of a step: what is kept of a patch, with as many rows in memory as in the batch."""
+        """The end of a step, which stores a patch, with as many rows in memory as in the batch."""
         patch, embedded = torch.randn(rows, steps, channels, device=self.device), self.normal(rows, s.hidden)
         lines = torch.zeros(rows, 5, dtype=torch.int32, device=self.device)
         ring = patch[:, None].repeat(1, _RING, 1, 1)

@@ -1,8 +1,8 @@
-"""No kernel becomes slower unnoticed: a table of accepted figures, and what is compared with it.
+"""Compares kernels with a table of accepted figures, so that none becomes slower unnoticed.
 
 A figure is the share of the floor that a kernel reaches, so it is relative to the bandwidth and the product rate that
-the same run has measured: a GPU that is throttled or shared slows both. What seems slower is measured again before
-it counts, with its floor, and the best of all its measurements stands: noise only ever makes a kernel look slower.
+the same run has measured: a GPU that is throttled or shared slows both. A kernel that seems slower is measured again,
+with its floor, before it counts, and the best of its measurements stands: noise only ever makes a kernel look slower.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Verdict:
     unknown: tuple[str, ...]  # measured, and not in the table
     missing: tuple[str, ...]  # in the table, and not measured
     compared: int
-    times: tuple[KernelTime, ...]  # the best of each
+    times: tuple[KernelTime, ...]  # the best of each kernel
 
     @property
     def passed(self) -> bool:
@@ -87,13 +87,13 @@ def _slower(times: Mapping[str, KernelTime], accepted: Mapping[str, float], tole
 
 
 def shipped(gpu: str, quantize: Quantization | None = None) -> Path:
-    """Where the figures are that came with Sonant for this GPU, if there are any."""
+    """The path of the figures that ship with Sonant for this GPU, if there are any."""
     name = file_name(gpu) if quantize is None else f"{file_name(gpu)}-{quantize}"
     return Path(__file__).with_name("accepted") / f"{name}.json"
 
 
 def read(path: Path, device: str, dtype: str) -> dict[str, float]:
-    """Figures of another GPU or type would say nothing about this one's."""
+    """Read a table's figures. Raise `ConfigError` for another GPU's or type's, which tell nothing about this one."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
@@ -112,13 +112,13 @@ def read(path: Path, device: str, dtype: str) -> dict[str, float]:
 
 
 def can_write(path: Path) -> bool:
-    """Whether `write` will work, as it does not in an install that is read-only."""
+    """Whether `write` will work, which it does not in a read-only install."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def write(path: Path, report: KernelReport, times: Iterable[KernelTime], known: Mapping[str, float]) -> int:
-    """These figures, and those of `known` that were not measured. Whole or not at all. → how many there are."""
+    """Write these figures, and those of `known` that were not measured, atomically → how many there are."""
     figures = dict(known) | {key(timed): round(timed.share, 4) for timed in times}
     data = {
         "format": FORMAT, "device": report.device, "dtype": report.dtype, "torch": report.torch,

@@ -1,4 +1,4 @@
-"""Passes over all layers of a stack at once, as one row's are in one kernel."""
+"""Passes over all layers of a stack at once, which for one row can be one kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sonant.kernels.reference import FrameLayer, FrameStack, Heads, QuantizedWei
 from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
-_LAYERS = 4  # some of them: what begins and ends a pass counts for little
+_LAYERS = 4  # enough that a pass's beginning and end count for little
 _BLOCK_TOKENS = 16
 
 
 class PassCases(CaseMaker):
     def frame(self, s: StackWorkload, rows: int, heads: Heads) -> Case:
-        """At the middle of a frame's codebooks, with the head."""
+        """A pass at the middle of a frame's codebooks, with the head."""
         at, x = s.context // 2, self.normal(rows, 1, s.hidden)
         cache = self.normal(_LAYERS, 2, rows, s.context, s.kv_heads, s.head_dim)
 
@@ -29,13 +29,13 @@ class PassCases(CaseMaker):
         return Case("frame_pass", f"{s.name} {_LAYERS} layers", rows, make, weights, moved, flops)
 
     def paged(self, s: StackWorkload, rows: int, heads: Heads) -> Case:
-        """Every row at the end of its context."""
+        """A pass with every row at the end of its context."""
         blocks, x = -(-s.context // _BLOCK_TOKENS), self.normal(rows, 1, s.hidden)
         tables = torch.arange(rows * blocks, device=self.device, dtype=torch.int32).view(rows, blocks)
         positions = torch.full((rows, 1), s.context - 1, dtype=torch.int32, device=self.device)
 
         def make() -> Call:
-            with torch.inference_mode(False):  # as an engine's: views know whose they are, and have its counters
+            with torch.inference_mode(False):  # as an engine's: views then know their base, and use its counters
                 cache = self.normal(_LAYERS, 2, rows * blocks, _BLOCK_TOKENS, s.kv_heads, s.head_dim)
             return Call((self._stack(s), x.clone(), heads.cos, heads.sin, cache, tables, positions, blocks), {})
 
@@ -45,7 +45,7 @@ class PassCases(CaseMaker):
         return Case("paged_pass", f"{s.name} {_LAYERS} layers", rows, make, read, moved, flops)
 
     def _stack(self, s: StackWorkload) -> FrameStack:
-        """Each layer has memory of its own, with the same values in it, which take long to draw."""
+        """Each layer has memory of its own, but with the same values, since drawing them takes long."""
         width, gain, head_gain = s.heads * s.head_dim, self.normal(s.hidden), self.normal(s.head_dim)
         qkv, out = self.weight(s.qkv, s.hidden), self.weight(s.hidden, width)
         gate_up, down = self.weight(2 * s.inner, s.hidden), self.weight(s.hidden, s.inner)
@@ -63,7 +63,7 @@ class PassCases(CaseMaker):
 
     @staticmethod
     def _values(s: StackWorkload) -> int:
-        """Of a layer's weights."""
+        """How many values a layer's weights have."""
         return s.hidden * (s.qkv + s.heads * s.head_dim + 3 * s.inner)
 
 

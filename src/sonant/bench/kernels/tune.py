@@ -1,8 +1,9 @@
 """Finds each kernel's best tile on this GPU: every candidate is checked and timed in a CUDA graph, the library too.
 
-Candidates compile first, in as many processes as there are cores: each runs its share of them once, which leaves the
+Candidates compile first, in one process for each core but one: each runs its share of them once, which leaves the
 binaries in Triton's cache on disk. Only then is the GPU quiet enough to measure. Weights rotate through more than the
-device's cache holds. Out of time, the best so far counts, and what was not reached keeps its rule.
+device's cache holds. Candidates that are not compiled in time are left out, and a shape that is not reached in time
+keeps its rule.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _ROTATED_BYTES = 96 << 20  # twice the cache of an H200
 _MOST_COPIES = 12
 _GRAPH_US = 300.0
 _REPLAYS = 5
-_HOPELESS = 1.3  # times the best so far
+_HOPELESS = 1.3  # times the best so far: a slower candidate is not replayed again
 _RELATIVE_ERROR = 2e-2
-_COMPILE_SHARE = 0.6  # of the time there is
-_JOBS_AT_ONCE = 4  # for one process to compile before it reports
+_COMPILE_SHARE = 0.6  # of the time given
+_JOBS_AT_ONCE = 4  # kernels that a process compiles before it reports
 
 Tell = Callable[[str], None]
 
@@ -45,7 +46,7 @@ class Tuned:
     library_us: float
     floor_us: float
     tried: int
-    failed: tuple[str, ...]  # candidates that computed something else, or nothing
+    failed: tuple[str, ...]  # candidates whose result is wrong, or missing
 
     @property
     def share(self) -> float:
@@ -53,9 +54,9 @@ class Tuned:
 
 
 def compile_all(cases: Sequence[Tunable], deadline_s: float, tell: Tell) -> set[tuple[object, ...]]:
-    """Kernels that are in Triton's cache now, by what they were compiled as."""
+    """Compile the candidates until the deadline → those in Triton's cache now, by what they were compiled as."""
     jobs = {case.compiled_as(tile): (case.least(), tile) for case in reversed(cases) for tile in case.candidates()}
-    names = list(reversed(jobs))  # those of the first cases first
+    names = list(reversed(jobs))  # the first cases' first
     batches = [names[i : i + _JOBS_AT_ONCE] for i in range(0, len(names), _JOBS_AT_ONCE)]
     processes = min(len(batches), max(1, (os.cpu_count() or 2) - 1))
     tell(f"{len(names)} kernels to compile in {processes} processes")
@@ -78,7 +79,7 @@ def compile_all(cases: Sequence[Tunable], deadline_s: float, tell: Tell) -> set[
 
 
 def compile_some(jobs: Sequence[tuple[Tunable, Tile]]) -> list[bool]:
-    """In a process of its own. A tile that needs more than the GPU has is no error, only no candidate."""
+    """Runs in a process of its own. A tile that needs more than the GPU has is no error, but it is not a candidate."""
     from triton.errors import TritonError
 
     good = []
@@ -139,8 +140,8 @@ def tune_one(case: Tunable, device: torch.device, ceiling: Ceiling, compiled: se
 
 
 def call_us(case: Tunable, calls: Sequence[Call], tile: Tile, floor_us: float, limit_us: float = float("inf")) -> float:
-    """Of one call: the best of some replays, since whatever disturbs one makes it slower. Above the limit one is
-    enough."""
+    """Time of one call: the best of some replays, since a disturbance only makes one slower. A replay above the limit
+    is the last."""
     count = max(len(calls), min(64, int(_GRAPH_US / max(floor_us, 1.0))))
     if floor_us > _GRAPH_US:
         count = 2
@@ -149,7 +150,7 @@ def call_us(case: Tunable, calls: Sequence[Call], tile: Tile, floor_us: float, l
         for index in range(count):
             case.run(calls[index % len(calls)], tile)
 
-    many()  # what a capture may not do: counters, library plans
+    many()  # does what a capture may not do: counters, library plans
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # not torch.cuda.graph(), which collects garbage and empties caches: for thousands of graphs that is minutes

@@ -1,4 +1,4 @@
-"""What the tuner tunes: a family's products and convolutions, as plain numbers that a process can be sent.
+"""What the tuner tunes: a family's products and convolutions, as plain numbers that can be sent to a process.
 
 Each case can make its arguments, run with a given tile, and say which candidates compile to the same kernel.
 """
@@ -22,9 +22,9 @@ from sonant.models.workload import CodecWorkload, StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2  # of values, and of weights that are not quantised
-PRODUCT_ROWS = (64, 32, 16)  # 16 serves all that are fewer
-QUANTIZED_ROWS = (256, 64, 16, 32, 128, 512)  # eight bits on both sides have tiles too; those that matter most first
-CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, those that matter most first
+PRODUCT_ROWS = (64, 32, 16)  # 16 serves all smaller numbers
+QUANTIZED_ROWS = (256, 64, 16, 32, 128, 512)  # products of eight bits on both sides too; the most important first
+CODEC_FRAMES = (256, 64, 1024, 16, 4, 1)  # rows times frames, the most important first
 
 
 class Tunable(Protocol):
@@ -66,7 +66,7 @@ class ProductCase:
 
     @property
     def many(self) -> bool:
-        """Rows for which both sides have eight bits."""
+        """Whether there are so many rows that both sides have eight bits."""
         return self.quantize is not None and self.rows > small_m_tile.WIDENED_ROWS
 
     @property
@@ -128,7 +128,7 @@ class ProductCase:
         return getattr(gemv, self.op)(*call.args, **call.kwargs, tile=tile)
 
     def expected(self, call: Call) -> Tensor:
-        """With many rows the input is rounded too, which the library's product does alike; it writes over residuals."""
+        """With many rows the input is quantised too, as in the library's product, which overwrites its residual."""
         if self.many:
             args = tuple(a.clone() if isinstance(a, Tensor) else a for a in call.args)
             return self.run(Call(args, call.kwargs), tuning.LIBRARY)
@@ -137,14 +137,14 @@ class ProductCase:
 
 @dataclass(frozen=True)
 class ConvCase:
-    """Of a batch of one-frame pieces, or of longer ones where there are many."""
+    """A convolution over a batch of pieces of one frame, or of several if there are more than 64 frames."""
 
     where: str
     frames: int
     steps: int  # in a frame
     inputs: int
     channels: int
-    samples: int  # of each channel that come of one step: a transposed convolution
+    samples: int  # of each channel that one step becomes; more than one: a transposed convolution
     taps: int
     dilation: int
     snake: bool
@@ -218,7 +218,7 @@ class ConvCase:
 
 
 def product_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None = None) -> Iterator[ProductCase]:
-    """Heads are not quantised."""
+    """The stacks' products. With `quantize` there are no heads, which are not quantised."""
     for rows in PRODUCT_ROWS if quantize is None else QUANTIZED_ROWS:
         for s in stacks:
             yield ProductCase("norm_linear", f"{s.name} qkv", rows, s.hidden, s.qkv, quantize)
@@ -230,7 +230,7 @@ def product_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None
 
 
 def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
-    """All but the depthwise ones, which have no tiles."""
+    """All convolutions but the depthwise ones, which have no tiles."""
     for frames in CODEC_FRAMES:
         steps, channels = c.steps_per_frame, c.channels
         yield ConvCase(f"{c.name} first", frames, steps, c.latent, channels, 1, 1 if c.depthwise else 7, 1, True, False)
@@ -245,7 +245,7 @@ def conv_cases(c: CodecWorkload) -> Iterator[ConvCase]:
 
 
 def _copied(call: Call, at: int) -> Call:
-    """With the same values elsewhere in memory."""
+    """The call with a copy of argument `at` elsewhere in memory."""
     return Call((*call.args[:at], copied(call.args[at]), *call.args[at + 1 :]), call.kwargs)
 
 

@@ -20,12 +20,12 @@ from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2
-DUAL_ROWS = (512, 256, 128, 64, 32)  # of a prefill; 32 serves all that are fewer
+DUAL_ROWS = (512, 256, 128, 64, 32)  # of a prefill; 32 serves all smaller numbers
 
 
 @dataclass(frozen=True)
 class DualCase:
-    """Of a two-sided layer: half of the rows are text, half audio."""
+    """A product of a two-sided layer: half of the rows are text, half audio."""
 
     op: str
     where: str

@@ -1,4 +1,4 @@
-"""The middle of a local layer, for the tuner: its two kernels are what it calls the library."""
+"""The middle of a local layer, for the tuner. Its form as two kernels is what the tuner calls the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonant.models.workload import StackWorkload
 
 _EPS = 1e-6
 _ITEM_BYTES = 2  # of values
-ROWS = (64, 32, 16)  # 16 serves all that are fewer
+ROWS = (64, 32, 16)  # 16 serves all smaller numbers
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LocalOutCase:
 
 
 def local_cases(stacks: Sequence[StackWorkload], quantize: Quantization | None = None) -> Iterator[LocalOutCase]:
-    """As many sequences as a bucket of rows has room for."""
+    """Cases with as many sequences as a bucket of rows has room for."""
     for rows in ROWS:
         for s in stacks:
             if s.tokens > 1:

@@ -1,5 +1,5 @@
-"""Products of 33 to 64 rows in sixteen bits, for the tuner: tiled_gemm.py's against those without it, which it calls
-the library."""
+"""Products of 33 to 64 rows in sixteen bits, for the tuner: those of tiled_gemm.py against those without it, which the
+tuner calls the library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TILED_ROWS = 64
 
 @dataclass(frozen=True)
 class TiledCase(ProductCase):
-    """linear, linear_add, or norm_gated, whose norm is a kernel of its own, with the gain in its weights."""
+    """linear, linear_add, or norm_gated, whose norm is a kernel of its own, with the gain in the weights."""
 
     @property
     def key(self) -> str:
@@ -62,7 +62,7 @@ class TiledCase(ProductCase):
         return out
 
     def _by_library(self, x: Tensor, weight: Tensor, residual: Tensor | None, gain: Tensor | None) -> Tensor:
-        """As the engine asks for it."""
+        """The product as the engine computes it without tiled_gemm.py."""
         out = gemv.product_of_few(x, weight, gain=gain, eps=_EPS, gated=self.gated, residual=residual)
         if out is not None:
             return out

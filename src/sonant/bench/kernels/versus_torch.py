@@ -1,8 +1,8 @@
 """Each kernel against the plain torch it replaces, on the same device in the same run, with the floor beside both.
 
-On CUDA a measurement is one graph of many calls, so that launching from Python costs nothing, and the median of its
-replays. Calls go through more weights and cache than the device's own cache holds: a step finds them there no more
-than they do. The floor is the larger of bytes over copy bandwidth and operations over the library's best product.
+On CUDA a measurement is the median over replays of one graph of many calls, so that launching from Python costs
+nothing. Calls go through more weights and KV cache than the device's own cache holds, since a step does not find them
+there either. The floor is the larger of bytes over copy bandwidth and operations over the library's best product.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sonant.text_table import grid
 
 _LOG = logging.getLogger(__name__)
 
-_ROTATED_BYTES = 256 << 20  # over the 200 MB that no L2 cache of today holds
+_ROTATED_BYTES = 256 << 20  # no L2 cache of today reaches even 200 MB
 _LEAST_CALLS, _MOST_CALLS = 32, 256
 
 
@@ -48,13 +48,13 @@ class KernelTime:
     where: str
     rows: int
     floor_us: float
-    reference_us: float | None  # of the plain torch that ours replaces; None: not asked for
-    kernel_us: float | None  # None: the reference is what runs here
-    gb_per_s: float  # of what `pick` gives
+    reference_us: float | None  # of the plain torch that our kernel replaces; None: not measured
+    kernel_us: float | None  # None: the reference runs here
+    gb_per_s: float  # of what `pick` returns
     tflop_per_s: float
     picked: str
     reason: str
-    launches: Mapping[str, float]  # what a call of the picked one runs: names of kernels, operators on a CPU
+    launches: Mapping[str, float]  # what a call of the picked one runs: names of kernels, or of operators on a CPU
     rivals_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -97,7 +97,7 @@ def run(
     compare: bool = True,
     quantize: Quantization | None = None,
 ) -> KernelReport:
-    """Without `compare`, of what runs alone, and not what it launches: a third of the time."""
+    """Without `compare` only what `pick` returns is timed, without its launches: a third of the time."""
     ceiling = ceiling_of(device, dtype, quantize)
     times = []
     for timed in measure_all(cases, device, ceiling, compare=compare):
@@ -114,7 +114,7 @@ def run(
 
 
 def ceiling_of(device: torch.device, dtype: torch.dtype, quantize: Quantization | None) -> Ceiling:
-    """As it is now: a GPU's clock follows its power and warmth, that of a large product by a tenth."""
+    """The ceiling as it is now: a GPU's clock varies with power and temperature, in a large product by a tenth."""
     return Ceiling(copy_bandwidth(device), product_rate(device, dtype, quantize))
 
 
@@ -130,7 +130,7 @@ def measure_all(
     cases: Iterable[Case], device: torch.device, ceiling: Ceiling, *, compare: bool = True
 ) -> Iterator[KernelTime]:
     for case in cases:
-        with torch.inference_mode():  # `pick` gives the reference to whoever wants gradients
+        with torch.inference_mode():  # `pick` returns the reference where gradients are enabled
             timed = measure(case, device, ceiling, compare=compare)
         yield timed
 
@@ -156,13 +156,13 @@ def measure(case: Case, device: torch.device, ceiling: Ceiling, *, compare: bool
         tflop_per_s=case.flops / picked_us / 1e6,
         picked=choice.implementation,
         reason=choice.reason,
-        launches=_launches(choice, calls[0], device) if compare else {},  # a profile takes longer than the figure
+        launches=_launches(choice, calls[0], device) if compare else {},  # a profile takes longer than the measurement
         rivals_us={name: rival_us(rival, calls, device) for name, rival in rivals.items()},
     )
 
 
 def rival_us(rival: Rival, calls: Sequence[Call], device: torch.device) -> float:
-    """NaN: it does not run here, as a kernel of another version or for another GPU may not."""
+    """The rival's time; NaN if it does not run here, as a kernel of another version or for another GPU may not."""
     try:
         return call_us(rival.function, [rival.prepare(call) for call in calls], device)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -177,7 +177,7 @@ def calls_of(case: Case) -> list[Call]:
 
 
 def call_us(function: Callable[..., Any], calls: Sequence[Call], device: torch.device) -> float:
-    """Of one call, in the middle of many."""
+    """Time of one call among many."""
     turns = cycle(calls)
 
     def one() -> None:
@@ -201,7 +201,7 @@ def call_us(function: Callable[..., Any], calls: Sequence[Call], device: torch.d
 
 
 def _launches(choice: Choice, call: Call, device: torch.device) -> Mapping[str, float]:
-    """An op of ours may hand a shape on to the library: only what ran tells."""
+    """The kernels that really run, since an op of ours may leave a shape to the library."""
     return count(lambda: choice.function(*call.args, **call.kwargs), device, runs=1).names
 
 

@@ -1,4 +1,4 @@
-"""Two quality runs: prompt against the same prompt, with the interval of each difference."""
+"""Compares two quality runs prompt by prompt, with the interval of each difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonant.text_table import grid
 
 _COLUMNS = ("c", "ok", "WER", "CER", "MOS", "similarity", "too short", "runaway")
 
-# Each figure with how a request has it, whether more of it is worse, and the least change that matters.
+# Each figure with its value for a request, whether more of it is worse, and the least change that matters.
 _FIGURES: dict[str, tuple[Callable[[Judged], float | None], bool, float]] = {
     "WER": (lambda r: None if not r.words else (r.word_errors or 0) / r.words, True, 0.01),
     "CER": (lambda r: None if not r.chars else (r.char_errors or 0) / r.chars, True, 0.005),
@@ -46,7 +46,7 @@ def compare_quality(before: Quality, after: Quality, confidence: float = 0.95) -
         if not shared:
             continue
         differences = [new[p] - old[p] for p in shared]
-        # The prompts are the same on both sides, so that their differences are compared with zeros.
+        # The prompts are the same on both sides, so their differences are compared with zeros.
         interval = unpaired([0.0] * len(shared), differences, mean, each, relative=False)
         verdict = judge(interval if more_is_worse else _turned(interval), least)
         worse = worse or verdict is Verdict.WORSE

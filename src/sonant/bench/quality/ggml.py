@@ -1,7 +1,8 @@
-"""Whisper checkpoints as whisper.cpp keeps them (`ggml-base.en.bin`), which packages of npm carry too.
+"""Reads Whisper checkpoints in whisper.cpp's format (`ggml-base.en.bin`), which some npm packages contain too.
 
-All numbers are little-endian and four bytes wide: a mark, eleven sizes, the mel filters, the words of the vocabulary,
-and then each tensor as its number of dimensions, length of its name, type, dimensions (the last first), name, values.
+All numbers are little-endian and four bytes wide: a magic number, eleven sizes, the mel filters, the words of the
+vocabulary, and then for each tensor its number of dimensions, the length of its name, its type, its dimensions (the
+last first), its name and its values.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def read_ggml(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
     tensors = {}
     while reader.has_more:
         name, values = reader.tensor()
-        # A convolution's bias is kept as a column, so that it can be added to a picture of time.
+        # A convolution's bias is stored as a column, to be added to channels over time.
         shaped = values.reshape(-1) if name.endswith(("conv1.bias", "conv2.bias")) else values
         tensors[name] = torch.from_numpy(shaped.astype(np.float32))
     return dict(zip(_SIZES, sizes, strict=True)), tensors

@@ -1,7 +1,7 @@
-"""Ears for the quality test: speech recognisers, MOS predictors and speaker encoders that someone else has trained.
+"""Judges for the quality test: speech recognisers, MOS predictors and speaker encoders that others have trained.
 
-None of them is a dependency. What is given or installed is used; what is not is left out, and the result says so.
-All take mono float32 at 16 kHz.
+None of them is a dependency. Those that are given or installed are used; the others are left out, and the result says
+so. All take mono float32 at 16 kHz.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sonant.types import Samples
 RATE_HZ = 16_000
 _CODES = {"english": "en", "spanish": "es", "chinese": "zh"}
 _PACKAGE = "package:"
-_WINDOW_S = 30  # how much Whisper hears at once
+_WINDOW_S = 30  # the most that Whisper takes at once
 
 Transcribe = Callable[[Samples, str], str]  # (sound, language) → words
 Rate = Callable[[Samples], float]
@@ -136,7 +136,7 @@ def _transformers_whisper(path: Path) -> Transcribe:
 
 
 def windows(samples: Samples) -> list[Samples]:
-    """Stretches that Whisper hears at once, cut where it is quietest in the last third of each."""
+    """The sound in windows that Whisper can take, each cut at the quietest place of its last third."""
     found = []
     while len(samples) > _WINDOW_S * RATE_HZ:
         start = _WINDOW_S * RATE_HZ * 2 // 3

@@ -1,4 +1,4 @@
-"""Does it still say the words when it is busy? The sound of a load level, judged request by request.
+"""Judges the sound of a load level request by request: does a busy server still say the right words?
 
 A server can be fast by being wrong: by stopping early, running on, repeating, or mixing requests up. So quality is
 measured on the very sound that came back under load.
@@ -20,8 +20,8 @@ from sonant.bench.quality.judges import RATE_HZ, Judges
 from sonant.bench.quality.transcript import errors, plain
 from sonant.types import Samples
 
-# The least and the most letters a second that speech can have (in Chinese, characters). Beyond them something was left
-# out, or went on and on.
+# The fewest and the most letters a second that speech can have (in Chinese, characters). Beyond them something was left
+# out, or speech ran on.
 _SPEEDS: Mapping[str, tuple[float, float]] = {"chinese": (1.5, 10.0)}
 _SPEED = (5.0, 28.0)
 _SPARE_S = 1.5  # allowed for pauses before and after
@@ -119,7 +119,7 @@ def judge_level(
 
 
 def duration_limits(text: str, language: str) -> tuple[float, float]:
-    """The shortest and the longest that any reading of it takes, in seconds."""
+    """The shortest and the longest that any reading of the text takes, in seconds."""
     slowest, fastest = _SPEEDS.get(language, _SPEED)
     letters = len(plain(text, language).replace(" ", ""))
     return letters / fastest, _SPARE_S + letters / slowest
@@ -141,7 +141,7 @@ def _judge(sample: Sample, prompt: Prompt, sound: Samples, similarity: float | N
 def _references(
     samples: Sequence[Sample], prompts: Mapping[str, Prompt], vectors: Sequence[Samples | None], judges: Judges
 ) -> dict[str, Samples]:
-    """The voice that each prompt should have: the clip it cloned, or else what the level sounds like on average."""
+    """The voice that each prompt should have: that of the clip it clones, or else the mean voice of the level."""
     known = [vector for vector in vectors if vector is not None]
     if judges.embed is None or not known:
         return {}

@@ -1,4 +1,4 @@
-"""What was to be said against what was heard: both in one plain form, and the edits from one to the other."""
+"""Compares what was to be said with what was heard: both in one plain form, and the edits from one to the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Errors:
 
 
 def plain(text: str, language: str) -> str:
-    """Letters and digits only, in small letters; English numbers as words, so that "$5" equals "five dollars"."""
+    """Letters and digits only, in lower case; English numbers as words, so that "$5" equals "five dollars"."""
     if language == "english":
         try:
             text = normalize_english(text)

@@ -1,1 +1,1 @@
-"""Results on disk, and what people read of them: tables, pictures, pages, comparisons."""
+"""Results on disk, and what is made of them for people: tables, pictures, pages, comparisons."""

@@ -1,4 +1,4 @@
-"""How sure a difference is, by resampling the data again and again.
+"""How certain a difference is, by resampling the data again and again.
 
 Requests of one run are not independent: they share prompts, and a machine that was slow for a while was slow for all of
 them. So whole prompts are resampled, and whole stretches of time, and the wider of the two intervals counts.
@@ -109,14 +109,14 @@ def _by_time(
     confidence: float,
     random: np.random.Generator,
 ) -> Interval | None:
-    """The interval of what is left of each request beyond its prompt, resampled in stretches of time."""
+    """The interval of the change in residuals, values less their prompt's mean, resampled in stretches of time."""
     prompt_mean = {p: (np.mean(sides[0][p]) + np.mean(sides[1][p])) / 2 for p in shared}
     resampled, centre = [], []
     for rows in (before, after):
         rest = np.array([np.log(value) - prompt_mean[prompt] for prompt, value in rows if prompt in shared])
         if len(rest) < 2 * _LEAST_BLOCKS:
             return None
-        # Taking the prompts' means from the same data makes what is left too small.
+        # Residuals are too small, since the prompts' means come from the same data.
         repeats = len(rest) / len(shared)
         shrunk = np.sqrt(2 * repeats / (2 * repeats - 1))
         middle = float(trimmed_mean(rest))
@@ -126,7 +126,7 @@ def _by_time(
 
 
 def _resample_time(count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Indices [resamples, count]: stretches of a run, put together anew to its length."""
+    """Indices [resamples, count]: random stretches of a run, joined to its length."""
     blocks = max(_LEAST_BLOCKS, min(_BLOCKS, count // 4))
     length = -(-count // blocks)
     starts = random.integers(count, size=(_RESAMPLES, blocks))
@@ -135,7 +135,7 @@ def _resample_time(count: int, random: np.random.Generator) -> npt.NDArray[np.in
 
 
 def _interval(value: float, resampled: npt.NDArray[Any], confidence: float, units: int) -> Interval:
-    """`units` is the number of independent stretches or prompts that each resample was put together from."""
+    """`units` is the number of independent stretches or prompts of which each resample consists."""
     tail = 50 * (1 - confidence)
     low, high = np.percentile(resampled, [tail, 100 - tail])
     widen = _widening(confidence, units - 1)

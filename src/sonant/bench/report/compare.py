@@ -1,6 +1,6 @@
-"""Two runs against each other: what changed, how sure that is, and whether it matters.
+"""Compares two runs: what changed, how certain that is, and whether it matters.
 
-A change counts only when the interval of its size leaves zero out and it is larger than the threshold. The confidence
+A change counts only if the interval of its size excludes zero and it is larger than the threshold. The confidence
 holds for the whole table, not for each row of it: twenty rows at 95 % each would find a difference in noise.
 """
 
@@ -126,7 +126,7 @@ def _changes(a: LoadLevel, b: LoadLevel, threshold: float, confidence: float) ->
         for metric, value in _TYPICAL.items():
             old, new = [(s.prompt, value(s)) for s in a.good], [(s.prompt, value(s)) for s in b.good]
             interval = paired_ratio(old, new, confidence)
-            if interval is None:  # with other or few prompts, whole runs are compared
+            if interval is None:  # if few prompts are shared, whole runs are compared
                 interval = unpaired(_second(old), _second(new), _median, confidence, relative=True)
             note(metric, float(np.median(_second(old))), float(np.median(_second(new))), interval, relative=True)
         first = [s.ttfp_s for s in a.good], [s.ttfp_s for s in b.good]
@@ -138,7 +138,7 @@ def _changes(a: LoadLevel, b: LoadLevel, threshold: float, confidence: float) ->
         if was and now:
             interval = unpaired(was, now, mean, confidence, relative=False)
             note(metric, float(np.mean(was)), float(np.mean(now)), interval, relative=False)
-    if a.good and b.samples and not b.good:  # however few they were, nothing is left that could be compared
+    if a.good and b.samples and not b.good:  # all failed: that is worse, however few they were
         changes[-1] = replace(changes[-1], verdict=Verdict.WORSE)
     return changes
 

@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: no script, no link, the pictures inside."""
+"""A run as one self-contained HTML file: no script, no link, the pictures inside."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _rtf(axes: Axes, levels: list[LoadLevel]) -> None:
 
 
 def _continuity(axes: Axes, levels: list[LoadLevel]) -> None:
-    """For each pre-buffer, the share of listeners who would have heard no gap."""
+    """For each pre-buffer, the share of listeners that would have heard no gap."""
     worst_ms = 200.0
     for level in levels:
         needed = np.sort([1e3 * h.prebuffer_s for h in (s.heard for s in level.good) if h is not None])
@@ -116,7 +116,7 @@ def _continuity(axes: Axes, levels: list[LoadLevel]) -> None:
 
 
 def _timeline(axes: Axes, level: LoadLevel) -> None:
-    """Grey is waiting for sound, blue from first sound to last byte, red where the listener's buffer was dry."""
+    """Grey is waiting for sound, blue from first sound to last byte, red where the listener's buffer was empty."""
     chosen = level.good[:: max(1, len(level.good) // _MAX_STREAMS)][:_MAX_STREAMS]
     for row, sample in enumerate(chosen):
         start = sample.started_s - level.origin_s
@@ -130,7 +130,7 @@ def _timeline(axes: Axes, level: LoadLevel) -> None:
 
 
 def _dry(arrivals_s: tuple[float, ...], durations_s: tuple[float, ...]) -> list[tuple[float, float]]:
-    """When a listener who plays from the first chunk has nothing to play."""
+    """When a listener that plays from the first chunk on has nothing to play."""
     found: list[tuple[float, float]] = []
     played_to = arrivals_s[0] if arrivals_s else 0.0
     for at_s, duration in zip(arrivals_s, durations_s, strict=False):

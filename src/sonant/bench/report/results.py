@@ -1,4 +1,4 @@
-"""A run on disk: everything that is needed to draw, compare or doubt it later."""
+"""A run on disk: everything that is needed to draw, compare or question it later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
     target: Mapping[str, Any]
     client: Mapping[str, Any]  # the machine the load came from, its versions and processes
     levels: list[LoadLevel]
-    notes: Mapping[str, str]  # what the user says of the server
+    notes: Mapping[str, str]  # the user's notes on the server
     warmups: int
     made_at: str
 
@@ -74,7 +74,7 @@ def check_places(*paths: Path | None) -> None:
 def _why_not(path: Path) -> str | None:
     try:
         there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    except OSError as e:  # a folder that may not be looked into
+    except OSError as e:  # a folder that we may not read
         return e.strerror
     if path.is_dir():
         return "it is a folder"
@@ -92,7 +92,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = None
 
 
 def read_json(path: Path, kind: str) -> dict[str, Any]:
-    """A results file of ours, of the kind that is needed."""
+    """Read a results file of ours; raise `ConfigError` if it is not of this kind."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:

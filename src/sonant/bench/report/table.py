@@ -1,4 +1,4 @@
-"""The figures as a person reads them in a terminal, in the field's layout."""
+"""The figures as a table for a terminal, in the field's layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def level_row(level: LoadLevel) -> tuple[str, ...]:
 
 
 def remarks(level: LoadLevel) -> list[str]:
-    """What the numbers alone would hide."""
+    """Lines about what the numbers alone would hide."""
     s, name, found = level.summary, level.load.label, []
     for kind, count in s.failures.items():
         detail = next(sample.detail for sample in level.samples if not sample.ok and sample.kind == kind)

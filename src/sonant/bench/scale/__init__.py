@@ -1,1 +1,1 @@
-"""How many GPUs so many listeners need: replicas as a simulation, from what one engine was measured to do."""
+"""How many GPUs a number of listeners needs: a simulation of replicas, from measurements of one engine."""

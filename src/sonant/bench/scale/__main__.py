@@ -1,4 +1,7 @@
-"""`python -m sonant.bench.scale`: what replicas of a measured engine hold, and how many so many listeners need."""
+"""Simulate replicas of an engine, from times measured on an H200, and print how many listeners they can hold.
+
+Listeners are held if none hears a gap and 99 of 100 get their first sound in time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SECONDS = 30.0
 
 
 def held(replicas: int, first_s: float, *, most: int) -> tuple[int, Outcome | None]:
-    """The most listeners without a gap and with 99 of 100 first sounds in time, by halves; what they felt."""
+    """The most listeners without a gap and with 99 of 100 first sounds in time, by bisection, and their outcome."""
     low, high, felt = 0, most, None
     while high - low > max(8, high // 32):
         middle = (low + high) // 2

@@ -1,10 +1,10 @@
-"""Replicas and their listeners, event by event: who waits for a row, what each step takes, when each frame is heard.
+"""Simulates replicas and their listeners by events: when requests wait for a row, steps end, and frames are heard.
 
-A newcomer goes to the replica with the fewest requests, as Ray's proxy sends them. A replica's step takes in prompts of
-those who got a row, moves every row on by a frame (those with the least sound in hand first, where there are more than
-fit), makes sound of the chunks that are due, and ends when the engine's measured times say so. Engines have a device
-each, and what carries their sound takes no time of it; or all of them share the cores of one machine, with client,
-proxy, front ends and the engines' channels (`shared_host.py`).
+A new request goes to the replica with the fewest requests, as Ray's proxy sends it. A replica's step takes in prompts
+of requests that got a row, advances every row by a frame (those with the least sound buffered first, if not all fit),
+decodes the chunks that are due, and lasts as long as the engine's measured times say. Either each engine has its own
+device, of which carrying the sound takes no time; or all engines share the cores of one machine with client, proxy,
+front ends and the engines' channels (`shared_host.py`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _OTHERS_EVERY_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Listeners who come by chance, so that about `listeners` hear something at once; or as many who never stop."""
+    """Listeners that arrive at random, so that about `listeners` listen at once; or as many that never stop."""
 
     listeners: int
     frames: int  # of each request
-    seconds: float  # for which listeners come
-    closed: bool = False  # each asks again when it has all of its sound, however much is still unheard
-    at_once: bool = False  # all come in the first moment, and once
+    seconds: float  # how long listeners arrive
+    closed: bool = False  # each asks again when it has received all of its sound, however much is still unheard
+    at_once: bool = False  # all arrive at the start, and once
 
 
 @dataclass(slots=True)
 class Stream:
     came_s: float
     frames: int
-    steps: int = 0  # that it was in
-    sounded: int = 0  # frames that the codec has made sound of
-    begun_s: float | None = None  # when the engine had its first sound
+    steps: int = 0  # steps that it took part in
+    sounded: int = 0  # frames that the codec has decoded
+    begun_s: float | None = None  # when the engine had made its first sound
     heard: int = 0
     first_s: float | None = None
     gap: bool = False
@@ -52,8 +52,8 @@ class Stream:
 class Replica:
     waiting: deque[Stream] = field(default_factory=deque)
     running: list[Stream] = field(default_factory=list)
-    open: int = 0  # requests that were sent to it and have not had all of their sound
-    changed: int = 0  # when that was so last, counted over all replicas
+    open: int = 0  # requests that were sent to it and have not received all of their sound
+    changed: int = 0  # when `open` last changed, as a count of such changes over all replicas
     busy: bool = False
     engine: Worker = field(default_factory=Worker)
     channel: Worker = field(init=False)
@@ -65,7 +65,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Outcome:
-    first_s: tuple[float, ...]  # of every request that was heard, in order
+    first_s: tuple[float, ...]  # time to first sound of every request that was heard, ascending
     audio_s_per_s: float
     gap_share: float
 
@@ -75,7 +75,7 @@ class Outcome:
 
 class Fleet:
     def __init__(self, engine: EngineTimes, replicas: int, *, host: HostTimes | None = None, seed: int = 0) -> None:
-        """`host`: whose cores the replicas share; None: each engine has its own device."""
+        """`host`: the machine whose cores the replicas share; None: each engine has its own device."""
         self.engine, self.host = engine, host
         carriers = Session()
         self.replicas = [Replica(front=Worker(carriers)) for _ in range(replicas)]
@@ -109,7 +109,7 @@ class Fleet:
         return Outcome(tuple(firsts), self._frames * self.engine.frame_s / max(self._end_s, 1e-9), gaps)
 
     def _go_on(self, until_s: float | None) -> None:
-        """From one moment at which something is done to the next, until nothing is left or the time is over."""
+        """Go from each event to the next, until none is left or the time is over."""
         while True:
             posted_s = self._events[0][0] if self._events else None
             worked_s = None if self._cores is None else self._cores.next_s()
@@ -127,7 +127,7 @@ class Fleet:
         heapq.heappush(self._events, (at_s, self._count, then))
 
     def _take_cores(self, now_s: float) -> None:
-        """All else that the machine does, a little at a time."""
+        """Use the cores for everything else that the machine does, a little at a time."""
         if self.host is None or self._cores is None or not (self._events or self._cores.next_s()):
             return
         if not self._others.work:
@@ -158,7 +158,7 @@ class Fleet:
         replica.open, replica.changed = replica.open + more, self._changes
 
     def _pass_on(self, way: list[tuple[Worker, float]], then: Callable[[float], None], now_s: float) -> None:
-        """From one to the next, each when the last is done with it."""
+        """Let one worker after the other do its part, then call `then`."""
         if not way or self._cores is None:
             then(now_s)
             return
@@ -193,7 +193,7 @@ class Fleet:
             self._cores.do(replica.engine, took_s, done)
 
     def _chunks(self, ended: list[Stream], drawn: list[Stream], now_s: float) -> list[tuple[Stream, int]]:
-        """Whose sound is made in this step, and of how many frames: who has least in hand first, as far as it goes."""
+        """Streams to decode in this step, and frames of each: the least sound buffered first, while there is room."""
         engine, frame_s = self.engine, self.engine.frame_s
         due = [(s, engine.last_chunk(s.frames - s.sounded)) for s in ended]
         wanted = [(s, engine.chunk_of(s.ahead_s(now_s, frame_s))) for s in drawn]
@@ -222,7 +222,7 @@ class Fleet:
         self._step(replica, now_s)
 
     def _carry(self, replica: Replica, stream: Stream, frames: int, last: bool, now_s: float) -> None:
-        """A chunk, and word that it was the last, from the engine to who hears it."""
+        """Carry a chunk, and whether it was the last, from the engine to its listener."""
         hear = partial(self._hear, stream, frames, last)
 
         def passed(then_s: float) -> None:
@@ -245,5 +245,5 @@ class Fleet:
             stream.gap = True
         stream.heard += frames
         self._frames += frames
-        if self._closed and last:  # Nobody asks again in step with the others.
+        if self._closed and last:  # A random delay keeps listeners out of step.
             self._post(now_s + self._random.uniform(0.0, 2.0) * self.engine.start_s, partial(self._come, stream.frames))

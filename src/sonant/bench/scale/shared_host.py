@@ -1,10 +1,11 @@
-"""One machine whose cores engines share with what carries their sound: front ends, the proxy, and clients that measure.
+"""A machine whose cores engines share with what carries their sound: front ends, the proxy, and measuring clients.
 
-Each worker is a thread of some process, and does one piece of work after the other. Cores are shared out as Linux was
-seen to do it: each core evenly among sessions (an engine has one of its own), then among the threads of a session. Who
-wakes takes the core of one whose session has had more, at once; else, who runs keeps its core for a turn. Who waits
-stays with its core, but for a move now and then. So what carries sound seldom waits, and of three engines on two cores
-one has a core while two share the other. With a GPU each, engines need none of this.
+Each worker is a thread of some process, and does one piece of work after the other. Cores are scheduled as Linux was
+seen to do it: each core is shared evenly among sessions (an engine has one of its own), then among the threads of a
+session. A thread that wakes preempts one whose session has had more time; otherwise the running thread keeps its core
+for a turn. A waiting thread stays on its core, except for a migration now and then. So threads that carry sound seldom
+wait, and of three engines on two cores one has a core while two share the other. Engines with a GPU each need none of
+this.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NOTHING_S = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Carrier:
-    """What one of those takes that requests go through and sound comes back by, in seconds of a core."""
+    """Seconds of a core that one stage takes for each request on its way, and for each chunk on its way back."""
 
     request_s: float = 0.0
     chunk_s: float = 0.0
@@ -26,48 +27,48 @@ class Carrier:
 
 @dataclass(frozen=True, kw_only=True)
 class HostTimes:
-    """As measured; all that is not the engine's steps."""
+    """Measured times of everything but the engine's steps."""
 
     cores: int
-    others: float = 0.0  # of the cores, that all else on the machine takes
-    turn_s: float = 4e-3  # for which who got a core keeps it: Linux looks at each of its ticks
-    move_every_s: float = 0.08  # until one who waits is moved from the core that has more to do, as traced
-    credit_s: float = 1.4e-3  # by which who slept goes before others: a slice of Linux's, on two cores
+    others: float = 0.0  # how many of the cores everything else on the machine takes
+    turn_s: float = 4e-3  # how long a thread keeps its core: Linux checks at each of its ticks
+    move_every_s: float = 0.08  # between migrations of a waiting thread from the busiest core, as traced
+    credit_s: float = 1.4e-3  # advantage of a thread that slept over others: a slice of Linux's, on two cores
     client: Carrier = field(default_factory=Carrier)
     proxy: Carrier = field(default_factory=Carrier)
     front: Carrier = field(default_factory=Carrier)  # the process that answers HTTP
-    channel: Carrier = field(default_factory=Carrier)  # the engine's thread that speaks with it
+    channel: Carrier = field(default_factory=Carrier)  # the engine's thread that communicates with the front end
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Threads that share what is their session's share of a core."""
+    """Threads that share their session's share of a core."""
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     session: Session = field(default_factory=Session)
-    core: Core | None = None  # on which it ran last
+    core: Core | None = None  # the one on which it ran last
     work: deque[tuple[float, Callable[[float], None]]] = field(default_factory=deque)
-    left_s: float = 0.0  # of the piece that is being done
-    had_s: float = 0.0  # of its core; no less than who had least when it woke, for sleep is not paid for
+    left_s: float = 0.0  # of the current piece
+    had_s: float = 0.0  # of its core; on waking at least its session's least, less a credit, since sleep earns nothing
 
 
 @dataclass(slots=True, eq=False)
 class Core:
     running: Worker | None = None
     ready: list[Worker] = field(default_factory=list)
-    turn_s: float = 0.0  # that is left to who runs
-    idle_s: float = 0.0  # for which nobody has run
-    had_s: dict[Session, float] = field(default_factory=dict)  # by session, counted as by worker
-    least_s: float = 0.0  # that a session had which was awake
+    turn_s: float = 0.0  # left of the running worker's turn
+    idle_s: float = 0.0  # how long no worker has run
+    had_s: dict[Session, float] = field(default_factory=dict)  # by session, counted as for a worker
+    least_s: float = 0.0  # the least that any awake session has had; never falls
 
     @property
     def awake(self) -> list[Worker]:
         return self.ready if self.running is None else [self.running, *self.ready]
 
     def place(self, worker: Worker) -> tuple[float, float]:
-        """In the queue, the least first."""
+        """The worker's place in the queue: the least comes first."""
         return self.had_s[worker.session], worker.had_s
 
     def join(self, worker: Worker, credit_s: float) -> None:
@@ -89,7 +90,7 @@ class Core:
         self.least_s = max(self.least_s, min((self.had_s[each.session] for each in self.awake), default=0.0))
 
     def choose(self, turn_s: float) -> None:
-        """Who runs next: at the end of a turn, or when nobody does."""
+        """Choose the worker that runs next, at the end of a turn or if none runs."""
         if self.running is not None and self.turn_s <= _NOTHING_S:
             self.turn_s = turn_s - max(0.0, -self.turn_s) % turn_s
             if self.ready and min(map(self.place, self.ready)) <= self.place(self.running):
@@ -105,7 +106,7 @@ class Core:
 
 
 class SharedHost:
-    """`now_s` never goes back; what is done calls back with the time."""
+    """`now_s` never decreases. A piece of work that is done calls back with the time."""
 
     def __init__(self, host: HostTimes) -> None:
         self.now_s, self._host, self._move_at_s = 0.0, host, host.move_every_s
@@ -118,7 +119,7 @@ class SharedHost:
             self._wake(worker)
 
     def next_s(self) -> float | None:
-        """When the next piece is done or the next turn is over, if nothing comes before."""
+        """When the next piece is done, turn is over or migration is due, unless work is added before."""
         ends_s = [core.running.left_s for core in self._cores if core.running is not None]
         ends_s += [core.turn_s for core in self._cores if core.running is not None and core.ready]
         if any(core.ready for core in self._cores):
@@ -127,7 +128,7 @@ class SharedHost:
         return self.now_s + max(0.0, min(ends_s)) if ends_s else None
 
     def go_to(self, now_s: float) -> None:
-        """Until the next piece is done, at most; that is then called back."""
+        """Advance to `now_s`, which is not after `next_s()`, and call back the pieces that are done by then."""
         told = []
         for core in self._cores:
             core.go_on(now_s - self.now_s)
@@ -145,7 +146,7 @@ class SharedHost:
         self._balance()
 
     def _wake(self, worker: Worker) -> None:
-        """Where it ran last, or on a core that is free. It takes the core of one whose session has had more."""
+        """Queue it where it ran last, or on a free core. It preempts a worker whose session has had more."""
         free = [core for core in self._cores if not core.awake]
         last = worker.core
         if last is None or (last.awake and free):
@@ -156,7 +157,7 @@ class SharedHost:
         last.choose(self._host.turn_s)
 
     def _balance(self) -> None:
-        """Now and then one who waits is moved, and at once to a core that has had nothing to do for a turn."""
+        """Move a waiting worker every `move_every_s`, and also to any core that has been idle for a turn."""
         fewest = min(self._cores, key=lambda core: len(core.awake))
         if self.now_s >= self._move_at_s - _NOTHING_S:
             self._move_at_s = self.now_s + self._host.move_every_s
