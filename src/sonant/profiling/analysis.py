@@ -1,4 +1,4 @@
-"""All that the rules look at, worked out once: steady steps, their work, the idle time, and who asked for what."""
+"""Everything that the rules look at, computed once: steady steps, their work, idle time, and the sources of work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Analysis:
     steps: Steps
     works: Works
     gaps: Gaps
-    added: Ints  # ns for which each of the device's events kept it busy
+    added: Ints  # ns that each event on the device adds to its busy time
     sources: Sources
-    mapping: KernelSources | None  # from a kernel to its operator and line, by a second trace without graphs
+    mapping: KernelSources | None  # from a kernel to its operator and line, from a second trace without graphs
     bandwidth: float | None  # peak, in bytes a second
 
     @property
@@ -62,7 +62,7 @@ class Analysis:
         return self.steady_on_host(self.trace.runtime, mask)
 
     def steady_allocations(self) -> Ints:
-        """Where torch's allocator gave memory to the step thread in steady steps, as indices of `trace.memory`."""
+        """Allocations by torch's allocator for the step thread in steady steps, as indices of `trace.memory`."""
         memory = self.trace.memory
         # A trace without a GPU has allocations of the host only, whose device is -1.
         return self.steady_on_host(memory, (memory.size > 0) & (memory.device >= (-1 if self.trace.stand_in else 0)))
@@ -85,7 +85,8 @@ class Analysis:
         return step
 
     def source_of(self, events: Iterable[int]) -> str | None:
-        """Who asked for work on the device: from this trace, else from the one without graphs, by kernel."""
+        """The source of work on the device: from this trace if exact, else by kernel from the one without graphs, else
+        as far as this trace tells."""
         for event in list(events)[:8]:
             mapped = self.mapping.find(self.trace.name_of(self.trace.device, event)) if self.mapping else None
             if mapped is not None and not self.sources.exact(self.launched, event):
@@ -114,7 +115,7 @@ def analyze(
     )
 
 
-# Peak GB/s by the makers' sheets. The first name that is part of the GPU's name counts.
+# Peak GB/s from the makers' data sheets. The first name that is part of the GPU's name counts.
 _PEAKS = (
     ("B300", 8000), ("B200", 8000), ("GH200", 4000), ("H200", 4800), ("H100 PCIe", 2000), ("H100 NVL", 3900),
     ("H100", 3350), ("H20", 4000), ("A100-SXM4-80GB", 2039), ("A100 80GB", 1935), ("A100-PCIE-40GB", 1555),

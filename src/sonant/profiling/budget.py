@@ -1,4 +1,4 @@
-"""`fills=0,syncs=0,kernels<=1300`: what a step may cost, as one line that a test or CI can hold."""
+"""Budgets: what a step may cost, as one line for a test or CI, such as `fills=0,syncs=0,kernels<=1300`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limit:
     value: float
 
     def broken(self, metrics: Mapping[str, float]) -> str | None:
-        """What is over the limit, in words; None if it holds."""
+        """How the limit is broken, in words; None if it holds."""
         found = metrics[self.metric]
         if _COMPARE[self.sign](found, self.value):
             return None

@@ -1,8 +1,8 @@
-"""Two traces of our own engine under load: one with true times, one that can be read.
+"""Records two traces of our own engine under load: one with true times, one with sources.
 
 The first is with CUDA graphs and without stacks: its times are true, but kernels of a graph have no operator. The
-second is eager, with Python lines and shapes: it tells where each kernel comes from, and its times are not to be
-believed.
+second is eager, with Python lines and shapes: it tells where each kernel comes from, but its times are not those of the
+engine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def _record(
         )
         await asyncio.to_thread(mapping.save, out.mapping)
     finally:
-        recorder.stop()  # after Ctrl-C nobody speaks any more, and it would wait for steps that never come
+        recorder.stop()  # after Ctrl-C no stream runs any more, and it would wait for steps that never come
         done.set()
         ended = await asyncio.gather(*streams, return_exceptions=True)
     for result in ended:

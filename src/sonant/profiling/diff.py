@@ -1,4 +1,4 @@
-"""Two reports against each other: what fell, what rose, and how sure the change of the step's length is."""
+"""Compares two reports: what fell, what rose, and how certain the change of the step's length is."""
 
 from __future__ import annotations
 

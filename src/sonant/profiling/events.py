@@ -32,8 +32,8 @@ class Kind(IntEnum):
     RUNTIME = 3  # a call of the CUDA runtime or driver
     OP = 4  # a torch operator on the host
     PYTHON = 5  # a Python function
-    RANGE = 6  # a named stretch: record_function, NVTX
-    MEMORY = 7  # the allocator gave (size over 0) or took back (below 0)
+    RANGE = 6  # a named range: record_function, NVTX
+    MEMORY = 7  # the allocator gave memory (size over 0) or took it back (below 0)
 
 
 ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
@@ -64,7 +64,7 @@ class Events:
     end: Ints
     track: Ints
     correlation: Ints  # joins a call and what it put on the device; 0 for none
-    external: Ints  # joins what is on the device and the operator that asked for it; 0 for none
+    external: Ints  # joins what is on the device and the operator that launched it; 0 for none
     size: Ints  # bytes that were copied, set or allocated; for an operator those of its input tensors
     device: Ints
     kind: npt.NDArray[np.uint8]
@@ -95,14 +95,14 @@ class EventColumns:
             append(value)
 
     def sorted(self) -> Events:
-        """Gives up one column after another, so that memory holds each of them twice only for a moment."""
+        """The events sorted by start. Columns are freed one by one, so that memory never holds two copies of all."""
         start = np.frombuffer(self._facts["start"], np.int64) if self._kind else np.zeros(0, np.int64)
         order = np.argsort(start, kind="stable")
         del start
         done: dict[str, Any] = {}
         for fact in _FACTS:
             column = self._facts.pop(fact, None)
-            # Zeros that nobody writes take no memory.
+            # Zeros that are never written take no memory.
             done[fact] = np.frombuffer(column, np.int64)[order] if column else np.zeros(len(order), np.int64)
         kind = np.frombuffer(self._kind, np.uint8)[order] if self._kind else np.zeros(0, np.uint8)
         return Events(kind=kind, **done)
@@ -116,7 +116,7 @@ class TracedGpu:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file said. `device` holds kernels, copies and memsets."""
+    """The contents of a file. `device` holds kernels, copies and memsets."""
 
     names: list[str]
     device: Events
@@ -202,9 +202,9 @@ def _busiest_device(events: Events) -> int | None:
 
 
 def working(ops: Events) -> Events:
-    """Operators whose time is mostly their own, outermost first: what the CPU's time goes to.
+    """The outermost operators whose time is mostly their own: what the CPU's time goes to.
 
-    `aten::linear` only calls `aten::addmm`; that computes, though it calls a trifle or two itself.
+    `aten::linear` only calls `aten::addmm`, which computes, though it makes some small calls itself.
     """
     keep: list[int] = []
     for _, mine in tracks(ops):

@@ -25,8 +25,8 @@ class Finding:
     source: str | None
     fix: str
     evidence: tuple[Evidence, ...] = ()
-    at_most: bool = False  # whether the time is a bound and no measurement
-    marks: Sequence[tuple[int, int]] = field(default=(), compare=False)  # where in the trace, from and to, ns
+    at_most: bool = False  # whether the time is an upper bound, not a measurement
+    marks: Sequence[tuple[int, int]] = field(default=(), compare=False)  # where in the trace: starts and ends, ns
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "marks"}
@@ -37,5 +37,5 @@ class Finding:
 
 
 def times(count: float) -> str:
-    """How often, as people write it: 6,819 × and not 6.82e+03 ×."""
+    """A count as people write it: 6,819 × and not 6.82e+03 ×."""
     return f"{count:,.0f} ×" if count >= 1000 else f"{count:.4g} ×"

@@ -4,9 +4,9 @@ Each idle stretch is divided among its causes, so that their times add up to the
 
 - device: the next work was launched in time; what is left is the cost of one more kernel, or a dependency;
 - sync: the host waited for the device to run dry, then had to fill it again;
-- allocation: the driver was asked for memory;
+- allocation: the host asked the driver for memory;
 - preparation: a graph was captured or code was loaded;
-- pause: the step thread made no call for a while: Python, a lock, the collector;
+- pause: the step thread made no call for a while: Python, a lock, garbage collection;
 - launch: the host was launching all the time and could not keep up.
 """
 
@@ -22,9 +22,9 @@ from sonant.profiling.events import Ints, Trace
 from sonant.profiling.launches import ALLOCATION, PREPARATION, SYNC, Launches, named
 from sonant.profiling.steps import Steps
 
-_PAUSE_NS = 100_000  # shorter stretches without a call are the Python between two launches
+_PAUSE_NS = 100_000  # shorter stretches without a call are the Python code between two launches
 _LATENCY_NS = 2_000  # from the end of a launch to the first moment its work can begin
-_JUST_NS = 2_000  # how far two clocks, or a call and its work, may lie apart
+_JUST_NS = 2_000  # tolerance between two clocks, or between a call and its work
 
 
 class Cause(IntEnum):
@@ -63,10 +63,10 @@ def busy_union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def added(start: Ints, end: Ints) -> Ints:
-    """How long each event kept the device busy beyond the events that began before it, sorted by start.
+    """How long each event kept the device busy after all events that began before it. Events are sorted by start.
 
-    A kernel that is launched early, to be ready when the one ahead ends, waits inside its own duration; durations
-    would count that time twice, and these add up to what `busy_union` covers.
+    A kernel that is launched early, to be ready when the one before it ends, waits inside its own duration. Durations
+    would count that time twice; these times add up to what `busy_union` covers.
     """
     before = np.append(start[:1], np.maximum.accumulate(end)[:-1])
     return np.maximum(0, end - np.maximum(start, before))
@@ -82,7 +82,7 @@ def find_gaps(trace: Trace, launched: Launches, steps: Steps) -> Gaps:
     nexts = np.searchsorted(device.start, idle_to)
     divider = _Divider(trace, steps)
     rows: list[tuple[int, int, int, int, int]] = []
-    # On a CPU nothing is launched ahead, so that the time between two operators is the host's own.
+    # On a CPU nothing is launched ahead, so the time between two operators is the host's own.
     called = idle_to if trace.stand_in else launched.start[nexts]
     in_time = _in_time(launched, nexts, idle_from) & (not trace.stand_in)
     for i in np.flatnonzero(in_time).tolist():
@@ -95,7 +95,7 @@ def find_gaps(trace: Trace, launched: Launches, steps: Steps) -> Gaps:
 
 
 def _in_time(launched: Launches, nexts: Ints, idle_from: Ints) -> npt.NDArray[np.bool_]:
-    """The call was through before the device went idle. Later kernels of a graph need no call of their own."""
+    """Whether the call had ended before the device went idle. Later kernels of a graph need no call of their own."""
     first = np.zeros(len(launched.call), bool)
     first[np.unique(launched.call, return_index=True)[1]] = True
     early = launched.end[nexts] + _LATENCY_NS <= idle_from
@@ -117,10 +117,10 @@ class _Divider:
         self.cause = self.cause[mine]
 
     def divide(self, begin: int, called: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Sections of [begin, end), each with start, end, cause and call. The next work was called for at `called`."""
-        first = max(0, int(np.searchsorted(self.start, begin)) - 2)  # a driver call may lie in a runtime call
+        """Sections of [begin, end), each with start, end, cause and call. The next work's call began at `called`."""
+        first = max(0, int(np.searchsorted(self.start, begin)) - 2)  # a driver call may lie inside a runtime call
         last = int(np.searchsorted(self.start, called, side="right"))
-        waited = -1  # a wait that ended when the device was dry
+        waited = -1  # the wait that ended when the device had run dry, if any
         sections: list[tuple[int, int, int, int]] = []
         now = begin
         for i in range(first, last):
@@ -152,12 +152,12 @@ class _Divider:
 
     @staticmethod
     def _busy(start: int, end: int, waited: int) -> tuple[int, int, int, int]:
-        """Launching, which is on the account of the wait that emptied the queue, where one did."""
+        """A section of launching. The wait that emptied the queue is to blame, if there was one."""
         return (start, end, Cause.SYNC if waited >= 0 else Cause.LAUNCH, waited)
 
 
 def _joined(sections: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Neighbours of one cause as one: launching is many calls, with a little Python between, and one gap."""
+    """Merge neighbours with the same cause: launching is many calls with a little Python between, but one gap."""
     whole: list[tuple[int, int, int, int]] = []
     for section in sections:
         if whole and whole[-1][2:] == section[2:]:

@@ -1,7 +1,7 @@
 """Reads one large JSON text block by block: the members of its outer object, and the events of its long array.
 
-The standard library's decoder does the parsing; this only sees to it that never more than a few megabytes of text are
-in memory, and that a broken file is told by where it breaks.
+The standard library's decoder does the parsing; this only ensures that no more than a few megabytes of text are in
+memory, and that an error says where a file is broken.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JsonStream:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as e:
                 if len(self._text) - self._at > _LARGEST_VALUE or not self._more():
-                    # A string that is cut is told by where it begins.
+                    # For a string that is cut, `pos` is where it begins.
                     at_end = e.pos >= len(self._text) - 1 or e.msg.startswith("Unterminated string")
                     self._broken("" if self._over and at_end else e.msg)
                 continue
@@ -69,11 +69,11 @@ class JsonStream:
         self.take("}")
 
     def items(self) -> Iterator[Any]:
-        """The values of an array. A comma before its end is forgiven: some writers leave one."""
+        """The values of an array. A comma before its end is accepted, since some writers leave one."""
         self.take("[")
         raw_decode = _DECODER.raw_decode
         while self.peek() != "]":
-            try:  # the common case at full speed, an object that is in memory as a whole
+            try:  # at full speed in the common case, when the whole object is in memory
                 value, self._at = raw_decode(self._text, self._at)
             except json.JSONDecodeError:
                 value = self.value()

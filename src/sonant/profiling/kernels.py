@@ -1,7 +1,7 @@
-"""What a kernel does, told by its name: torch's own, cuBLAS, CUTLASS, cuDNN, Triton, vLLM, SGLang, FlashInfer and ours.
+"""Tells what a kernel does by its name: torch's, cuBLAS, CUTLASS, cuDNN, Triton, vLLM, SGLang, FlashInfer and ours.
 
-Order matters: what is particular comes first ("fused_add_rms_norm" is a norm and no addition). The names of CPU
-operators are understood too, for traces without a GPU.
+Order matters: specific patterns come first ("fused_add_rms_norm" is a norm and not an addition). The names of CPU
+operators are recognised too, for traces without a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Work(StrEnum):
     OTHER = "other"
 
 
-# What moves or sets bytes and computes nothing.
+# Kinds that move or set bytes and compute nothing.
 NO_SOUND = (Work.FILL, Work.COPY, Work.CAST, Work.CAT)
 
 _NAMES: tuple[tuple[Work, str], ...] = (
@@ -66,7 +66,7 @@ _NAMES: tuple[tuple[Work, str], ...] = (
     # "_skinny" and "_few" are what recordings of earlier versions call our "_gemv" and "_small_m_gemm"
     (Work.GEMM, r"gemm|gemv|cublas|cutlass|nvjet|\bmma\b|wgmma|splitk|matmul|_mm_|triton_mm|sgemm|hgemm|bgemm|xmma|"
                 r"marlin|machete|dot_kernel|linear|_skinny|^_few$|deep_gemm|aten::(mm|addmm|bmm|baddbmm|linear|matmul|mv)|"
-                r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma|^(frame|paged)_pass$"),  # the last: mostly weights
+                r"mkldnn_linear|wvsplitk|ampere_|hopper_|sm\d\d_xmma|^(frame|paged)_pass$"),  # passes: mostly weights
     (Work.CODEC, r"conv|^_depthwise$|dgrad|wgrad|fprop|im2col|col2im|snake|vocoder|nchwtonhwc|nhwctonchw|cudnn|"
                  r"winograd|istft|\bfft|dft_|vector_fft|upsample|interpolat"),
     (Work.QUANT, r"quant|fp8|int8|nvfp4|mxfp"),
@@ -105,11 +105,11 @@ def classify(name: str) -> Work:
     return next((work for work, pattern in _PATTERNS if pattern.search(name)), Work.OTHER)
 
 
-ORDER = tuple(Work)  # a number for each kind of work, as columns hold it
+ORDER = tuple(Work)  # a kind's index is its number in columns
 
 
 class Works:
-    """The work of each event on the device; names are looked at once each."""
+    """The kind of work of each event on the device. Each name is classified once."""
 
     def __init__(self, events: Events, names: Sequence[str]) -> None:
         table = np.full(len(names), ORDER.index(Work.OTHER))
@@ -126,7 +126,7 @@ class Works:
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::|std::array<char\*, \d+ul?>")
 
 _FUNCTOR = re.compile(r"\w+(?:Functor\w*|_kernel_cuda|_kernel_impl|_kernel|_scalar)\b")
-# around a functor that says what is done
+# wrappers of the functor that says what is done
 _WRAPPERS = ("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor", "gpu_kernel_impl", "gpu_index_kernel")
 
 

@@ -1,7 +1,7 @@
 """Reads what torch.profiler writes: Kineto's Chrome JSON, plain or gzipped.
 
-Seen from torch 1.13 to 2.13: categories in small letters, times in microseconds with three decimals, kernels of a CUDA
-graph under the correlation of their one cudaGraphLaunch, with "graph id" and "graph node id" where CUDA 12 tells them.
+Seen from torch 1.13 to 2.13: categories in lower case, times in microseconds with three decimals, kernels of a CUDA
+graph with the correlation of their one cudaGraphLaunch, and with "graph id" and "graph node id" if CUDA 12 tells them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _adder(builder: TraceBuilder) -> Callable[[Any], None]:
 
 
 def _add_other(builder: TraceBuilder, event: Mapping[str, Any]) -> None:
-    """Takes names of threads and what the allocator did; the rest (flows, spans, counters) tells nothing new."""
+    """Adds names of threads and what the allocator did; the rest (flows, spans, counters) tells nothing new."""
     args = event.get("args") or {}
     if event.get("name") == "[memory]" and "Bytes" in args:
         on_gpu = args.get("Device Type") == 1
@@ -127,7 +127,7 @@ def _add_other(builder: TraceBuilder, event: Mapping[str, Any]) -> None:
 
 
 def _input_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of an operator's tensors, from the shapes that record_shapes notes."""
+    """Bytes of an operator's input tensors, from the shapes that record_shapes records."""
     total = 0
     for dims, kind in zip(args["Input Dims"], args.get("Input type", ()), strict=False):
         item = _ITEM_BYTES.get(kind) if isinstance(kind, str) else None

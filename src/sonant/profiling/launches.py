@@ -1,4 +1,4 @@
-"""Which call put each event on the device, and when: the join that everything on the host side needs."""
+"""Which call put each event on the device, and when: the join that all analysis of the host needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREPARATION = re.compile(
 
 @dataclass(frozen=True)
 class Launches:
-    """For each event on the device: when its call began and ended, on which thread, and its place among the calls."""
+    """For each event on the device: when its call began and ended, its thread, and its place among the calls."""
 
     start: Ints
     end: Ints
@@ -35,7 +35,7 @@ class Launches:
 
 
 def named(events: Events, names: list[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Which events have a name that the pattern finds."""
+    """Which events have a name in which the pattern is found."""
     numbers = [int(n) for n in np.unique(events.name) if pattern.search(names[n])]
     mask: npt.NDArray[np.bool_] = np.isin(events.name, numbers)
     return mask

@@ -1,4 +1,4 @@
-"""The figures of one steady step: what a budget can be set on."""
+"""The figures of one steady step, for which a budget can set limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: kernels, a timeline to zoom in, findings with their evidence."""
+"""A report as one self-contained HTML file: kernels, a timeline to zoom in, findings with their evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = 3000
 def write_page(analysis: Analysis, report: ProfileReport, path: Path) -> None:
     template = files("sonant.profiling").joinpath("page.html").read_text(encoding="utf-8")
     data = {"report": report.to_json(), "timeline": timeline(analysis, report)}
-    # "</" would end the script element in which the data stands, whatever quotes are around it.
+    # "</" would end the script element that contains the data, even inside quotes.
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")
     path.write_text(template.replace("__DATA__", text), encoding="utf-8")
 

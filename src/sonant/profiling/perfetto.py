@@ -1,6 +1,6 @@
-"""The trace again, with findings on tracks of their own: for ui.perfetto.dev and chrome://tracing.
+"""Writes the trace with findings on tracks of their own, for ui.perfetto.dev and chrome://tracing.
 
-Only a stretch is written, around the first steady steps: viewers choke on what a profiler writes in a minute.
+Only the part around the first steady steps is written: viewers cannot handle what a profiler writes in a minute.
 """
 
 from __future__ import annotations

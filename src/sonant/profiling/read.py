@@ -1,4 +1,4 @@
-"""From a file to a trace, whatever profiler wrote it."""
+"""Reads a trace from a file, whichever profiler wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that was found in a trace, as data: for the table, the page, JSON, and the comparison of two."""
+"""Everything that was found in a trace, as data for the table, the page, JSON, and comparisons."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KernelRow:
     name: str
     work: str
     count: float  # in a steady step
-    us: float  # in a steady step, without what others before it covered
+    us: float  # in a steady step, without the time that earlier work covers
     source: str | None
 
 
@@ -170,7 +170,7 @@ def _remarks(analysis: Analysis) -> list[str]:
 
 
 def _fills(analysis: Analysis) -> str:
-    """What is often taken for the cost of serving: memory that is filled once, before the first step."""
+    """A remark on memory that is filled once, before the first step, often mistaken for a cost of serving."""
     device = analysis.trace.device
     before = device.start < analysis.steps.start[0]
     fills = analysis.works.among([Work.FILL])

@@ -1,4 +1,4 @@
-"""Who asked for it: from a moment on a host thread to the operator and the line of Python that were running then."""
+"""Finds the source of work: the operator and the line of Python that a host thread was running at some moment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from sonant.profiling.events import Events, Trace
 from sonant.profiling.launches import Launches, launches
 
-# Frames inside these say where Python was, not whose doing it is.
+# Frames of these files say where Python was, but not which code is responsible.
 _FOREIGN = re.compile(
     r"torch/(nn|_|utils|cuda|autograd|profiler|library|functional|jit)|site-packages/torch/|^<built-in|^<string>|<frozen|"
     r"engine/(step_profiler|recorder)\.py|threading\.py|contextlib\.py|functools\.py|^nn\.Module|triton/(runtime|compiler|backends)|^torch/|concurrent/futures|asyncio/"
 )
-_LOOKUPS = 6  # places a kernel's source is asked for before the most common answer is taken
+_LOOKUPS = 6  # launches of a kernel that are looked up, of which the most common source is taken
 
 
 class Sources:
@@ -23,14 +23,14 @@ class Sources:
         self.trace = trace
 
     def of_device(self, launched: Launches, event: int) -> str | None:
-        """The source of work on the device. What a graph runs has no operator: its launch is all there is to name."""
+        """The source of work on the device. Work in a graph has no operator: its source is the launch of the graph."""
         thread = int(launched.thread[event])
         if thread < 0:
             return None
         return self.at(thread, int(launched.start[event]))
 
     def exact(self, launched: Launches, event: int) -> bool:
-        """Both the operator and the line of Python are known, and no graph stands between."""
+        """Whether both the operator and the line of Python are known, as they are not for work in a graph."""
         thread, moment = int(launched.thread[event]), int(launched.start[event])
         return self.op_at(thread, moment) is not None and self.line_at(thread, moment) is not None
 
@@ -42,12 +42,12 @@ class Sources:
         return " at ".join(part for part in (op, line) if part is not None)
 
     def op_at(self, thread: int, moment_ns: int) -> str | None:
-        """The outermost operator but for plain wrappers: `aten::item` and not the copy inside it."""
+        """The outermost operator: `aten::item` and not the copy inside it."""
         around = _around(self.trace.ops, thread, moment_ns)
         return self.trace.name_of(self.trace.ops, around[0]) if around else None
 
     def line_at(self, thread: int, moment_ns: int) -> str | None:
-        """The innermost Python frame that is not a library's."""
+        """The innermost Python frame that is not a library's, or else the innermost one."""
         names = [self.trace.name_of(self.trace.python, i) for i in _around(self.trace.python, thread, moment_ns)]
         mine = [name for name in names if not _FOREIGN.search(name)]
         return mine[-1] if mine else names[-1] if names else None
@@ -71,7 +71,7 @@ def _around(events: Events, thread: int, moment_ns: int) -> list[int]:
 
 
 class KernelSources:
-    """From a kernel's name to who launches it and with how many bytes of input: the use of a trace without graphs."""
+    """From a kernel's name to its source and its bytes of input, by a trace without graphs."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self._sources, self._launched = trace, Sources(trace), launches(trace)
@@ -95,13 +95,13 @@ class KernelSources:
         return found if len(answers) == 1 else f"{found} and elsewhere"
 
     def bytes_of(self, kernel: str) -> float | None:
-        """Mean bytes of input of the operators that launch it, where shapes were recorded."""
+        """Mean bytes of input of the operators that launch it; None if shapes were not recorded."""
         number = self._numbers.get(kernel)
         return None if number is None else input_bytes(self.trace, np.flatnonzero(self.trace.device.name == number))
 
 
 def input_bytes(trace: Trace, events: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float | None:
-    """Mean bytes of input for events on the device, by their operator; None where it is not known."""
+    """Mean bytes of input for events on the device, by their operator; None if that is not known."""
     known = np.flatnonzero((trace.ops.size > 0) & (trace.ops.external != 0))
     if not len(known):
         return None

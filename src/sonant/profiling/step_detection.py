@@ -1,4 +1,4 @@
-"""Where steps begin: the moments on the launching side that each start one."""
+"""Finds where steps begin: the moments at which the host starts to launch each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonant.profiling.launches import GRAPH_LAUNCH, Launches, named
 
 LEAST_STEPS = 4
 _LEAST_PERIOD = 4  # the fewest events on the device that a step is made of
-# Ranges that engines put around a step, the surest first.
+# Ranges that engines put around a step, the most reliable first.
 _KNOWN = (
     re.compile(r"^sonant\.step\b"),
     re.compile(r"^(execute_context_\d+|execute_new_\d+)"),  # vLLM
@@ -33,7 +33,7 @@ class StepStarts:
     end: Ints | None  # when each range ends; None if steps were found by other means
     labels: tuple[str, ...]
     thread: int | None
-    tells_prefill: bool  # whether the labels say what is prefill
+    tells_prefill: bool  # whether the labels say which steps are prefill
     cut: bool = False  # whether the trace may end in the middle of the last step
 
 
@@ -66,13 +66,13 @@ def _by_range(trace: Trace, pattern: re.Pattern[str], least: int) -> StepStarts 
 
 
 def _launches(thread: int | None, launched: Launches) -> bool:
-    """Whether the thread puts work on the device, as far as that is known."""
+    """Whether the thread launches work on the device, as far as that is known."""
     known = launched.thread[launched.thread >= 0]
     return not len(known) or bool((known == thread).any())
 
 
 def _by_graph(trace: Trace, launched: Launches) -> StepStarts | None:
-    """The graph that is launched most, by time: graphs are told apart by the kernels they run."""
+    """Steps that each begin with the graph that takes the most time. Graphs are told apart by their kernels."""
     runtime, device = trace.runtime, trace.device
     calls = np.flatnonzero(named(runtime, trace.names, GRAPH_LAUNCH))
     if len(calls) < LEAST_STEPS:
@@ -90,7 +90,7 @@ def _by_graph(trace: Trace, launched: Launches) -> StepStarts | None:
     if not time:
         return None
     counts = Counter(shape_of.values())
-    # Of several graphs a step (one a layer, the codec's beside the frame's), the one with most time begins it.
+    # If a step has several graphs (one a layer, the codec's beside the frame's), the one with most time begins it.
     best = max(counts, key=lambda shape: time[shape] if counts[shape] >= LEAST_STEPS else -1)
     if counts[best] < LEAST_STEPS:
         return None
@@ -111,16 +111,17 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _many_a_step(graphs: int, trace: Trace, launched: Launches) -> bool:
-    """Piecewise graphs: alike ones follow each other, and other work comes regularly after every few of them."""
+    """Whether graphs are piecewise, several a step: other work then comes regularly after every few similar ones."""
     found = _by_sequence(trace, launched)
     return found is not None and len(found.start) * 2 <= graphs
 
 
 def _by_sequence(trace: Trace, launched: Launches) -> StepStarts | None:
-    """The longest period at which several kernels come back evenly, counted in events on the device.
+    """Steps by the longest period at which several kernels recur evenly, counted in events on the device.
 
-    A layer's kernels come back evenly too, but more often; what runs once a step (the head, sampling) has the longest
-    period. One stray kernel with a longer period, a copy every sixteen steps, is no step: several must share it.
+    A layer's kernels recur evenly too, but more often; those that run once a step (the head, sampling) have the longest
+    period. One stray kernel with a longer period, a copy every sixteen steps, is no step: several must share it, or
+    that one must take 2 % of the time.
     """
     device = trace.device
     total = int(device.duration.sum())

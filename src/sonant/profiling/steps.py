@@ -1,4 +1,4 @@
-"""Cuts a trace into steps and says of what kind each is.
+"""Cuts a trace into steps and finds the kind of each.
 
 A step is found, in this order: by a range that the engine names (ours, vLLM's, SGLang's, ProfilerStep, or `--step`), by
 the graph launch that repeats, by the sequence of kernels that repeats. Everything before the first step is start-up, so
@@ -31,8 +31,8 @@ class StepKind(StrEnum):
     WARMUP = "warm-up"
     PREFILL = "prefill"
     DECODE = "decode"
-    OTHER = "other"  # steps that decode nothing, and what comes after the last step
-    BESIDE = "beside"  # launched by other threads while steps ran
+    OTHER = "other"  # steps that decode nothing, a last step that may be cut, and a trace without steps
+    BESIDE = "beside"  # launched by other threads while steps ran, or after the last step
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Steps:
 
     @property
     def steady(self) -> Ints:
-        """Decode steps; where there are none, all that are not warm-up."""
+        """Decode steps; if there are none, all that are not warm-up."""
         found = self.indices(StepKind.DECODE)
         if len(found):
             return found
         return np.array([i for i, kind in enumerate(self.kinds) if kind is not StepKind.WARMUP], np.int64)
 
     def rows(self, step: int) -> tuple[int, int] | None:
-        """Live rows and the size that they were padded to, where the engine said."""
+        """Live rows and the size that they were padded to, if the engine recorded them."""
         found = _ROWS.search(self.labels[step])
         return (int(found[1]), int(found[2])) if found else None
 
@@ -77,7 +77,7 @@ def segment(trace: Trace, launched: Launches, step_name: str | None = None) -> S
     of_event = np.searchsorted(starts.start, launched.start, side="right") - 1
     if starts.thread is not None:
         of_event[(launched.thread != starts.thread) & (launched.thread != -1)] = -1
-    if starts.end is not None:  # what is launched after the last range belongs to no step
+    if starts.end is not None:  # work launched after the last range belongs to no step
         of_event[(of_event == len(starts.start) - 1) & (launched.start > starts.end[-1])] = -1
     if not (of_event >= 0).any():
         return _one_step(trace)
@@ -105,7 +105,7 @@ def _steps(trace: Trace, starts: StepStarts, of_event: Ints) -> Steps:
     start, last = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(start, of_event[inside], device.start[inside])
     np.maximum.at(last, of_event[inside], device.end[inside])
-    used = np.flatnonzero(last > 0)  # what put nothing on the device is no step
+    used = np.flatnonzero(last > 0)  # a start without work on the device is no step
     renumber = np.full(count + 1, -1)
     renumber[used] = np.arange(len(used))
     of_event = renumber[of_event]  # -1 goes to the last place, which is -1 too
@@ -137,7 +137,7 @@ def _kinds(trace: Trace, labels: tuple[str, ...], window: Ints, launch: Ints) ->
     typical = float(np.median(window))
     preparing = trace.runtime.start[named(trace.runtime, trace.names, PREPARATION)]
     busy = set((np.searchsorted(launch, preparing, side="right") - 1).tolist())
-    for step in range(len(labels) // 4):  # only at the beginning; later on it is waste
+    for step in range(len(labels) // 4):  # only at the beginning: later it is not warm-up, but a cost
         slow = kinds[step] is StepKind.DECODE and window[step] > 2 * typical
         if step in busy or slow:
             kinds[step] = StepKind.WARMUP
@@ -147,7 +147,7 @@ def _kinds(trace: Trace, labels: tuple[str, ...], window: Ints, launch: Ints) ->
 
 
 def _foreign(trace: Trace, of_event: Ints, count: int) -> list[int]:
-    """Steps in which a quarter of the time goes to products and attention that the other steps do not have."""
+    """Steps in which over a quarter of the time goes to products and attention that most steps do not have."""
     device = trace.device
     inside = np.flatnonzero(of_event >= 0)
     seen = Counter(name for _, name in set(zip(of_event[inside].tolist(), device.name[inside].tolist(), strict=True)))

@@ -1,4 +1,4 @@
-"""A report as a person reads it in a terminal: what matters first, and not much more."""
+"""A report as text for a terminal: what matters first, and not much more."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _needless(report: ProfileReport) -> str:
 
 
 def _kernel_rows(report: ProfileReport) -> list[tuple[str, ...]]:
-    """By the time that they add to the step, not by their durations, which overlap."""
+    """The largest kernels by the time that they add to the step, not by their durations, which overlap."""
     step = report.metrics["step_us"]
     return [(k.name, times(k.count), f"{k.us:,.1f}", f"{100 * k.us / step:.1f} %") for k in report.kernels[:_LARGEST]]
 

@@ -1,7 +1,7 @@
-"""Makes one thread of two names into one.
+"""Unifies threads that appear in a trace under two numbers.
 
-CUPTI knows a thread by another number than torch does. Kineto translates, but not for every thread of every version,
-and then the calls of the step thread would seem to be somebody else's.
+CUPTI knows a thread by another number than torch does. Kineto translates, but not every thread in every version, and
+then the calls of the step thread would seem to be another thread's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from sonant.profiling.events import Events, Trace
 
 _SAMPLES = 200
-_SHARE = 0.4  # of a stranger's calls that must lie in what a known thread was at, and twice as many as in any other's
+_SHARE = 0.4  # of an unknown thread's calls that must lie in a known one's events, and twice as many as in any other's
 
 
 def unify(trace: Trace) -> Trace:
-    """The trace with calls of unknown threads given to the thread in whose operators and ranges they lie."""
+    """The trace with calls of unknown threads assigned to the thread in whose operators and ranges they lie."""
     runtime = trace.runtime
     known = np.unique(np.concatenate([events.track for events in (trace.ops, trace.ranges, trace.python)]))
     track = runtime.track.copy()

@@ -1,4 +1,4 @@
-"""The rules. Each is one function from an analysis to what it found: nothing, a finding, or several."""
+"""The rules. Each is a function from an analysis to its findings: none, one or several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def apply(analysis: Analysis) -> list[Finding]:
-    """All findings, the dearest first; bounds come after what was measured."""
+    """All findings, the most expensive first; upper bounds come after measurements."""
     if not analysis.count or not analysis.step_ns:
         return []
     found = [finding for rule in RULES for finding in rule(analysis)]

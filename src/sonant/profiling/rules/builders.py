@@ -29,7 +29,7 @@ def finding(
     marks: Sequence[tuple[int, int]] = (),
     at_most: bool = False,
 ) -> Finding:
-    """`lost_ns` and `count` are of all steady steps together."""
+    """A finding from `lost_ns` and `count`, which are totals over all steady steps."""
     lost_us = lost_ns / analysis.count / 1e3
     source = source or next((e.source for e in evidence if e.source), None)
     return Finding(
@@ -61,7 +61,7 @@ def of_events(analysis: Analysis, rule: str, title: str, events: Ints, lost_ns: 
 
 
 def by_kernel(analysis: Analysis, events: Ints, lost_ns: Ints) -> list[Evidence]:
-    """Kernels among `events`, the dearest first, with who launches them."""
+    """The kernels of `events`, the most expensive first, with the source of their launches."""
     device = analysis.trace.device
     rows = []
     for number in np.unique(device.name[events]):
@@ -94,7 +94,7 @@ def spans(analysis: Analysis, events: Ints) -> list[tuple[int, int]]:
 
 
 def alone_ns(analysis: Analysis, events: Ints) -> Ints:
-    """How long each of these ran with no other work on the device beside it."""
+    """How long each of these events ran with no other work on the device."""
     device = analysis.trace.device
     other = np.ones(len(device), bool)
     other[events] = False

@@ -1,4 +1,4 @@
-"""Bytes that are set or moved on the device and become no sound."""
+"""Bytes that are set or moved on the device, without computing any sound."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _CHAIN = 4  # kernels in a row that are worth fusing into one
 _FUSABLE = (Work.ELEMENTWISE, Work.ACTIVATION, Work.CAST, Work.COPY)
 _COUNTED = (Work.ELEMENTWISE, Work.ACTIVATION)
 _REACHABLE = 0.9  # share of a GPU's peak bandwidth that a good kernel reaches
-# Chains that have a known fused form: the form's name, and what is in such a chain.
+# Chains that have a known fused form: the form's name, and a pattern for the names of such a chain.
 _CATALOGUE: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "SnakeBeta as one kernel: x + sin²(αx)/β, with e^α and e^β prepared once",

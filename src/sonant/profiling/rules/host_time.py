@@ -35,7 +35,7 @@ def launch_bound(analysis: Analysis) -> Iterator[Finding]:
 
 
 def pauses(analysis: Analysis) -> Iterator[Finding]:
-    """Hot spots of the step thread: what it was at while it called for nothing and the device had nothing to do."""
+    """Hot spots of the step thread: what it was doing while it made no call and the device was idle."""
     gaps = analysis.steady_gaps(Cause.PAUSE)
     if not len(gaps):
         return
@@ -158,7 +158,7 @@ def _thread(analysis: Analysis) -> int | None:
 
 
 def _frame(analysis: Analysis, gap: int) -> str | None:
-    """What Python was at during a gap; without its stack, who asked for what the device does next."""
+    """What Python was doing during a gap; without its stack, the source of the device's next work."""
     thread = _thread(analysis)
     if thread is None:
         return None
