@@ -1,8 +1,8 @@
 """Where a layer's keys and values come from and go to.
 
-A transformer layer hands its fused projection to a `Context`, with what makes heads of it, and gets attention's result
-back; the layer does not know whether that was a training batch, a paged cache or a ring. State is explicit: a context
-is built for one forward call and holds nothing that outlives it but the tensors it was given.
+A transformer layer hands its fused projection to a `Context`, with the `Heads` that it is split into, and gets
+attention's output back; the layer does not know whether that was a training batch, a paged cache or a ring. State is
+explicit: a context is built for one forward call and holds nothing that outlives it but the tensors it was given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sonant.kernels.reference import Heads, Place, RingPlace
 
 class Context(Protocol):
     def mix(self, layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-        """What the heads of layer `layer` gather: qkv [B, T, (Hq + 2 · Hkv) · D] → [B, T, Hq, D]."""
+        """Attention of layer `layer`: qkv [B, T, (Hq + 2 · Hkv) · D] → [B, T, Hq, D]."""
         ...
 
 
@@ -80,8 +80,8 @@ class LocalContext:
 class RingContext:
     """The last `window` positions of each row, in a ring [layers, 2, rows, slots, heads, dim] by position modulo slots.
 
-    Only what is new is written, before it is read. A ring therefore has room for all that one call brings beside the
-    `window - 1` positions that its first query still sees. Slots that were never written are masked and must be finite.
+    A call may write its new positions, and nothing else, before it reads. A ring therefore has room for them beside the
+    `window - 1` positions that the first query still sees. Slots that were never written are masked and must be finite.
     """
 
     def __init__(self, ring: Tensor, rows: Tensor, positions: Tensor, window: int) -> None:

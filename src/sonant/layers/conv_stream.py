@@ -3,7 +3,7 @@
 Each layer owns one slot of a `StreamState`, a list with a tensor per layer: it reads its slot and leaves there
 what the next piece needs. Without state (None) a layer sees silence before its input, as in training.
 
-Values are [B, T, C] throughout, channels last: what tensor cores want, and what a transformer between them speaks.
+Values are [B, T, C] throughout, channels last, as tensor cores and a transformer between the layers want them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def channels_last(module: nn.Module) -> None:
     """Lay the weights of all convolutions out as the kernels read them; their names and shapes stay."""
     for part in module.modules():
         if isinstance(part, nn.Conv1d):
-            order = (2, 1, 0) if part.groups > 1 else (0, 2, 1)  # each its own inverse
+            order = (2, 1, 0) if part.groups > 1 else (0, 2, 1)  # each order is its own inverse
             part.weight.data = part.weight.data.permute(order).contiguous().permute(order)
 
 
@@ -58,7 +58,7 @@ class CausalConv1d(nn.Module):
 
 
 class DepthwiseConv1d(nn.Module):
-    """Each channel by itself. State: the last (kernel - 1) · dilation inputs."""
+    """Convolves each channel by itself. State: the last (kernel - 1) · dilation inputs."""
 
     def __init__(self, channels: int, kernel: int, *, dilation: int = 1) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class CausalConvTranspose1d(nn.Module):
     def prepare(self, *, release: bool = False) -> None:
         """Derive from the loaded weights what `forward` otherwise derives each time.
 
-        `release`: the published form, which nothing but training reads afterwards, is given up.
+        `release`: free the published form, which only training would read afterwards.
         """
         with torch.no_grad():
             columns = as_read(self._columns())
@@ -116,7 +116,7 @@ class CausalConvTranspose1d(nn.Module):
 
 
 def take(state: StreamState | None, slot: int, x: Tensor) -> Tensor | None:
-    """What came before x, and in its place what the next piece needs."""
+    """Return the inputs before x, and replace them in `state` by what the next piece needs."""
     if state is None:
         return None
     past = state[slot]
@@ -129,7 +129,7 @@ def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, dilation: int, residual: Tensor | None,
     snake: SnakeBeta | Snake1d | None, keep: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """In one op when serving; a trainer's SnakeBeta may be another, so it is called there."""
+    """In one op when serving. For training the SnakeBeta module is called, since a trainer may have replaced it."""
     assert bias is not None
     if isinstance(snake, Snake1d) or not torch.is_grad_enabled():
         values = None if snake is None else snake.values()
@@ -154,7 +154,7 @@ class SnakeBeta(nn.Module):
 
 
 class Snake1d(nn.Module):
-    """x + sin²(αx) / (α + 1e-9). α is any number, so its logarithm, which SnakeBeta has, may not exist."""
+    """x + sin²(αx) / (α + 1e-9). α is any number, so it may not have a logarithm, which is what SnakeBeta stores."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -165,14 +165,14 @@ class Snake1d(nn.Module):
         return Snake(alpha, alpha, log_scale=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, C, T], which is how encoders have it."""
+        """x [B, C, T], the layout of encoders."""
         return x + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * x).square()
 
 
 class StreamedDecoder(nn.Module):
-    """Has causal convolutions whose state, for each row of a batch, is one flat vector wherever it is kept.
+    """Has causal convolutions whose state is stored as one flat vector for each row of a batch.
 
-    So it moves with one gather and one scatter. Zeros are the state before any input. Once all layers are made,
+    So one gather and one scatter move it. Zeros are the state before any input. Once all layers are made,
     `lay_out_tails` must be called.
     """
 
@@ -193,7 +193,7 @@ class StreamedDecoder(nn.Module):
 
 
 def assign_slots(module: nn.Module) -> list[tuple[int, int]]:
-    """Number the stateful layers of `module`; their state shapes in slot order."""
+    """Number the stateful layers of `module` → their state shapes in slot order."""
     shapes: list[tuple[int, int]] = []
     for layer in module.modules():
         if isinstance(layer, CausalConv1d | DepthwiseConv1d | CausalConvTranspose1d) and layer.state_shape[0] > 0:

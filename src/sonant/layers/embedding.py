@@ -8,13 +8,14 @@ from sonant.kernels.host_weights import host_rows
 
 
 class Embedding(nn.Embedding):
-    """`nn.Embedding`, but on the meta device it draws no first values.
+    """An `nn.Embedding` that draws no initial values on the meta device.
 
-    There are none to draw there, and torch imports its whole compiler to find that out: as long again as torch itself.
+    There are none to draw there, and torch imports its whole compiler to find that out, which takes as long again as
+    importing torch.
     """
 
     def stay_on_host(self) -> None:
-        """A table that is too large for the device: rows travel when they are looked up."""
+        """For a table that is too large for the device: rows are copied when they are looked up."""
         self.forward = self._host_rows  # type: ignore[method-assign]
 
     def _host_rows(self, input: Tensor) -> Tensor:

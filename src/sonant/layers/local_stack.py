@@ -1,9 +1,9 @@
 """A decoder stack over a few tokens that all see each other, and nothing else: no cache, no mask.
 
-With few rows its weights are what a step waits for, and kernels that wait for each other: all layers are one op. With
-many the library's products are what it waits for. Those do nothing else (a profile of products with a sum inside has a
-copy for every other one), so a sum and the norm after it are one op between them. Products of quantised weights have
-sums inside however many rows there are.
+With few rows a step waits for weights, and kernels wait for each other, so all layers are one op. With many rows it
+waits for the library's products. Nothing is fused into those (with the sum inside, a profile shows a copy for every
+other product), so a sum and the norm after it are one op between them. Products of quantised weights include the sum
+for any number of rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sonant.layers.quantized import QuantizedLinear
 from sonant.layers.transformer import DecoderLayer, DecoderStack, StackShape
 
 Way = TypeVar("Way")
-FEW_TOKENS = 64  # that kernels for few rows take (kernels/triton/small_m_tile.py)
+FEW_TOKENS = 64  # the most that kernels for few rows take (kernels/triton/small_m_tile.py)
 
 
 class LocalLayer(DecoderLayer):
     def forward(self, way: Callable[[], Way]) -> Way:  # type: ignore[override]
-        """One of the ways below, gone as a call of this module: who brings its weights waits for that
+        """Run one of the methods below as a call of this module, since hooks on such calls bring its weights
         (engine/weight_lane.py)."""
         return way()
 
@@ -39,13 +39,13 @@ class LocalLayer(DecoderLayer):
         )  # fmt: skip
 
     def alone(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """With few rows, as a stack of one. x may be written over."""
+        """For few rows: run this layer as a stack of one. x may be overwritten."""
         return ops.local_stack(x, [self.weights(cos, sin)])
 
     def branch(
         self, x: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, context: LocalContext
     ) -> tuple[Tensor, Tensor]:
-        """With many: x, and what is still to be added to it."""
+        """For many rows → x, and the branch that is still to be added to it."""
         mixer, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
         gathered = mixer.gather(ops.linear(normed, mixer.qkv_proj.weight), cos, sin, context)
         x, normed = ops.add_norm(x, ops.linear(gathered, mixer.o_proj.weight), norm.weight, norm.eps)
@@ -53,7 +53,7 @@ class LocalLayer(DecoderLayer):
 
     @property
     def hooked(self) -> bool:
-        """Somebody wants to know when it is called, as those do who bring its weights just before."""
+        """Whether there are hooks on its calls, such as those that bring its weights just before."""
         return bool(self._forward_pre_hooks or self._forward_hooks)
 
 
@@ -67,7 +67,7 @@ class LocalStack(DecoderStack):
         return self.norm(self.through(tokens))
 
     def through(self, tokens: Tensor) -> Tensor:
-        """The same before the final norm. The tokens may be written over."""
+        """`over` without the final norm. The tokens may be overwritten."""
         cos, sin = self.rotations_at(range(tokens.shape[1]), tokens.dtype)
         layers, x = list(self._layers()), tokens
         quantized = isinstance(layers[0].mlp.down_proj, QuantizedLinear)

@@ -1,7 +1,8 @@
-"""Weights that have eight bits: projections in the place of those that have sixteen, convolutions beside them.
+"""Weights of eight bits: projections that replace those of sixteen bits, and convolutions beside them.
 
-Only what reads most bytes is quantised: the projections of decoder layers. Embeddings, norms and the heads that draws
-are made from stay as they are. A codec multiplies most, so its widest convolutions may have both sides in eight bits.
+Only the weights with most of the bytes to read are quantised: the projections of decoder layers. Embeddings, norms and
+the heads that compute logits stay as they are. A codec mostly multiplies, so its widest convolutions may have both
+operands in eight bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sonant.kernels.reference.quantized import E4M3
 
 
 class QuantizedLinear(nn.Module):
-    """Stands for an `nn.Linear` without a bias. Its weight is laid out by whoever loads (models/weights/load.py)."""
+    """Replaces an `nn.Linear` without a bias. Its weight is quantised as it is loaded (models/weights/load.py)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Int8Conv(nn.Module):
-    """A convolution's weight [columns, inputs, taps] in eight bits, for where there are so many values that it pays."""
+    """A convolution's weight [columns, inputs, taps] in eight bits, for calls with so many values that it pays."""
 
     values: Tensor
     scale: Tensor

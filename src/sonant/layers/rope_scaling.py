@@ -1,4 +1,4 @@
-"""How rotations are stretched for long texts: numbers of a checkpoint's config, which `rope.py` computes with."""
+"""How rotations are stretched for long texts: numbers from a checkpoint's config, for `rope.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LongRope:
-    """Slows each rotation by a factor of its own, and makes all of them larger by `amplitude`."""
+    """Slows each rotation by a factor of its own, and multiplies all cos and sin by `amplitude`."""
 
     factors: tuple[float, ...]
     amplitude: float = 1.0

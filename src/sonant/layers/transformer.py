@@ -29,7 +29,7 @@ class StackShape:
     kv_heads: int
     head_dim: int
     eps: float
-    rope_theta: float | None  # None: positions are not rotated in
+    rope_theta: float | None  # None: no rotary positions
     qk_norm: bool = True
     layer_scale: bool = False
     rope_scaling: Scaling | None = None
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
-        self.folded = False  # its gain is in the weights that follow, and ones are left: see fold_gains
+        self.folded = False  # its gain was moved into the weights that follow, and is ones now: see fold_gains
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
@@ -59,7 +59,7 @@ class Attention(nn.Module):
     def __init__(self, shape: StackShape, index: int) -> None:
         super().__init__()
         self.index, self.shape = index, shape
-        self.bounded = False  # no value is over what eight bits hold: see bound_values
+        self.bounded = False  # all values fit in eight bits: see bound_values
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self.qkv_proj: Projection = nn.Linear(shape.hidden, width, bias=False)
         self.o_proj: Projection = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
@@ -68,9 +68,9 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(shape.head_dim, shape.eps)
 
     def forward(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor, context: Context) -> Tensor:
-        """What the heads gather from the normed x, before `o_proj`."""
+        """The heads' outputs for the normed x, before `o_proj`."""
         weight = self.qkv_proj.weight
-        if norm.folded and isinstance(context, ShortContext):  # whose kernel can finish the norm
+        if norm.folded and isinstance(context, ShortContext):  # its kernel can finish the norm
             qkv = ops.unscaled_linear(x, weight)
             if qkv is not None:
                 heads = self.heads(cos, sin)._replace(unscaled=Unscaled(x, norm.eps))
@@ -93,12 +93,12 @@ class MLP(nn.Module):
         self.down_proj: Projection = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """Of the normed x, before `down_proj`."""
+        """The gated values of the normed x, before `down_proj`."""
         return ops.norm_gated(x, norm.weight, norm.eps, self.gate_up_proj.weight, norm.folded)
 
 
 def quantize_projections(module: nn.Module) -> None:
-    """Those of all layers below get weights of eight bits, not filled yet, in the place of what they have."""
+    """Replace the projections of all layers in `module` by ones with weights of eight bits, not filled yet."""
     for part in [p for p in module.modules() if isinstance(p, Attention | MLP)]:
         for name, child in list(part.named_children()):
             if isinstance(child, nn.Linear):
@@ -108,9 +108,9 @@ def quantize_projections(module: nn.Module) -> None:
 
 @torch.no_grad()
 def fold_gains(stack: DecoderStack, *, heads: bool) -> None:
-    """For decoding only: the gains of its layers' norms go into the projections behind them, and ones stay. What is
-    left of a norm is one factor a row, which needs no kernel of its own: whoever reads the product makes it. `heads`:
-    also before attention, where its kernel does so. Weights of eight bits stay as they are.
+    """For decoding only: fold the gains of the layers' norms into the projections after them, and leave ones. What is
+    left of a norm is one factor per row, which needs no kernel of its own: the reader of the product applies it.
+    `heads`: also before attention, where its kernel can do so. Weights of eight bits stay as they are.
     """
     for layer in stack.layers:
         assert isinstance(layer, DecoderLayer)
@@ -129,9 +129,9 @@ def bound_values(stack: DecoderStack) -> None:
     """For decoding with weights of eight bits: scale values so that attention's output fits into eight bits.
 
     A value is the product of a row of the weight and a normed input, whose norm is the root of its size, so it is at
-    most the norm of the weight's row times that; and attention takes means of values. Each value's bound is brought to
-    the largest number of e4m3 by a power of two in the scale of its row, and the output projection has the inverse in
-    its columns. So no kernel after attention has to look for each row's largest value.
+    most the norm of the weight's row times that; and attention takes means of values. A power of two in the scale of
+    its row brings each value's bound to at most the largest number of e4m3, and the columns of the output projection
+    have the inverse. So no kernel after attention has to look for each row's largest value.
     """
     for layer in stack.layers:
         assert isinstance(layer, DecoderLayer)
@@ -180,7 +180,7 @@ class DecoderLayer(nn.Module):
 
 
 def _onto(x: Tensor, projection: Projection, branch: Tensor, scale: nn.Module) -> Tensor:
-    """The residual sum; in one op where nothing comes between, as a trainer's hooks may."""
+    """The residual sum: in one op with the projection or scale before it, but not in training, which may have hooks."""
     if isinstance(scale, nn.Identity) and not torch.is_grad_enabled():
         return ops.linear_add(branch, projection.weight, x)
     if isinstance(scale, LayerScale) and not torch.is_grad_enabled():
@@ -206,7 +206,7 @@ class DecoderStack(nn.Module):
         self.rope = torch.stack([cos[0], sin[0]])
 
     def forward(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be written over."""
+        """x [B, T, hidden] at positions [B, T] → hidden states after the final norm. x may be overwritten."""
         cos, sin = self.rotations(positions, x.dtype)
         by_steps = isinstance(context, PagedContext) and context.slots is None
         stack = self.as_frame_stack() if by_steps and ops.has_whole_pass("paged_pass", x) else None
@@ -227,12 +227,12 @@ class DecoderStack(nn.Module):
         return rope_tables(positions, self.shape.head_dim, self.shape.rope_theta, dtype, self.shape.rope_scaling)
 
     def forward_at(self, x: Tensor, positions: range, context: Context) -> Tensor:
-        """The same where all rows are at the same positions, which the host knows: nothing is looked up."""
+        """`forward` for rows that are all at the same positions, known to the host: rotations are not looked up."""
         return self._run(x, *self.rotations_at(positions, x.dtype), context)
 
     def as_frame_stack(self) -> FrameStack | None:
-        """What `ops.frame_pass` and `ops.paged_pass` take. None: layers must be called, since somebody listens to that
-        (as whoever brings their weights does), or they are of another kind."""
+        """The stack as `ops.frame_pass` and `ops.paged_pass` take it. None: layers must be called as modules, since
+        their calls have hooks (such as those that bring their weights), or they are of another kind."""
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
         heard = any(layer._forward_pre_hooks or layer._forward_hooks for layer in layers)
         if heard or len(layers) < len(self.layers) or not self.shape.qk_norm or self.shape.layer_scale:

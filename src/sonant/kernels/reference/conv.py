@@ -1,9 +1,8 @@
-"""What a codec computes: convolutions over [B, T, C], channels last, the activation that goes with them, and sound as
-it leaves the device.
+"""A codec's ops: convolutions over [B, T, C], channels last, their activation, and samples as they leave the device.
 
-Their float32 is float32: by default cuDNN would round their inputs to TF32, which has ten bits. The switch for that in
-torch.backends is the whole process's, which is not ours, and two threads that flip it and set it back can leave it
-wrong. The operator below torch's convolutions takes it as an argument of the call.
+Convolutions of float32 are in float32: by default cuDNN would round their inputs to TF32, which has ten bits. The
+switch for that in torch.backends applies to the whole process, which is not ours, and two threads that flip it and set
+it back can leave it wrong. The operator beneath torch's convolutions takes it as an argument of the call.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class Snake(NamedTuple):
 
 
 class Int8Weight(NamedTuple):
-    """A convolution's weight for inputs that are rounded, too: see int8_unit.py."""
+    """A convolution's weight in int8, for inputs that are rounded to int8, too: see int8_unit.py."""
 
     values: Tensor  # [columns, inputs, taps] int8, with the inputs last in memory
-    scale: Tensor  # [columns] float32: what one in a sum of products is
-    inverse: Tensor  # [inputs] float32: what an input is multiplied by before it is rounded
+    scale: Tensor  # [columns] float32: the value of 1 in a sum of products
+    inverse: Tensor  # [inputs] float32: the factor of an input before it is rounded
 
 
 class Unit(NamedTuple):
-    """A residual unit of values that are activated: a dilated causal convolution [C, C, 7], SnakeBeta, and one of a
-    single tap [C, C, 1]. With many values a kernel may take the first one's weight in eight bits."""
+    """A residual unit of activated values: a dilated causal convolution [C, C, 7], SnakeBeta, and a convolution of a
+    single tap [C, C, 1]. With many values a kernel may use the first one's weight in eight bits."""
 
     wide: Tensor
     wide_bias: Tensor
@@ -53,10 +52,10 @@ class Unit(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Where results are: steps [start · scale + offset, end · scale + offset) of each row, all others being zero.
+    """Where results are valid: steps [start · scale + offset, end · scale + offset) of each row; all others are zero.
 
-    The arithmetic is part of it so that one pair of tensors serves layers of every rate and place. In a transposed
-    convolution a step is one sample.
+    `scale` and `offset` let one pair of tensors serve layers of every rate and position. In a transposed convolution a
+    step is one sample.
     """
 
     start: Tensor  # [B] integers
@@ -77,10 +76,10 @@ def causal_conv(
     keep: bool = True,
     bounds: Bounds | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, I] with weight [N, I, K] → the sum with bias and residual, and the same after SnakeBeta.
+    """Convolve x [B, T, I] with weight [N, I, K] → the sum with bias and residual, and the same after SnakeBeta.
 
-    `past` [B, (K - 1) · dilation, I] came before x; None: silence did. Where bias and snake have fewer channels than
-    the weight has columns, columns are samples of channels, all channels of the first sample first. `keep=False`:
+    `past` [B, (K - 1) · dilation, I] precedes x; None: silence does. If bias and snake have fewer channels than the
+    weight has columns, columns are samples of channels, all channels of the first sample first. `keep=False`:
     only the second result is wanted. Without `snake` both are the same. With `bounds` both are zero outside of them.
     """
     history = (weight.shape[2] - 1) * dilation
@@ -102,8 +101,8 @@ def causal_conv(
 def residual_unit(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, C] plus what a unit makes of it, and `following` of that. `active` is x after an activation of
-    its own, and `past` [B, history, C] what came before that; None: silence did.
+    """x [B, T, C] plus the unit's result, and the same after `following`. `active` is x after an activation of its
+    own, the unit's input, and `past` [B, history, C] precedes that; None: silence does.
 
     `keep=False`: only the second result is wanted.
     """
@@ -112,7 +111,7 @@ def residual_unit(
 
 
 def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -> Tensor:
-    """[B, T, C] → [B, T', C'] with no padding: as a flat image, since only images can have their channels last."""
+    """Convolve [B, T, C] → [B, T', C'] without padding, as a flat image, since only images can have channels last."""
     if weight.shape[2] == 1 and stride == 1:
         return F.linear(x, weight[:, :, 0])
     y = exact_conv(x.mT.unsqueeze(2), weight.unsqueeze(2), stride=(1, stride), dilation=(1, dilation))
@@ -122,9 +121,9 @@ def convolve(x: Tensor, weight: Tensor, *, stride: int = 1, dilation: int = 1) -
 def depthwise(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int = 1, *, snake: Snake | None = None
 ) -> Tensor:
-    """Each channel of x [B, T, C] by itself with its weight [C, 1, K] → [B, T, C], after SnakeBeta if there is one.
+    """Convolve each channel of x [B, T, C] by itself, with weight [C, 1, K] → [B, T, C], after SnakeBeta if given.
 
-    `past` [B, (K - 1) · dilation, C] came before x; None: silence did.
+    `past` [B, (K - 1) · dilation, C] precedes x; None: silence does.
     """
     history = (weight.shape[2] - 1) * dilation
     x = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
@@ -135,7 +134,7 @@ def depthwise(
 
 
 def inside(bounds: Bounds, steps: int) -> Tensor:
-    """[B, steps, 1]: which of a piece's steps are."""
+    """Which of a piece's steps are within the bounds: [B, steps, 1]."""
     step = torch.arange(steps, device=bounds.start.device)
     start, end = (edge[:, None] * bounds.scale + bounds.offset for edge in bounds[:2])
     return ((start <= step) & (step < end))[..., None]
@@ -144,7 +143,7 @@ def inside(bounds: Bounds, steps: int) -> Tensor:
 def snake_beta(x: Tensor, alpha: Tensor, beta: Tensor, log_scale: bool = True) -> Tensor:
     """x + sin²(x·e^α) / (e^β + 1e-9) by channel, or without `log_scale` x + sin²(x·α) / (β + 1e-9). x [B, T, C].
 
-    α and β may be of more precision than x: the result is of x's.
+    α and β may have more precision than x; the result has x's.
     """
     if log_scale:
         alpha, beta = alpha.exp(), beta.exp()
@@ -156,9 +155,9 @@ def exact_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: Sequence[int], dilation: Sequence[int],
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """x [B, C, T] or [B, C, H, W], as many strides and dilations as it has of the last, no padding.
+    """Convolve x [B, C, T] or [B, C, H, W] without padding; `stride` and `dilation` are for the dimensions after C.
 
-    A trainer's convolutions stay as it set them: only the ones above the operator have gradients and autocast.
+    For training these are torch's own convolutions, with the precision and autocast that the trainer has set.
     """
     dims = len(stride)
     if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
@@ -174,7 +173,7 @@ def exact_conv(
 
 def pcm16(sound: Tensor) -> Tensor:
     """Samples [B, N] in -1..1 → [B, N + 1] int16: rounded to the nearest step (halves to the even one), clipped, and
-    behind them 1 where all of a row were numbers, else 0 and silence: what is no number cannot be sound."""
+    followed by 1. If any sample of a row is NaN or infinite, which cannot be sound, all of the row is 0."""
     numbers = torch.isfinite(sound).all(1, keepdim=True)
     steps = (sound.float().clamp(-1, 1) * _FULL_SCALE).round().clamp(max=_FULL_SCALE - 1)
     return torch.cat([steps.where(numbers, 0), numbers], 1).to(torch.int16)

@@ -1,4 +1,4 @@
-"""A step of a delay pattern: from codes that were drawn to a row, a frame and the row's counters."""
+"""A step of a delay pattern: from drawn codes to a row of the pattern, a frame, and the counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Statuses(NamedTuple):
-    """What a record's first word can say; `priming`: the row completes no frame yet."""
+    """Values of a record's first word; `priming`: the row completes no frame yet."""
 
     running: int
     stopped: int
@@ -25,14 +25,14 @@ class DelayPattern(NamedTuple):
     EOS throughout is the end, and completes no frame.
     """
 
-    bos: int  # and all ids from there on are no codes
+    bos: int  # ids from this one on are no codes
     eos: int
     before: int  # rows before row 0 that a ring keeps: row n lies at (n + before) modulo its length
     statuses: Statuses
 
 
 class RowCounters(NamedTuple):
-    """Of each row in the batch, [B] int32, as they were before the step."""
+    """The counters of each row in the batch before the step, [B] int32 each."""
 
     position: Tensor
     drawn: Tensor  # the number of its last row of codes
@@ -44,10 +44,10 @@ class RowCounters(NamedTuple):
 def delay_step(
     drawn: Tensor, own: RowCounters, rows: Tensor, ring: Tensor, counters: Tensor, pattern: DelayPattern
 ) -> Tensor:
-    """Force BOS and EOS on drawn [B, K], keep the row in ring [N, length, K] and move counters [N, 4] on, both at
-    `rows` [B]: position, drawn, ending, status. → records [B, 1 + K] int32, of the frame that the row completes.
+    """Force BOS and EOS on drawn [B, K], store the row in ring [N, length, K] and advance counters [N, 4] (position,
+    drawn, ending, status), both at `rows` [B] → records [B, 1 + K] int32: status, and the frame that is completed.
 
-    A row whose status is not `running` stays as it is; what is written into its ring lies past all that is read.
+    A row whose status is not `running` stays as it is; what is written into its ring lies beyond all that is read.
     """
     running, stopped, capped, priming = pattern.statuses
     count = drawn.shape[1]

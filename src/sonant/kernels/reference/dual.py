@@ -1,8 +1,8 @@
-"""Layers in which a position is text or audio: norms and feed-forward weights exist twice, and each has its own.
+"""Layers in which a position is text or audio, and each kind has its own norms and feed-forward weights.
 
-Which position is which is sorted out once, by `split_kinds`, for all layers. Nothing here waits for the device or has a
-shape that depends on values, so a graph can hold it. Positions that are neither are padding: the norm and what is made
-of it are zero there, the residual stream stays as it is, and whatever a padding position holds reaches no other.
+`split_kinds` sorts the positions once for all layers. Nothing here waits for the device or has a shape that depends on
+values, so a graph can capture it. Positions that are neither are padding: the norm and what is computed from it are
+zero there, the residual stream stays as it is, and nothing that a padding position holds reaches another.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def dual_norm(x: Tensor, split: Split, gains: Sides[Tensor], eps: float) -> Tens
 
 
 def dual_norm_gated(x: Tensor, split: Split, gains: Sides[Tensor], eps: float, weights: Sides[Weight]) -> Tensor:
-    """The same into SwiGLU, weights [2I, H] → [B, T, I]; the first half of each makes the gate."""
+    """`dual_norm`, then SwiGLU with weights [2I, H] → [B, T, I]; the first half of each makes the gate."""
     text, audio = (norm_gated(x, gain, eps, weight) for gain, weight in zip(gains, weights, strict=True))
     return _own(split, text, audio, torch.zeros_like(text))
 
 
 def dual_linear_add(inner: Tensor, split: Split, weights: Sides[Weight], residual: Tensor) -> Tensor:
-    """The end of the branch, weights [H, I]. It may be written over `residual`, which is not to be used afterwards."""
+    """The end of the branch, weights [H, I]. It may overwrite `residual`, which must not be used afterwards."""
     text, audio = (residual + linear(inner, weight) for weight in weights)
     return _own(split, text, audio, residual)
 

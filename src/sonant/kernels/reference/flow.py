@@ -1,8 +1,8 @@
 """What a guided flow does between two evaluations of its estimator.
 
-Of each row there are two sequences, the guided ones first, then as many free ones that are told nothing. A sequence is
-prefix, time, the patch before and the patch itself. The estimator's end (norm and projection) says which way the
-patch must go; the flow is guided away from what the model makes of nothing; the estimator's start makes tokens of it.
+Each row has two sequences: the guided ones come first, then as many free ones, whose prefix is zero. A sequence is
+prefix, time, the previous patch and the patch itself. The estimator's end (norm and projection) gives the patch's
+velocity; guidance moves the patch away from where the free velocity leads; the estimator's start turns it into tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class FlowEnds(NamedTuple):
 
 
 class FlowGiven(NamedTuple):
-    """What does not move."""
+    """What stays the same during the flow."""
 
-    prefix: Tensor  # [B, n, hidden], of the guided sequences; the free ones have zeros
-    past: Tensor  # [B, T, hidden]: tokens of the patch before
+    prefix: Tensor  # [B, n, hidden], for the guided sequences; the free ones have zeros
+    past: Tensor  # [B, T, hidden]: tokens of the previous patch
     guidance: Tensor  # [B]
 
 
@@ -48,7 +48,7 @@ def flow_open(x: Tensor, time: Tensor, given: FlowGiven, ends: FlowEnds) -> Tens
 
 
 def flow_move(x: Tensor, hidden: Tensor, length: float, given: FlowGiven, ends: FlowEnds) -> Tensor:
-    """x [B, T, channels] moved by -`length` along the velocity that layers' results [2B, tokens, hidden] say."""
+    """Move x [B, T, channels] by -`length` along the velocity of `hidden` [2B, tokens, hidden], the layers' result."""
     last = rms_norm(hidden[:, -x.shape[1] :], ends.gain, ends.eps)
     return guided_step(x, F.linear(last, ends.out_weight, ends.out_bias), given.guidance, length)
 
@@ -56,16 +56,16 @@ def flow_move(x: Tensor, hidden: Tensor, length: float, given: FlowGiven, ends: 
 def flow_turn(
     x: Tensor, hidden: Tensor, length: float, time: Tensor, given: FlowGiven, ends: FlowEnds
 ) -> tuple[Tensor, Tensor]:
-    """Both: x moved, and its tokens at the next time."""
+    """`flow_move`, then `flow_open`: x moved, and its tokens at the next time."""
     moved = flow_move(x, hidden, length, given, ends)
     return moved, flow_open(moved, time, given, ends)
 
 
 def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) -> Tensor:
-    """x [B, T, C] float32 moved by -`length` along its velocity [2B, T, C]: the guided half first, then the other.
+    """x [B, T, C] float32 moved by -`length` along its velocity [2B, T, C]: the guided half first, then the free one.
 
-    The unguided velocity is scaled to what the guided one has of it (CFG-Zero*), taken away, and `guidance` [B] times
-    what is left put onto it.
+    The free velocity is scaled to the guided one's projection onto it (CFG-Zero*). The velocity used is this, plus
+    `guidance` [B] times the guided one's difference from it.
     """
     guided, free = velocity.float().chunk(2)
     dims = (1, 2)
@@ -75,7 +75,8 @@ def guided_step(x: Tensor, velocity: Tensor, guidance: Tensor, length: float) ->
 
 
 def normals(seed: Tensor, frame: Tensor, scale: Tensor, count: int) -> Tensor:
-    """[B, count] float32 of deviation `scale` [B], a function of (seed, frame): `uniforms` by Box and Muller."""
+    """Normal numbers [B, count] float32 with standard deviation `scale` [B], a function of (seed, frame): `uniforms`
+    after the Box-Muller transform."""
     radius, angle = uniforms(seed, frame, count).chunk(2, 1)
     radius, angle = torch.sqrt(-2 * torch.log1p(-radius)), 2 * math.pi * angle
     return scale[:, None] * torch.cat([radius * angle.cos(), radius * angle.sin()], 1)

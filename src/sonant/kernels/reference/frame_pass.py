@@ -1,4 +1,4 @@
-"""A pass over all layers of a stack at once: new positions of a frame, or the next one over a paged cache."""
+"""A pass over all layers of a stack at once: for new positions of a frame, or for the next one in a paged cache."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class FrameStack(NamedTuple):
 def frame_pass(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, first: int, head: Weight
 ) -> Tensor:
-    """x [B, T, hidden] at positions `first` … through all layers; the last position's then through the last norm and
+    """Take x [B, T, hidden] at positions `first` … through all layers, then its last position through the last norm and
     the `head` [codes, hidden] → logits [B, codes]. cos and sin [1, T, 1, D]. The cache [layers, 2, B, positions, Hkv,
-    D] takes the new keys and values, and has those of the positions before."""
+    D] holds the keys and values of earlier positions, and the new ones are added."""
     for number, layer in enumerate(stack.layers):
         heads = Heads(layer.q_gain, layer.k_gain, cos, sin, stack.heads, stack.kv_heads, stack.eps)
         qkv = norm_linear(x, layer.input_gain, stack.eps, layer.qkv)
@@ -56,8 +56,9 @@ def paged_pass(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     span_blocks: int,
 ) -> Tensor:  # fmt: skip
-    """x [B, 1, hidden] at `positions` [B, 1] through all layers and the last norm → [B, 1, hidden]. cos and sin [B, 1,
-    1, D]; the cache [layers, 2, blocks, block_tokens, Hkv, D] as `paged_step` has each layer's. x may be written over.
+    """Take x [B, 1, hidden] at `positions` [B, 1] through all layers and the last norm → [B, 1, hidden]. cos and sin
+    [B, 1, 1, D]; a layer's part of the cache [layers, 2, blocks, block_tokens, Hkv, D] is as in `paged_step`. x may be
+    overwritten.
     """
     for number, layer in enumerate(stack.layers):
         heads = Heads(layer.q_gain, layer.k_gain, cos, sin, stack.heads, stack.kv_heads, stack.eps)

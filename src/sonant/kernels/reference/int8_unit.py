@@ -1,9 +1,9 @@
-"""A residual unit whose first convolution has eight bits on both sides: whole numbers, which tensor cores multiply
-twice as fast as bfloat16.
+"""A residual unit whose first convolution has both operands in int8, which tensor cores multiply twice as fast as
+bfloat16.
 
-Whole numbers, not e4m3: a codec's sound is the sum of its convolutions, and three bits of a value are too few for it
-(docs/LOG.md). An input's channel has a scale that must be known beforehand, so that pieces are rounded like the whole.
-It is put into the weight, before that is rounded with a scale for each column.
+It is int8, not e4m3, since a codec's sound is the sum of its convolutions, and three bits of a value are too few for it
+(docs/LOG.md). Each channel of the input has a scale, which must be known beforehand so that pieces are rounded like the
+whole. It is folded into the weight before that is rounded with a scale for each column.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from sonant.kernels.reference.conv import Int8Weight, Snake, Unit, causal_conv, convolve, snake_beta
 
-LARGEST = 127.0  # the number below it has no opposite
+LARGEST = 127.0  # -128 is not used, since it has no opposite
 
 
 def int8_weight(weight: Tensor, largest: Tensor) -> Int8Weight:
-    """Of a weight [columns, inputs, taps] for inputs [inputs] up to `largest`; what is larger is cut there."""
+    """Round a weight [columns, inputs, taps] for inputs up to `largest` [inputs]; what is larger is clipped."""
     inputs = largest.float().clamp(min=1e-9) / LARGEST
     wide = weight.float() * inputs[:, None]
     scale = wide.abs().amax((1, 2)).clamp(min=1e-30) / LARGEST
@@ -27,7 +27,7 @@ def int8_weight(weight: Tensor, largest: Tensor) -> Int8Weight:
 
 
 def int8_lines(x: Tensor, past: Tensor | None, history: int, inverse: Tensor) -> Tensor:
-    """past [B, history, I], or silence, and x [B, T, I] behind it, rounded: [B, history + T, I] int8."""
+    """past [B, history, I], or silence, followed by x [B, T, I], rounded: [B, history + T, I] int8."""
     lines = F.pad(x, (0, 0, history, 0)) if past is None else torch.cat([past, x], dim=1)
     return (lines.float() * inverse).clamp(-LARGEST, LARGEST).round().to(torch.int8)
 
@@ -35,7 +35,7 @@ def int8_lines(x: Tensor, past: Tensor | None, history: int, inverse: Tensor) ->
 def int8_unit(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `residual_unit` with `unit.int8` for the first weight: sums are exact, what follows is rounded as there."""
+    """`residual_unit` with `unit.int8` as the first weight: sums are exact, and what follows is rounded as there."""
     assert unit.int8 is not None
     lines = int8_lines(active, past, unit.history, unit.int8.inverse)
     sums = convolve(lines.double(), unit.int8.values.double(), dilation=unit.dilation)

@@ -1,4 +1,4 @@
-"""The end of a step that makes patches: whether the row goes on, and what the next step finds."""
+"""The end of a step that makes patches: whether a row goes on, and the state that its next step finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class PatchStatuses(NamedTuple):
-    """What a record's first word can say; `last`: the row ends with this patch, which is speech too."""
+    """Values of a record's first word; `last`: the row ends with this patch, which is speech too."""
 
     running: int
     capped: int
@@ -17,7 +17,7 @@ class PatchStatuses(NamedTuple):
 
 
 class PatchCounters(NamedTuple):
-    """Of each row in the batch, [B] int32, as they were before the step."""
+    """The counters of each row in the batch before the step, [B] int32 each."""
 
     position: Tensor
     frame: Tensor  # patches made
@@ -27,7 +27,7 @@ class PatchCounters(NamedTuple):
 
 
 class PatchMemory(NamedTuple):
-    """Of all rows, [N, …], written at those of the batch."""
+    """The state of all rows, [N, …], written at the rows of the batch."""
 
     patches: Tensor  # [N, ring, T, C] float32
     before: Tensor  # [N, T, C] float32
@@ -44,10 +44,11 @@ def patch_step(
     memory: PatchMemory,
     statuses: PatchStatuses,
 ) -> Tensor:
-    """Keep patch [B, T, C] float32 and its embedding [B, hidden] at `rows` [B] and move the counters on. The row ends
-    where the second of `stop` [B, 2] is the larger. → records [B, 1 + T · C] int32: status, and the patch bit by bit.
+    """Store patch [B, T, C] float32 and its embedding [B, hidden] at `rows` [B] and advance the counters. A row ends
+    if the second of `stop` [B, 2] is the larger and more than `min_len` patches were made before → records
+    [B, 1 + T · C] int32: status, and the patch bit by bit.
 
-    A row whose status is not `running` stays as it is; what is written of its patch is read by nobody.
+    A row whose status is not `running` stays as it is; the patch that is written for it is never read.
     """
     running, capped, last = statuses
     stops = (stop.argmax(-1) == 1) & (own.frame > own.min_len)

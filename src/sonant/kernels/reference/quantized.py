@@ -1,8 +1,8 @@
-"""Weights in eight bits: e4m3 values, and for each output channel a float32 that they are multiplied by.
+"""Weights in eight bits: e4m3 values, and for each output channel a float32 scale that they are multiplied by.
 
-Whoever multiplies by a weight takes either kind. Few rows read the eight bits and multiply in the values' own dtype, of
-which every e4m3 number is one, so that only the weight was ever rounded. With many rows a kernel may round the input
-to e4m3 as well, with a scale for each row.
+All products take weights with or without eight bits. With few rows the eight bits are read and multiplied in the
+input's dtype, which represents every e4m3 number exactly, so that only the weight is ever rounded. With many rows a
+kernel may round the input to e4m3 as well, with a scale for each row.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Weight = Tensor | QuantizedWeight
 
 
 def parts_of(weight: Weight) -> tuple[Tensor, Tensor | None]:
-    """What is read, and what the product of each channel is multiplied by; None: by nothing."""
+    """The weight's values, and the scale of each output channel; None: there is no scale."""
     return (weight.values, weight.scale) if isinstance(weight, QuantizedWeight) else (weight, None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., depth] → e4m3 values, and a scale [..., 1] that gives the largest magnitude of a row the largest number.
+    """x [..., depth] → e4m3 values, and a scale [..., 1] that maps a row's largest magnitude to the largest number.
 
-    A row of zeros stays one; its scale is 1.
+    A row of zeros stays zero; its scale is 1.
     """
     wide = x.float()
     most = wide.abs().amax(-1, keepdim=True)
@@ -52,6 +52,6 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
-    """Of a weight [columns, depth]."""
+    """Quantise a weight [columns, depth]."""
     values, scale = quantize_rows(weight)
     return QuantizedWeight(values, scale[:, 0])

@@ -1,5 +1,5 @@
-"""How an id is drawn: stateless random numbers, what keeps ids from being drawn, the draw itself, and the end of a step
-that draws a frame of codes."""
+"""How an id is drawn: stateless random numbers, penalty and mask, the draw itself, and the end of a step that draws a
+frame of codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SamplingParams:
 
 
 class LogitMask(NamedTuple):
-    """What keeps ids from being drawn."""
+    """The penalty and masks that keep ids from being drawn."""
 
     seen: Tensor  # [N, V] bool: ids that were drawn before, to which `repetition_penalty` applies
     repetition_penalty: Tensor  # [B]
@@ -37,7 +37,7 @@ class LogitMask(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What a drawn id stands for, fetched by who draws it."""
+    """A table lookup of the drawn ids, done by the op that draws them."""
 
     table: Tensor  # [V, D]
     out: Tensor  # [B, D], written: the line of each row's id
@@ -47,12 +47,12 @@ class Lookup(NamedTuple):
 
 
 class Ras(NamedTuple):
-    """Repetition-aware sampling: an id that was drawn too often of late is drawn anew from all ids."""
+    """Repetition-aware sampling: an id that was drawn too often of late is drawn again, from all ids."""
 
     recent: Tensor  # [B, W, K] int32: the last W rows drawn, the latest last; -1: none was
-    length: Tensor  # [B] int32: so many of them are looked at; 0: no RAS
-    repeats: Tensor  # [B] int32: an id that stands there so often is drawn anew
-    first_special: int  # ids from here on begin and end a stream: however often they stand there, they do not count
+    length: Tensor  # [B] int32: how many of these rows, the latest ones, are looked at; 0: no RAS
+    repeats: Tensor  # [B] int32: an id that occurs in them this many times is drawn again
+    first_special: int  # ids from here on begin and end a stream: however often they occur, they are not counted
 
 
 def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
@@ -79,7 +79,7 @@ def uniforms(seed: Tensor, frame: Tensor, count: int) -> Tensor:
 
 
 def penalize(logits: Tensor, mask: LogitMask) -> Tensor:
-    """Repetition penalty over ids already drawn, then -inf for ids that are suppressed and for stopping too early."""
+    """Apply the repetition penalty to ids already drawn, then -inf to suppressed ids and to stopping too early."""
     factor = mask.repetition_penalty[:, None]
     seen = mask.seen if mask.seen_rows is None else mask.seen[mask.seen_rows]
     logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
@@ -93,7 +93,7 @@ def sample(
     """Draw one id for each row: penalty and mask if given, temperature, top-k, top-p, then one uniform number.
 
     logits [B, V]; uniform [B]. Greedy rows take the largest logit after penalty and mask. The draw inverts the
-    distribution in id order, so a row's result needs nothing of its neighbours.
+    distribution in id order, so a row's result does not depend on its neighbours.
     """
     logits = logits.float()
     if mask is not None:
@@ -118,8 +118,8 @@ def sample(
 
 
 def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras) -> Tensor:
-    """Draw an id of each codebook as `sample` does, and look back: where RAS says so, draw it anew from the softmax of
-    the logits themselves, without temperature, top-k or top-p. Greedy rows are no exception.
+    """Draw an id of each codebook as `sample` does. If it repeats too often (RAS), draw again from the softmax of the
+    logits themselves, without temperature, top-k or top-p. Greedy rows are no exception.
 
     logits [B, K, V]; uniform [B, 2K]: for the K first draws, then for those after RAS. → [B, K]
     """
@@ -136,13 +136,13 @@ def ras_sample(logits: Tensor, uniform: Tensor, params: SamplingParams, ras: Ras
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The id, in id order, at which the distribution's running sum passes the uniform number."""
+    """The id, in id order, at which the distribution's cumulative sum passes the uniform number."""
     running = weights.cumsum(-1)
     return (running <= uniform[:, None] * running[:, -1:]).sum(-1)
 
 
 class FrameCounters(NamedTuple):
-    """Of each row in the batch, [B] int32, as they were before the step."""
+    """The counters of each row in the batch before the step, [B] int32 each."""
 
     position: Tensor
     frame: Tensor
@@ -150,12 +150,12 @@ class FrameCounters(NamedTuple):
 
 
 class FrameMemory(NamedTuple):
-    """Of all rows, [N, …]; all but `trailing` are written at those of the batch."""
+    """The state of all rows, [N, …]; all but `trailing` is written at the rows of the batch."""
 
     codes: Tensor  # [N, ring, groups] int32
     input: Tensor  # [N, hidden]
     counters: Tensor  # [N, 3] int32: position, frame, status
-    trailing: Tensor  # [N, tokens, hidden]: what text is still to be said, by frame
+    trailing: Tensor  # [N, tokens, hidden]: the text that is still to be said, by frame
 
 
 class FrameTables(NamedTuple):
@@ -163,15 +163,16 @@ class FrameTables(NamedTuple):
 
     table: Tensor  # [all groups' codes, hidden]
     offsets: Tensor  # [groups] int64: where each group begins
-    pad: Tensor  # [hidden]: in the place of text where there is none left
+    pad: Tensor  # [hidden]: takes the place of text when none is left
 
 
 def frame_step(
     first: Tensor, rest: Tensor, status: Tensor, own: FrameCounters, rows: Tensor, memory: FrameMemory,
     tables: FrameTables, running: int,
 ) -> Tensor:  # fmt: skip
-    """Keep codes first [B] and rest [B, groups - 1] int64 at `rows` [B], make the next input of them and of the text,
-    and move the counters of those on whose status [B] is `running`. → records [B, 1 + groups] int32: status, codes."""
+    """Store codes first [B] and rest [B, groups - 1] int64 at `rows` [B], compute the next input from them and the
+    text, and advance the counters of rows whose status [B] is `running` → records [B, 1 + groups] int32: status,
+    codes."""
     codes = torch.cat([first[:, None], rest], 1)
     record = torch.cat([status[:, None], codes.int()], 1)
     memory.codes[rows, own.frame % memory.codes.shape[1]] = record[:, 1:]

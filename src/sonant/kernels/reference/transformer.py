@@ -1,4 +1,4 @@
-"""What a transformer layer is made of: norm and projections, heads with their rotary positions, and attention.
+"""The ops of a transformer layer: norm and projections, heads with their rotary positions, and attention.
 
 A projection comes with the norm that opens a residual branch or the sum that ends it. Attention is over paged keys and
 values, over a frame's own, over a ring's, and over dense ones.
@@ -27,8 +27,8 @@ class Place(NamedTuple):
 
 
 class Unscaled(NamedTuple):
-    """A norm that is left to whoever reads a product: with its gain in the weight, all that is missing is a factor of
-    each row, one over the root of the mean square of these rows [..., hidden] that the product was made of."""
+    """A norm that is left to the reader of a product: with its gain in the weight, all that is missing is a factor of
+    each row, one over the root mean square of these rows [..., hidden], the product's input."""
 
     rows: Tensor
     eps: float
@@ -39,7 +39,7 @@ class Unscaled(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What makes queries and keys of a fused projection: the gains of their norms, if any, rotations and counts."""
+    """What turns a fused projection into queries and keys: the gains of their norms, if any, rotations and counts."""
 
     q_weight: Tensor | None
     k_weight: Tensor | None
@@ -49,11 +49,11 @@ class Heads(NamedTuple):
     kv_heads: int
     eps: float
     unscaled: Unscaled | None = None  # what the projection is still to be multiplied by
-    bounded: bool = False  # no value is over what eight bits hold: what heads gather may have no more, for `linear_add`
+    bounded: bool = False  # all values fit in eight bits, so `linear_add` may get attention's output in eight bits
 
 
 class LocalWeights(NamedTuple):
-    """A layer over a few positions that all see each other: what opens its two branches, and what ends them."""
+    """The weights of a layer over a few positions that all see each other, in the order of their use."""
 
     first_gain: Tensor
     qkv: Weight
@@ -65,9 +65,9 @@ class LocalWeights(NamedTuple):
 
 
 class RingPlace:
-    """Which rows of a ring a call is about, and where they stand: rows [B], and consecutive positions [B, T].
+    """The rows [B] of a ring that a call uses, and their consecutive positions [B, T].
 
-    What follows from them is made when it is asked for, once for all layers.
+    What follows from them is computed when it is first needed, once for all layers.
     """
 
     def __init__(self, rows: Tensor, positions: Tensor, window: int, slots: int) -> None:
@@ -76,12 +76,12 @@ class RingPlace:
 
     @cached_property
     def written(self) -> Tensor:
-        """[B · T]: where new keys and values go, over all rows' slots."""
+        """The slots [B · T] for new keys and values, counted over all rows."""
         return (self.rows[:, None] * self.slots + self.positions % self.slots).flatten()
 
     @cached_property
     def bias(self) -> Tensor:
-        """[B, 1, T, slots]: 0 where a query sees a slot's key, else -∞, which is what masks are made into."""
+        """[B, 1, T, slots]: 0 where a query sees a slot's key, else -∞, as torch would make it from a mask."""
         last = self.positions[:, -1:]
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots  # the position in each slot
         age = self.positions[..., None] - held[:, None]
@@ -106,18 +106,18 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add(x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-    """The end of a residual branch. It may be written over `residual`, which is not to be used afterwards. x may have
-    eight bits, where `Heads.bounded` lets a kernel leave no more of it."""
+    """The end of a residual branch. It may overwrite `residual`, which must not be used afterwards. x may have eight
+    bits, if `Heads.bounded` let a kernel leave it so."""
     return residual + linear(x if x.dtype == residual.dtype else x.to(residual.dtype), weight)
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight) -> Tensor:
-    """The start of one: RMSNorm with `gain`, then the projection."""
+    """The start of a residual branch: RMSNorm with `gain`, then the projection."""
     return linear(rms_norm(x, gain, eps), weight)
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Weight, folded: bool = False) -> Tensor:
-    """The same into SwiGLU; the first half of `weight` makes the gate. `folded`: the gain is in it."""
+    """`norm_linear`, then SwiGLU; the first half of `weight` makes the gate. `folded`: the gain is in it already."""
     return swiglu(linear(rms_norm(x, gain, eps), weight))
 
 
@@ -136,7 +136,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Split qkv [B, T, (heads + 2 · kv_heads) · D], norm queries and keys by head if weights are given, rotate them.
 
-    → q [B, T, heads, D], k and v [B, T, kv_heads, D], or with a `place` empty ones: they are in the cache then.
+    → q [B, T, heads, D], k and v [B, T, kv_heads, D], or with a `place` empty ones, since they are in the cache.
     """
     if heads.unscaled is not None:
         qkv = heads.unscaled.scaled(qkv)
@@ -154,14 +154,14 @@ def qk_rope(qkv: Tensor, heads: Heads, place: Place | None = None) -> tuple[Tens
 def paged_write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Put k, v [N, H, D] at token slots [N] of cache [2, blocks, block_tokens, H, D].
 
-    The cache may be of another type than they are. What is too large for eight bits becomes the largest there is.
+    The cache may have another dtype than they have. What is too large for eight bits becomes the largest number.
     """
     for plane, values in zip(_movable(cache).view(2, -1, *cache.shape[3:]), (k, v), strict=True):
         plane.index_copy_(0, slots, _movable(as_cached(values, cache.dtype)))
 
 
 def as_cached(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """As a cache of that type holds them."""
+    """The values as a cache of that dtype holds them."""
     if dtype.itemsize == 1:
         largest = torch.finfo(dtype).max
         values = values.clamp(-largest, largest)
@@ -169,7 +169,7 @@ def as_cached(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _movable(values: Tensor) -> Tensor:
-    """Torch copies bytes by index, and not every type of eight bits."""
+    """Values of eight bits as bytes, since torch does not copy all such dtypes by index."""
     return values.view(torch.uint8) if values.dtype.itemsize == 1 else values
 
 
@@ -201,9 +201,9 @@ def paged_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
 
 
 def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int) -> Tensor:
-    """`qk_rope` and `paged_attention` of one position a row, whose key and value go where `tables` say.
+    """`qk_rope` and `paged_attention` for one position per row, whose key and value go where `tables` say.
 
-    qkv [B, 1, (heads + 2 · kv_heads) · D], the rest as above → [B, 1, Hq, D]
+    qkv [B, 1, (heads + 2 · kv_heads) · D], the rest as in `paged_attention` → [B, 1, Hq, D]
     """
     block_tokens = cache.shape[2]
     blocks = tables.gather(1, positions.long() // block_tokens).long()
@@ -213,7 +213,7 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 
 def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Tensor:
-    """The same for rows that are all at positions `first`…, in a cache of few positions [2, B, positions, Hkv, D].
+    """`qk_rope` and attention, all rows at positions `first`…, in a cache of few positions [2, B, positions, Hkv, D].
 
     qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]; keys and values are added to the cache.
     """
@@ -227,7 +227,7 @@ def short_attention(qkv: Tensor, heads: Heads, cache: Tensor, first: int) -> Ten
 
 
 def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) -> Tensor:
-    """Queries, keys and values as `qk_rope` makes them, each query over the last `window` positions up to its own.
+    """`qk_rope` and attention, in which each query sees the last `window` positions up to its own.
 
     qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, heads, D]; new keys and values are added to the ring
     [2, rows, slots, kv_heads, D]. Slots that were never written must be finite.
@@ -238,18 +238,18 @@ def ring_attention(qkv: Tensor, heads: Heads, ring: Tensor, place: RingPlace) ->
 
 
 def local_attention(qkv: Tensor, heads: Heads) -> Tensor:
-    """Of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
+    """Attention of a few positions that all see each other: qkv [B, T, (heads + 2 · kv_heads) · D] → [B, T, Hq, D]."""
     q, k, v = (x.transpose(1, 2) for x in qk_rope(qkv, heads))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
 def local_attention_add(qkv: Tensor, heads: Heads, weight: Weight, residual: Tensor) -> Tensor:
-    """The same, projected onto a residual [B, T, columns], which may be written over as in `linear_add`."""
+    """`local_attention`, projected onto a residual [B, T, columns], which may be overwritten as in `linear_add`."""
     return linear_add(local_attention(qkv, heads).flatten(2), weight, residual)
 
 
 def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
-    """All layers, of x [B, T, hidden], which may be written over."""
+    """Take x [B, T, hidden], which may be overwritten, through all layers."""
     for layer in layers:
         eps = layer.heads.eps
         x = local_attention_add(norm_linear(x, layer.first_gain, eps, layer.qkv), layer.heads, layer.out, x)
@@ -258,12 +258,12 @@ def local_stack(x: Tensor, layers: Sequence[LocalWeights]) -> Tensor:
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S], or is what is added to scores.
+    """q [B, T, Hq, D] over k, v [B, S, Hkv, D]; `visible` broadcasts to [B, 1, T, S], or is added to the scores.
 
     None: causal if T == S, all of S if T == 1.
     """
     causal = visible is None
-    if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic truth for an argument
+    if q.shape[1] == 1:  # a branch, since torch.compile takes no symbolic bool as an argument
         causal = False
     with _quick_to_start(q):
         out = F.scaled_dot_product_attention(
@@ -278,7 +278,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> 
 
 
 def _quick_to_start(q: Tensor) -> AbstractContextManager[None]:
-    """Not cuDNN's attention, which makes a plan for every shape: 50 ms each, for the 65 of a codec's graphs."""
+    """Exclude cuDNN's attention, which makes a plan for every shape: 50 ms for each of the 65 in a codec's graphs."""
     if q.device.type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -1,1 +1,1 @@
-"""Fused versions of the ops for NVIDIA GPUs. Each file holds one op; the reference says what it must compute."""
+"""Fused versions of the ops for NVIDIA GPUs. A file holds one op or a few; the reference says what they compute."""

@@ -1,12 +1,12 @@
-"""A causal convolution in one kernel: past and fresh inputs read where they lie, bias, residual and SnakeBeta inside.
+"""A causal convolution in one kernel: past and fresh inputs are read in place; bias, residual, SnakeBeta are fused.
 
-An implicit matrix product over [taps · inputs]: row t of the output gathers rows t, t - dilation, … of the input, from
-the layer's state where they lie before this piece. With `channels` below the number of columns, a column stands for
-one of several samples of one channel: a transposed convolution.
+An implicit matrix product over [taps · inputs]: row t of the output gathers rows t, t - dilation, … of the input, those
+before this piece from the layer's state. With fewer `channels` than columns, a column stands for one of several samples
+of one channel: a transposed convolution.
 
-The codec's channels are three times a power of two and tiles are powers of two, so a wide tile is one and a half of
-them: two products over the same inputs. Where there are few tiles, several programs split the depth of one; whichever
-comes last adds up what they left, in their order.
+The codec's channel counts are three times a power of two and tiles are powers of two, so a wide tile is one and a half
+of them: two products over the same inputs. Where there are few tiles, several programs split the depth of one; the last
+to arrive adds up their partial sums, in the programs' order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _finish(
     residual_stride, scale, offset, ADD: tl.constexpr, APART: tl.constexpr, KEEP: tl.constexpr, SNAKE: tl.constexpr,
     LOG_SCALE: tl.constexpr, QUICK: tl.constexpr, SAMPLED: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Bias, residual and SnakeBeta, each rounded where the reference rounds it; then zeros outside of the bounds."""
+    """The epilogue: bias, residual, zeros outside of the bounds, and SnakeBeta, rounded where the reference rounds."""
     dtype = active.dtype.element_ty
     known = column < columns
     channel = column % channels if SAMPLED else column
@@ -60,7 +60,7 @@ def _finish(
 
 @triton.jit
 def _weights(weight, column, at, columns, depth, inside, EVEN: tl.constexpr):
-    """[K, N]. Columns past the end are the last one again: what comes of them is not stored."""
+    """Weights [K, N]. Columns past the end repeat the last one; their results are not stored."""
     start = weight + tl.minimum(column, columns - 1).to(tl.int64) * depth
     if EVEN:
         return tl.load(start[None] + at[:, None])
@@ -69,8 +69,8 @@ def _weights(weight, column, at, columns, depth, inside, EVEN: tl.constexpr):
 
 @triton.jit
 def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Which rows' tile and which columns': GROUP tiles of rows share the weights they read before the next columns
-    are begun."""
+    """The tile's row and column index: GROUP tiles of rows, which share the weights they read, come before the next
+    columns."""
     group = tile // (GROUP * tiles_n)
     height = tl.minimum(tiles_m - group * GROUP, GROUP)
     within = tile % (GROUP * tiles_n)
@@ -82,7 +82,7 @@ def _reduce(
     total, more, partials, arrivals, tile, split, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    """Store this program's partial sums; the last program to arrive returns the sums of all, and True."""
     half: tl.constexpr = BLOCK_N // 2
     width: tl.constexpr = BLOCK_N + half if WIDE else BLOCK_N
     cells: tl.constexpr = BLOCK_M * width
@@ -121,7 +121,7 @@ def _conv(
     column = tile_n * width + tl.arange(0, BLOCK_N)
     further = tile_n * width + BLOCK_N + tl.arange(0, half)
 
-    there = tl.minimum(row, rows - 1)  # rows past the end are the last one again: what comes of them is not stored
+    there = tl.minimum(row, rows - 1)  # rows past the end repeat the last one; their results are not stored
     batch, step = (there // steps).to(tl.int64), there % steps
     fresh_from = x + batch * batch_stride + (step - history) * step_stride
     past_from = past + batch * past_stride + step * inputs
@@ -129,7 +129,7 @@ def _conv(
     total, more = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, half], tl.float32)
     wait_prior(PDL)
     for k_tile in range(split * TAPS * chunks // SPLITS, (split + 1) * TAPS * chunks // SPLITS):
-        tap = k_tile % TAPS  # taps of one depth follow each other: they read nearly the same rows
+        tap = k_tile % TAPS  # the taps at one depth are consecutive, since they read nearly the same rows
         k = (k_tile // TAPS) * BLOCK_K + lane
         shift, inside = tap * dilation, k < inputs
         value = values(
@@ -186,7 +186,7 @@ def causal_conv(
     x = x if x.stride(2) == 1 else x.contiguous()
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()
     residual = residual if residual is None or residual.stride()[1:] == (columns, 1) else residual.contiguous()
-    apart = residual is not None and not residual.is_contiguous()  # a slice of steps: its rows do not follow each other
+    apart = residual is not None and not residual.is_contiguous()  # a slice of steps: its rows are not adjacent
     alpha, beta, log_scale = snake or (bias, bias, True)
     start, end, scale, offset = bounds or (bias, bias, 1, 0)
     raw = x.new_empty(batch, steps, columns) if keep or snake is None else x.new_empty(0)

@@ -1,7 +1,8 @@
-"""A causal convolution to a single channel, as a codec's last: its inputs are all that counts, so they are read once.
+"""A causal convolution to a single channel, like a codec's last: only its inputs take time, so they are read once.
 
-As a product it has one column, and every tap would read the inputs anew. Here the taps are the columns: each line of
-inputs meets all of them at once, and a result is the sum along a diagonal, of one tap from each of as many lines.
+As a matrix product it would have one column, and every tap would read the inputs again. Here the taps are the columns:
+each line of inputs is multiplied by all of them at once, and a result is the sum along a diagonal, one tap from each of
+as many lines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from sonant.kernels.sizes import cdiv
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
-_LINES = 128  # of a program; as many results, less the taps before the first
+_LINES = 128  # of inputs, for a program; its results are taps - 1 fewer
 _COLUMNS = 16
 _BLOCK_K = 32
 _WARPS, _STAGES = 4, 3
@@ -21,7 +22,7 @@ _WARPS, _STAGES = 4, 3
 
 @triton.jit
 def values(fresh_start, past_start, fresh, k, inside, PAST: tl.constexpr, EVEN: tl.constexpr):
-    """[M, K] of this piece's inputs, and of the past's where those lie before it; without a past, zeros."""
+    """Inputs [M, K]: this piece's where `fresh`, else the past's, which are zeros without a past."""
     if PAST:
         start = tl.where(fresh, fresh_start, past_start)
         if EVEN:
@@ -60,13 +61,13 @@ def _conv_one(
 
 
 def is_for_one(weight: Tensor, dilation: int) -> bool:
-    """Whether a convolution with weight [columns, taps, I] is one of these."""
+    """Whether `conv_one` takes a convolution with weight [columns, taps, I]."""
     columns, taps, _ = weight.shape
     return columns == 1 and 1 < taps <= _COLUMNS and dilation == 1 and weight.is_contiguous()
 
 
 def conv_one(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None) -> Tensor:
-    """x [B, T, I] with weight [1, taps, I] and what came before x, as `causal_conv` has it → [B, T, 1]."""
+    """Convolve x [B, T, I] with weight [1, taps, I], and `past` as in `causal_conv` → [B, T, 1]."""
     batch, steps, inputs = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     past = past if past is None or past.stride()[1:] == (inputs, 1) else past.contiguous()

@@ -1,4 +1,4 @@
-"""Which tile a convolution runs in: the measured one, or a rule; and the candidates that a tuner measures."""
+"""Which tile a convolution uses: the measured one, or a rule's; and the candidates that a tuner measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.kernels.tuning import Tile, find
 
 _PROCESSORS = 132  # of an H100 or H200
 _MOST_SPLITS = 16
-_MOST_SPLIT_SUMS = 64  # in a thread's registers: adding up partial sums needs as many again
+_MOST_SPLIT_SUMS = 64  # accumulators in a thread's registers; adding up partial sums needs as many again
 _SHARED_BYTES = 227 << 10
 
 
@@ -28,7 +28,7 @@ def tile_for(x: Tensor, columns: int, taps: int) -> Tile:
 
 
 def depth_of(inputs: int) -> int:
-    """64 where that divides the inputs: a tile's depth is then all of one tap."""
+    """64 if that divides the inputs: all of a tap's tiles are then full."""
     return 64 if inputs % 64 == 0 else max(16, min(32, next_power_of_2(inputs)))
 
 
@@ -50,7 +50,7 @@ def rule(rows: int, inputs: int, columns: int, taps: int, item_bytes: int) -> Ti
 
 
 def candidates(rows: int, inputs: int, columns: int, taps: int, item_bytes: int) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Tiles worth measuring, the rule's own first."""
     yield rule(rows, inputs, columns, taps, item_bytes)
     k = depth_of(inputs)
     shapes = [(m, n, wide) for m in (64, 128, 256) for n in (64, 128) for wide in (False, True)]
@@ -68,9 +68,9 @@ def candidates(rows: int, inputs: int, columns: int, taps: int, item_bytes: int)
 
 def _sensible(tile: Tile, rows: int, columns: int, item_bytes: int) -> bool:
     cells = tile.m * tile.width
-    if not 8 <= cells // (32 * tile.warps) <= 128:  # sums in each thread's registers
+    if not 8 <= cells // (32 * tile.warps) <= 128:  # accumulators in each thread's registers
         return False
-    if tile.warps == 16 and cells < 256 * 128:  # so many share nothing but the inputs they read
+    if tile.warps == 16 and cells < 256 * 128:  # so many warps share nothing but the inputs that they read
         return False
     if tile.m > 64 and rows <= 8 * tile.m:
         return False
@@ -80,7 +80,7 @@ def _sensible(tile: Tile, rows: int, columns: int, item_bytes: int) -> bool:
 
 
 def _splits(tile: Tile, rows: int, columns: int, k_tiles: int) -> list[int]:
-    """1, and while that leaves processors idle also what fills the GPU once or twice."""
+    """Numbers of splits: 1 and, if that leaves processors idle, those that fill the GPU about once and twice."""
     programs = _programs(tile, rows, columns)
     most = min(_MOST_SPLITS, k_tiles // 4, 2 * _PROCESSORS // programs)
     if programs >= _PROCESSORS or tile.m * tile.width > _MOST_SPLIT_SUMS * 32 * tile.warps or most < 2:

@@ -1,6 +1,6 @@
-"""A convolution of each channel by itself, channels last: the library's kernel for it is a hundred times slower.
+"""A depthwise convolution, channels last: the library's kernel for it is a hundred times slower.
 
-Past and fresh inputs are read where they lie, and SnakeBeta is inside. A program makes some steps of some channels.
+Past and fresh inputs are read in place, and SnakeBeta is fused. A program computes a tile of steps and channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 from sonant.kernels.triton.snake import quick_sine, snake_factors
 from sonant.kernels.triton.snake import snake as snake_of
 
-_CELLS = 512  # of a program
+_CELLS = 512  # results of a program
 
 
 @triton.jit(do_not_specialize=["steps", "tiles_t"])

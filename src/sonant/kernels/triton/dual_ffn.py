@@ -1,13 +1,13 @@
-"""Norm and products of two-sided layers: every position with the weights of its own side, and those alone.
+"""Norm and matrix products of two-sided layers: every position uses the weights of its own side only.
 
-A tile of rows is of one side: tiles of text come first, then those of audio, each side's last one partly empty. How
-many there are only the device knows, so there are programs for the worst case, and those past the last tile end at
-once. Rows are gathered and scattered where they lie, by the split's order. All tiles of rows follow each other before
-the next columns begin: a strip of weights then comes from memory once, and the rows stay in L2 meanwhile.
+A tile has rows of one side: tiles of text come first, then audio, then padding, the last of each partly empty. Only the
+device knows how many there are, so programs are launched for the worst case, and those past the last tile return at
+once. Rows are gathered and scattered in place, by the split's order. All tiles of rows come before the next columns
+begin: a strip of weights is then read from memory once, and the rows stay in L2 meanwhile.
 
-Weights are the left side of the product, as in small_m_gemm.py: tensor cores want 64 of that side, and rows may be few.
-The norm is a pass of its own: inside the product each program would work it out anew, between shared memory and the
-tensor cores.
+Weights are the left operand of the product, as in small_m_gemm.py: tensor cores take 64 lines of that operand at a
+time, and rows may be few. The norm is a kernel of its own: inside the product each program would recompute it, between
+shared memory and the tensor cores.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _dual_rms_norm(x, kinds, text, audio, out, dim, eps, PDL: tl.constexpr, BLOC
 
 @triton.jit
 def _side_of(tile, text_tiles, audio_tiles, text, audio, rows, BLOCK_M: tl.constexpr):
-    """Of a tile of rows: its side (2: padding), and its range in the split's order."""
+    """A tile's side (2: padding), and in the split's order its first row and the end of its side."""
     side = (tile >= text_tiles).to(tl.int32) + (tile >= text_tiles + audio_tiles).to(tl.int32)
     begin = tl.where(side == 0, 0, tl.where(side == 1, text, text + audio))
     end = tl.where(side == 0, text, tl.where(side == 1, text + audio, rows))
@@ -57,7 +57,7 @@ def _side_of(tile, text_tiles, audio_tiles, text, audio, rows, BLOCK_M: tl.const
 
 @triton.jit
 def _strip(start, k, depth, EVEN: tl.constexpr):
-    """At each pointer in `start` [N], the columns k: [N, K], zero past the depth."""
+    """Values [N, K] at the offsets k from each pointer in `start` [N], zero past the depth."""
     if EVEN:
         return tl.load(start[:, None] + k[None])
     return tl.load(start[:, None] + k[None], mask=(k < depth)[None], other=0.0)
@@ -68,7 +68,7 @@ def _reduce(
     total, other, partials, arrivals, group, split,
     GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    """Store this program's partial sums; the last program to arrive returns the sums of all, and True."""
     cells: tl.constexpr = (2 if GATED else 1) * BLOCK_M * BLOCK_N
     cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None]
     slot = partials + group.to(tl.int64) * SPLITS * cells
@@ -90,9 +90,9 @@ def _dual_gemm(
     GATED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """GATED: SwiGLU of the product's halves, zero for padding. Else the residual and the product, which padding lacks.
+    """GATED: SwiGLU of the product's halves, zero for padding. Else residual plus product, for padding the residual.
 
-    Long, since a tile's place, its product and what becomes of it share nearly all their values.
+    The function is long, since a tile's place, its product and its epilogue share nearly all their values.
     """
     launch_dependents(PDL)
     group, split = tl.program_id(0), tl.program_id(1)
@@ -105,7 +105,7 @@ def _dual_gemm(
     column = (group // tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     side, first, end = _side_of(group % tiles, text_tiles, audio_tiles, text, audio, rows, BLOCK_M)
     place = first + tl.arange(0, BLOCK_M)
-    # rows and columns past the end are the last ones again: what comes of them is not stored
+    # rows and columns past the end repeat the last ones; their results are not stored
     row = tl.load(order + tl.minimum(place, end - 1)).to(tl.int64)
     cell = row[None] * columns + column[:, None]
     mask = (place < end)[None] & (column < columns)[:, None]
@@ -151,7 +151,7 @@ def _dual_gemm(
 
 
 def _product(x: Tensor, split: Split, weights: Sides[Weight], residual: Tensor | None, tile: Tile) -> Tensor:
-    """x: [B, T, depth]. Gated where nothing is to be added."""
+    """The product of x [B, T, depth], plus the residual; gated if that is None."""
     gated, depth = residual is None, x.shape[-1]
     columns = weights.text.shape[0] // (2 if gated else 1)
     out = x.new_empty(*x.shape[:-1], columns)

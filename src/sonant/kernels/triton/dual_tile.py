@@ -1,4 +1,4 @@
-"""Which tile a product of a two-sided layer runs in: the measured one, or a rule; and the candidates of a tuner."""
+"""Which tile a product of a two-sided layer uses: the measured one, or a rule's; and the candidates of a tuner."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sonant.kernels.tuning import Tile, find
 _PROCESSORS = 132  # of an H100 or H200
 _SHARED_BYTES = 227 << 10
 _MOST_SPLITS = 8
-_FILL = 3  # programs to a processor that are enough
-_MOST_SPLIT_SUMS = 64  # in a thread's registers: adding up partial sums needs as many again
+_FILL = 3  # programs per processor are enough
+_MOST_SPLIT_SUMS = 64  # accumulators in a thread's registers; adding up partial sums needs as many again
 
 
 def shape_key(depth: int, columns: int, gated: bool, item_bytes: int) -> str:
@@ -34,19 +34,19 @@ def tile_for(x: Tensor, weight: Weight, gated: bool) -> Tile:
 
 
 def row_tiles(rows: int, block: int) -> int:
-    """Enough for any split: text, audio and padding each have at most one tile that is not full."""
+    """Enough tiles for any split: text, audio and padding each have at most one that is not full."""
     return min(rows, -(-rows // block) + 2)
 
 
 def shared_bytes(tile: Tile, gated: bool, item_bytes: int) -> int:
-    """What is on its way through shared memory: rows of values, and weights, which may have fewer bits than those."""
+    """Shared memory of all pipeline stages: rows of values, and weights, which may have fewer bits than those."""
     return tile.stages * tile.k * (tile.m * max(2, item_bytes) + (2 if gated else 1) * tile.n * item_bytes)
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:
-    """Up to 64 rows of a side fit in one tile, and reading the weights is all that counts: two programs to a processor
-    have more of them on the way than one. With more rows tiles are large, since each reads the weights from L2 anew.
-    Four bytes have no tensor cores: small tiles, or registers run out."""
+    """Up to 64 rows of a side fit in one tile, and only reading the weights takes time: two programs per processor have
+    more loads in flight than one. With more rows tiles are large, since each reads the weights from L2 again. Values
+    of four bytes have no tensor cores: tiles are small, or registers run out."""
     if item_bytes == 4:
         return Tile(16 if rows <= 16 else 32, 32, 32, warps=4, stages=2)
     if rows > 128:
@@ -58,14 +58,14 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> T
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Tiles worth measuring, the rule's own first."""
     yield rule(rows, depth, columns, gated, item_bytes)
     shapes = ((64, 64), (64, 128), (128, 64), (256, 64))
     for m in (16, 32, 64, 128, 256):
         for n, k in shapes if rows <= 8 * m <= 8 * max(16, rows) else ():
             for warps in (4, 8):
                 tile = Tile(m, n, k, warps, stages=1)
-                # four warps of tensor cores work on 64 columns together; eight are for sums that four cannot hold
+                # four warps share 64 columns on tensor cores; eight are for accumulators that four cannot hold
                 if n < 16 * warps or not (8 if warps == 4 else 32) <= _sums(tile, gated) <= 128:
                     continue
                 for stages in _stages(tile, gated, item_bytes):
@@ -74,14 +74,14 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
 
 
 def _stages(tile: Tile, gated: bool, item_bytes: int) -> list[int]:
-    """As many as let a processor hold one program, or two."""
+    """Numbers of pipeline stages: the most with which a processor holds one program, and two."""
     one = shared_bytes(replace(tile, stages=1), gated, item_bytes)
     most = {min(6, _SHARED_BYTES // programs // one) for programs in (1, 2)}
     return sorted(stages for stages in most if stages >= 2)
 
 
 def _splits(tile: Tile, rows: int, depth: int, columns: int, gated: bool) -> list[int]:
-    """1, and where programs are few also what comes near filling the GPU, with the rows spread over two sides."""
+    """Numbers of splits: 1 and, if programs are few, those that nearly fill the GPU, with rows on both sides."""
     programs = (-(-rows // tile.m) + 1) * -(-columns // tile.n)
     most = min(_MOST_SPLITS, -(-depth // tile.k) // 4, _FILL * _PROCESSORS // programs)
     if _sums(tile, gated) > _MOST_SPLIT_SUMS or most < 2:
@@ -91,5 +91,5 @@ def _splits(tile: Tile, rows: int, depth: int, columns: int, gated: bool) -> lis
 
 
 def _sums(tile: Tile, gated: bool) -> int:
-    """In each thread's registers."""
+    """Accumulators in each thread's registers."""
     return (2 if gated else 1) * tile.m * tile.n // (32 * tile.warps)

@@ -1,8 +1,8 @@
 """All that a guided flow does between two evaluations of its estimator, in one kernel; contracts are in the reference.
 
-A program serves one row: its two sequences' last tokens through norm and projection, the two sums over the patch that
-guidance needs, and the moved patch. What follows is the patch's tokens, for which several programs share the columns
-if rows are few: each of them moves the patch anew, since that costs less than another kernel.
+A program serves one row: norm and projection of its two sequences' last tokens, the two sums over the patch that
+guidance needs, and the moved patch. Then it computes the patch's tokens. If rows are few, several programs share the
+columns of these; each of them moves the patch itself, since that costs less than another kernel.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sonant.kernels.reference import FlowEnds, FlowGiven
 from sonant.kernels.sizes import cdiv, next_power_of_2
 from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_prior
 
-_DEPTH = 128  # of the hidden width at a time
-_COLUMNS = 128  # of the tokens at a time
+_DEPTH = 128  # of the hidden width, per iteration
+_COLUMNS = 128  # of the tokens, per iteration
 _PROCESSORS = 132  # of an H100 or H200
 _WARPS, _STAGES = 4, 4
 _LEAST = tl.constexpr(1e-8)
@@ -26,7 +26,7 @@ _LEAST = tl.constexpr(1e-8)
 
 @triton.jit
 def _scaled(source, gain, k, known):
-    """Of tokens [T, K] from `source` on: their values times the norm's gain, and the sums of their squares."""
+    """Values of tokens [T, K] from `source` on, times the norm's gain, and each token's sum of squares."""
     value = tl.load(source + k[None], mask=known[None], other=0.0)
     wide = value.to(tl.float32)
     return (wide * gain).to(value.dtype), tl.sum(wide * wide, axis=1)
@@ -37,8 +37,8 @@ def _velocities(
     hidden, weight, bias, gain, guided_at, free_at, channel, width, channels, eps,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Guided and free [T, C] float32, of the tokens at these places: norm, projection, and rounded as the reference
-    rounds them. The norm's scale, a factor of the whole token, is applied at the end."""
+    """Guided and free velocities [T, C] float32 of the tokens at these indices: norm and projection, rounded as in the
+    reference. The norm's scale, a factor of the whole token, is applied at the end."""
     guided = tl.zeros([guided_at.shape[0], channel.shape[0]], tl.float32)
     free = guided
     guided_square = tl.zeros([guided_at.shape[0]], tl.float32)
@@ -74,7 +74,7 @@ def _tokens(
     patch, weight, bias, prefix, time, past, tokens, row, rows, step, column, width, channels,
     STEPS: tl.constexpr, PREFIX: tl.constexpr, LINES: tl.constexpr, CELLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a row's tokens, guided and free: its own from the patch, the others as they are given."""
+    """Store some columns of a row's tokens, guided and free: the patch's are computed, the others copied."""
     length: tl.constexpr = PREFIX + 1 + 2 * STEPS
     dtype: tl.constexpr = tokens.dtype.element_ty
     known = column < width
@@ -138,7 +138,7 @@ def _flow_turn(
 def _launch(
     x: Tensor, hidden: Tensor | None, length: float, time: Tensor | None, given: FlowGiven, ends: FlowEnds
 ) -> tuple[Tensor, Tensor]:
-    """What does not happen gives back what is not used."""
+    """→ the moved patch (x itself without `hidden`), and its tokens (empty without `time`)."""
     rows, steps, channels = x.shape
     width, prefix = len(ends.in_weight), given.prefix.shape[1]
     x, past, told = x.contiguous(), given.past.contiguous(), given.prefix.contiguous()

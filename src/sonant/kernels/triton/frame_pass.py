@@ -1,4 +1,4 @@
-"""A pass over all layers of a small stack, one kernel after another: what kernels/cuda/frame_pass.py does not take."""
+"""A pass over all layers of a small stack, kernel by kernel, for what kernels/cuda/frame_pass.py does not take."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _frame_step(
     RUNNING: tl.constexpr, GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program has one row and a part of its next input; the first of them keeps the rest."""
+    """A program computes a part of one row's next input; a row's first program also stores all other results."""
     launch_dependents(PDL)
     b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, group = part * BLOCK + tl.arange(0, BLOCK), tl.arange(0, GROUP_BLOCK)

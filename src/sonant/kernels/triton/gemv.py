@@ -1,14 +1,14 @@
 # mypy: disable-error-code="assignment"
-"""Matrix products with few rows: as fast as the weights can be read, with the norm before and the sum after inside.
+"""Matrix products with few rows, as fast as the weights can be read; the norm before and the sum after are fused.
 
-One row is a sum over registers: a program takes some columns over the whole depth and has all its weights on the way
-before it waits for the kernel that makes its input, so weights stream across kernel borders; the norm is worked out by
-each program anew, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py), and from
-there on, or where a measurement says so, the library's products win, or those of tiled_gemm.py. Where nothing fits, the
-reference runs. A `tile` is what a tuner tries with more than one row; None: the best known.
+One row is summed in registers: a program takes some columns over the whole depth and issues the loads of all its
+weights before it waits for the kernel that computes its input (PDL), so weights stream across kernel borders. Each
+program recomputes the norm, since the row is in its registers anyway. More rows go to tensor cores (small_m_gemm.py);
+with still more, or where a measurement says so, the library's products win, or those of tiled_gemm.py. Where nothing
+fits, the reference runs. A `tile` is what a tuner tries with more than one row; None: the best known.
 
 Weights may have eight bits: with few rows they are widened in registers, and each column's sum is multiplied by its
-scale. With more than 16 the input has eight bits too (scaled_product.py), where the GPU has such products.
+scale. With more than 16 rows the input has eight bits too (scaled_product.py), if the GPU has such products.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sonant.kernels.triton.tiled_tile import known_tile
 from sonant.kernels.tuning import Tile
 
 _DEEPEST = 8192
-_VECTORS = 64  # elements of the weights in each thread's hands …
-_TILED_VECTORS = 100  # … and where the depth is no power of two, so that it is cut into tiles of …
-_TILE = 1024
+_VECTORS = 64  # elements of the weights in each thread's registers …
+_TILED_VECTORS = 100  # … and where the depth is no power of two, so that it is cut into tiles
+_TILE = 1024  # of that depth
 _PROGRAMS = 512  # fewer would leave processors idle
 
 
@@ -49,7 +49,7 @@ def _gemv(
     dtype = out.dtype.element_ty
     start = weight + column.to(tl.int64)[:, None] * depth
     up_start = start + columns.to(tl.int64) * depth
-    own, up, gains = (), (), ()  # a tile each; Triton knows no unpacking into a tuple
+    own, up, gains = (), (), ()  # a tensor for each tile; Triton cannot unpack into a tuple
     for tile in tl.static_range(TILES):
         k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = known[:, None] & (k < depth)[None]
@@ -100,7 +100,7 @@ def product_of_few(
     x: Tensor, weight: Weight, *, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """None: too many rows (with a bias two are), an unusual layout, or a shape in which the library is faster."""
+    """None: too many rows (with a bias, more than one), an unusual layout, or a shape where the library is faster."""
     depth = weight.shape[1]
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     rows = x.numel() // depth
@@ -126,7 +126,7 @@ def product_of_few(
 def tiled(
     x: Tensor, weight: Weight, *, residual: Tensor | None = None, gated: bool = False, tile: Tile | None = None
 ) -> Tensor | None:
-    """The product of tiled_gemm.py, of which these are arguments; None: nobody has found that it is faster there."""
+    """The product of tiled_gemm.py; None: it does not take this weight, or was not measured to be faster here."""
     if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:
         return None
     tile = tile or known_tile(x, weight, gated)
@@ -146,12 +146,12 @@ def _plain(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _of_many(x: Tensor, tile: Tile | None) -> Tile | None:
-    """What a tuner tries, if it is not of the kernels for few rows."""
+    """The tuner's tile; None if it is one for the kernels for few rows."""
     return tile if tile is None or tile.m or tile.library else None
 
 
 def _same_kind(x: Tensor, weight: Weight) -> bool:
-    """Eight bits go with values of any kind."""
+    """Whether the dtypes go together, as a quantised weight does with any x."""
     return isinstance(weight, QuantizedWeight) or x.dtype == weight.dtype
 
 
@@ -210,7 +210,7 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Weight, *, tile: Ti
 
 
 def unscaled_linear(x: Tensor, weight: Weight) -> Tensor | None:
-    """The product without its norm, where `norm_linear` would norm in a kernel of its own before it."""
+    """The product without its norm; None where `norm_linear` needs no kernel of its own for the norm."""
     columns, depth = weight.shape
     rows = x.numel() // depth
     if isinstance(weight, QuantizedWeight) or not weight.is_contiguous() or x.dtype != weight.dtype:

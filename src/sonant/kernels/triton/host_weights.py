@@ -1,8 +1,8 @@
 # mypy: disable-error-code="assignment"
 """Kernels for weights that are not on the device.
 
-Rows of a table are read across the bus, by the kernel itself: the address of pinned memory is the device's too. So
-nothing is copied but what is asked for, no host takes part, and the read can be captured in a graph.
+The kernel itself reads rows of a table across the bus, since pinned memory has the same address on the device. So only
+the requested rows are copied, the host takes no part, and the read can be captured in a graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs of a convolution in eight bits, with what came before them in front: one pass, in which both are read once."""
+"""Rounds a convolution's inputs to eight bits, with the past in front of them: one pass that reads both once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 
 _LINES, _CHANNELS, _WARPS = 64, 128, 8
 _LARGEST = tl.constexpr(127.0)
-_ROUNDS = tl.constexpr(12582912.0)  # 1.5 · 2²³: float32 has no fractions there, so a sum with it is rounded to even
+_ROUNDS = tl.constexpr(12582912.0)  # 1.5 · 2²³: float32 has no fractions there, so adding it rounds, halves to even
 
 
 @triton.jit(do_not_specialize=["steps", "history"])

@@ -1,7 +1,7 @@
-"""Attention of a few positions that all see each other, from the fused projection to what the heads gather.
+"""Attention over a few positions that all see each other, from the fused projection to the heads' outputs.
 
 One program serves one sequence and one key-value head: the queries of all heads that share it, at all positions, are
-the lines of one tile, so that both products are whole tiles of the tensor cores and keys are rotated once.
+the lines of one tile, so that both products are whole tiles for tensor cores and keys are rotated once.
 """
 
 from __future__ import annotations

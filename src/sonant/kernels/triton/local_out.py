@@ -1,11 +1,11 @@
 # mypy: disable-error-code="assignment"
 """The middle of a layer over a few positions that all see each other: attention, output projection and residual sum.
 
-A program takes a strip of the output's columns and some of the heads, whose weights are on their way before it waits
-for the projection. It makes what those heads gather for every sequence at once: sequences are blocks of one tile, and
-what is not of a query's own block is masked. Each strip makes it anew, which costs less than a kernel between the two.
-Programs of one strip add up as split_k.py says. Where there are more rows than a tile should have, or a measurement
-says so, it is two kernels.
+A program takes a strip of the output's columns and some of the heads, and issues the loads of their weights before it
+waits for the fused projection. It computes those heads' outputs for all sequences at once: sequences are blocks of one
+tile, and scores outside of a query's own block are masked. Each strip recomputes them, which costs less than a kernel
+between the two. Programs of one strip add up their partial sums (split_k.py). Where there are more rows than a tile
+should have, or a measurement says so, attention and projection are two kernels.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _local_attention_add(
     kv_head = first // (HEADS // KV_HEADS)
     dim, line = tl.arange(0, DIM), tl.arange(0, LINES)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
-    # columns and lines past the end are the last ones again: what comes of them is not stored
+    # columns and lines past the end repeat the last ones; their results are not stored
     start = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * (HEADS * DIM) + first * DIM + dim[None]
-    tiles = ()  # one for each head; Triton knows no unpacking into a tuple
+    tiles = ()  # one for each head; Triton cannot unpack into a tuple
     for head in tl.static_range(own_heads):
         tiles = tiles + (tl.load(start + head * DIM),)  # noqa: RUF005
     own_scale, _ = column_scales(column_scale, column, columns, False, SCALED)

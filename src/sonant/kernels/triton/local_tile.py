@@ -1,4 +1,4 @@
-"""Which tile the middle of a local layer runs in: the measured one, or a rule; and what a tuner measures."""
+"""Which tile the middle of a local layer uses: the measured one, or a rule's; and what a tuner measures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from sonant.kernels.reference import Heads
 from sonant.kernels.tuning import LIBRARY, Tile, find
 
-ROWS = 64  # of a tile: its scores are square. With more it is two kernels
+ROWS = 64  # of a tile, whose scores are square; with more rows it is two kernels
 _LEAST_ROWS = 16
 _PROCESSORS = 132  # of an H100 or H200
 _COLUMNS = (16, 32, 64, 128)
-_MOST_HELD_BYTES = 384  # of the weights, in each thread's registers
+_MOST_HELD_BYTES = 384  # of weights in each thread's registers
 
 
 def shape_key(heads: int, kv_heads: int, dim: int, columns: int, item_bytes: int) -> str:
@@ -32,19 +32,19 @@ def tile_for(qkv: Tensor, heads: Heads, weight: Tensor) -> Tile:
 
 
 def fits(tile: Tile, heads: Heads) -> bool:
-    """A program's heads share their keys."""
+    """Whether the splits divide the heads so that all heads of a program share their keys."""
     return heads.heads % tile.splits == 0 and tile.splits % heads.kv_heads == 0
 
 
 def rule(heads: int, kv_heads: int, columns: int, item_bytes: int) -> Tile:
-    """About a program for each processor. Four bytes have no tensor cores, and a wide tile would be too many steps."""
+    """About one program per processor. Four bytes have no tensor cores: a wide tile would take too many steps."""
     n = 64 if item_bytes < 4 else 16
     splits = min(_splits(heads, kv_heads), key=lambda s: abs(-(-columns // n) * s - _PROCESSORS))
     return Tile(0, n, 0, warps=4, stages=1, splits=splits)
 
 
 def candidates(heads: int, kv_heads: int, dim: int, columns: int, item_bytes: int) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Tiles worth measuring, the rule's own first."""
     yield rule(heads, kv_heads, columns, item_bytes)
     for n in _COLUMNS:
         for splits in _splits(heads, kv_heads):

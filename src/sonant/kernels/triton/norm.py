@@ -1,4 +1,4 @@
-"""RMSNorm, and a residual sum with one: one pass over the row instead of eight."""
+"""RMSNorm, alone or after a residual sum: one pass over the row instead of eight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def row_factor(x, row, dim, eps, BLOCK: tl.constexpr):
-    """What an RMSNorm without its gain multiplies a row by."""
+    """The factor by which an RMSNorm without its gain multiplies a row."""
     column = tl.arange(0, BLOCK)
     wide = tl.load(x + row * dim + column, mask=column < dim, other=0.0).to(tl.float32)
     return tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)

@@ -1,4 +1,4 @@
-"""Heads made ready for attention inside a kernel: their norm, their rotary position, and the type of their cache."""
+"""Prepares heads for attention inside a kernel: their norm, their rotary position, and the type of their cache."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def partner_of(column, DIM: tl.constexpr):
-    """The other half's column that a rotation mixes with each."""
+    """The column of the other half that a rotation mixes with each column."""
     return tl.where(column < DIM // 2, column + DIM // 2, column - DIM // 2)
 
 
 @triton.jit
 def gains(weight, DIM: tl.constexpr, NORM: tl.constexpr):
-    """Of a norm, by column and by partner; without one nothing that is used."""
+    """A norm's gains, by column and by partner; without a norm, placeholders."""
     column = tl.arange(0, DIM)
     gain, partner_gain = column, column
     if NORM:
@@ -24,7 +24,7 @@ def gains(weight, DIM: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def as_cached(value, dtype: tl.constexpr):
-    """As a cache of that type holds it: what is too large for eight bits becomes the largest there is."""
+    """The value as a cache of that type holds it: what is too large for eight bits becomes the largest number."""
     if dtype == tl.float8e4nv:
         value = tl.clamp(value.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return value.to(dtype)

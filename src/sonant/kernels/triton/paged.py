@@ -4,9 +4,10 @@ One program serves one query position and one key-value head; the query heads th
 tile, so keys and values are read once for all of them. How far to read comes from `positions`, so nothing here
 depends on a length known to the host and one CUDA graph serves every length.
 
-In a step of one position a row (`paged_step`) the same program makes its queries and the position's key and value from
-the fused projection: they enter the sums from its registers, and the cache for the steps to come. Where rows and heads
-are too few for the GPU, several programs share the positions of one, and the last to arrive puts their sums together.
+In a step of one position per row (`paged_step`) the same program also computes its queries and the position's key and
+value from the fused projection: it attends to them from registers, and stores them in the cache for later steps. Where
+rows and heads are too few for the GPU, several programs share the positions of one row and key-value head, and the last
+to arrive merges their partial results.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sonant.kernels.triton.scaled_product import mixed_dtype
 from sonant.kernels.triton.split_k import arrived_last, counters, workspace
 
 _PROCESSORS = 132  # of an H100 or H200
-_MOST_SPLITS = 8  # more are put together more slowly than they gather
+_MOST_SPLITS = 8  # with more, merging takes longer than attention itself
 
 
 @triton.jit
@@ -33,8 +34,8 @@ def _over_cache(
     tile_q, best, weight, total, cache, table, kv_head, first, count, plane, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the queries gather from positions `first` up to `count`, added to what they have: `total` over `weight`,
-    both of which are relative to a score of `best`."""
+    """Online softmax over positions from `first` up to `count`. It continues from the running maximum `best`, and the
+    running sum `weight` and accumulator `total` relative to it; `total` / `weight` is the output."""
     column = tl.arange(0, DIM)
     for start in range(first, count, TILE):
         index = start + tl.arange(0, TILE)
@@ -59,7 +60,7 @@ def _together(
     best, weight, total, partials, arrivals, group, split, real,
     DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    """Store this program's partial results; the last program to arrive returns those of all, merged, and True."""
     member, column = tl.arange(0, GROUP), tl.arange(0, DIM)
     cells: tl.constexpr = GROUP * (DIM + 2)
     slot = partials + group * SPLITS * cells
@@ -118,7 +119,7 @@ def _step_attention(
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Long, since a program's place, its own key and query, and what becomes of its sums share nearly all values."""
+    """The function is long, since a program's place, its key and queries, and its epilogue share nearly all values."""
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     kv_head, split = tl.program_id(1), tl.program_id(2)
@@ -140,7 +141,7 @@ def _step_attention(
     key = norm_rope(
         tl.load(fresh + column), tl.load(fresh + partner), k_gain, k_partner_gain, c, s, eps, DIM, NORM, dtype
     )
-    # what the cache will hold of them counts in this step too, as in the steps to come
+    # this step, like later ones, uses the key and value as the cache holds them
     kept_key = as_cached(key, cache.dtype.element_ty)
     kept_value = as_cached(tl.load(fresh + KV_HEADS * DIM + column), cache.dtype.element_ty)
     key, value = kept_key.to(dtype), kept_value.to(dtype)
@@ -152,7 +153,7 @@ def _step_attention(
     weight = tl.full([GROUP], 1.0, tl.float32)
     total = tl.zeros([GROUP, DIM], tl.float32) + value.to(tl.float32)[None]
     first, end = 0, last
-    if SPLITS > 1:  # the new position is the first program's
+    if SPLITS > 1:  # the new position belongs to the first program
         if split > 0:
             best = tl.full([GROUP], float("-inf"), tl.float32)
             weight, total = tl.zeros([GROUP], tl.float32), tl.zeros([GROUP, DIM], tl.float32)
@@ -194,7 +195,7 @@ def _constants(q: Tensor, heads: int, cache: Tensor) -> dict[str, Any]:
 
 
 def _splits(programs: int) -> int:
-    """So many that each processor has four programs; powers of two only, since each count is a kernel to compile."""
+    """Up to four programs per processor; powers of two only, since each number of splits is a kernel to compile."""
     return 1 << max(0, min(_MOST_SPLITS, 4 * _PROCESSORS // programs).bit_length() - 1)
 
 
@@ -217,7 +218,7 @@ def paged_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
     out = qkv.new_empty(batch, 1, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm = heads.q_weight is not None
     constants, splits = _constants(qkv, heads.heads, cache), _splits(batch * kv_heads)
-    # counters belong to the engine's whole cache, of which this is one layer: layers come one after the other
+    # counters belong to the engine's whole cache, of which this is one layer, since layers run one after the other
     owner = cache if cache._base is None else cache._base
     _step_attention[(batch, kv_heads, splits)](
         qkv, heads.q_weight if norm else qkv, heads.k_weight if norm else qkv, cos, sin,

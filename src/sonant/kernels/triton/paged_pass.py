@@ -1,4 +1,4 @@
-"""A pass over all layers with a paged cache, kernel after kernel: what kernels/cuda/paged_pass.py does not take."""
+"""A pass over all layers with a paged cache, kernel by kernel, for what kernels/cuda/paged_pass.py does not take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def paged_pass(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     span_blocks: int,
 ) -> Tensor:  # fmt: skip
-    """Attention is chosen as ever: it may be in CUDA C++, too."""
+    """Attention is dispatched as usual, so it may be in CUDA C++."""
     for number, layer in enumerate(stack.layers):
         heads = Heads(layer.q_gain, layer.k_gain, cos, sin, stack.heads, stack.kv_heads, stack.eps)
         qkv = gemv.norm_linear(x, layer.input_gain, stack.eps, layer.qkv)

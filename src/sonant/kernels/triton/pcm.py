@@ -1,4 +1,4 @@
-"""Samples to 16 bits in one kernel: a program goes over a whole row, since it must know whether all were numbers."""
+"""Converts samples to 16 bits in one kernel. A program covers a whole row, to know whether all of it is finite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pcm16(sound, out, samples, BLOCK: tl.constexpr, PDL: tl.constexpr):
         number = tl.abs(x) < float("inf")
         strange |= tl.where(number, 0, 1)
         steps = tl.minimum(tl.maximum(x, -1.0), 1.0) * 32768.0
-        steps = (steps + 12582912.0) - 12582912.0  # 1.5 · 2²³: what is left of the sum is rounded, halves to even
+        steps = (steps + 12582912.0) - 12582912.0  # adding 1.5 · 2²³ rounds, halves to even
         steps = tl.where(number, tl.minimum(steps, 32767.0), 0.0)
         tl.store(out + row * (samples + 1) + at, steps.to(tl.int16), mask=at < samples)
     clean = 1 - tl.max(strange, axis=0)

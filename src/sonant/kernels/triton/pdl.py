@@ -1,8 +1,8 @@
-"""Programmatic dependent launch: a kernel may start while the one before it ends, and wait where it needs its results.
+"""Programmatic dependent launch (PDL): a kernel may start before the previous one ends, and wait for its results later.
 
-On Hopper this hides most of a small kernel's start. A kernel that uses it tells its successor at once that it may
-start (`launch_dependents`), reads what no kernel writes (weights), and waits before it touches anything else
-(`wait_prior`). A kernel launched so must always wait, or its successor could overtake its predecessor.
+On Hopper this hides most of a small kernel's launch. A kernel that uses it lets its successor start at once
+(`launch_dependents`), reads what no kernel writes (weights), and waits before it touches anything else (`wait_prior`).
+A kernel launched so must always wait, or its successor could overtake its predecessor.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def supported(device: torch.device) -> bool:
 
 
 def launch_options(on: Tensor) -> dict[str, bool]:
-    """Launch arguments of a kernel with a `PDL` constant: on where the device can do it."""
+    """Launch arguments of a kernel with a `PDL` constant: on if the device supports it."""
     return {"PDL": True, "launch_pdl": True} if supported(on.device) else {"PDL": False}

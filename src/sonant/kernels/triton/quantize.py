@@ -1,4 +1,4 @@
-"""Rows of values in eight bits, each with its scale; where a norm comes before, it is part of the same pass."""
+"""Quantises rows of values to eight bits, each with its scale; a norm before that is part of the same pass."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _quantize_rows(x, gain, values, scales, dim, eps, NORM: tl.constexpr, PDL: t
     most = tl.max(tl.abs(wide), axis=0)
     scale = tl.where(most > 0, most / _LARGEST, 1.0)
     tl.store(scales + row, scale)
-    # one division a row: the unit that divides takes eight cycles for what a warp multiplies in one
+    # one division per row: a warp's division takes eight cycles, its multiplication one
     wide = tl.minimum(tl.maximum(wide * (1.0 / scale), -_LARGEST), _LARGEST)
     tl.store(values + at, wide.to(values.dtype.element_ty), mask=inside)
 
 
 def quantize_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Tensor, Tensor]:
-    """x [rows, depth] → e4m3 values and scales [rows, 1]; `norm`: of its RMSNorm with that gain and epsilon."""
+    """x [rows, depth], after an RMSNorm if `norm` has its gain and epsilon → e4m3 values and scales [rows, 1]."""
     x = x.contiguous()
     rows, dim = x.shape
     values = torch.empty_like(x, dtype=torch.float8_e4m3fn)

@@ -1,7 +1,7 @@
-"""A row of codes from its logits in one kernel: each codebook's draw, the look back, and the second draw if it is due.
+"""Draws a row of codes in one kernel: each codebook's draw, the look back at recent ones, and a second draw if due.
 
-A program has one codebook of one row. Its scores stay in registers, so drawing again costs one more running sum, and
-only where RAS asks for it.
+A program serves one codebook of one row. Its scores stay in registers, so drawing again costs one more cumulative sum,
+and only where RAS asks for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _ras_sample(
     recent_stride, age_stride, book_stride, length_stride, repeats_stride,
     ROWS: tl.constexpr, WINDOW: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS are kept of what was drawn, in WINDOW, a power of two; `draw_stride` lies between a row's uniforms."""
+    """`recent` has ROWS rows; WINDOW is the power of two that holds them. `draw_stride` is between a row's uniforms."""
     launch_dependents(PDL)
     row, book = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, lane = tl.arange(0, BLOCK), tl.arange(0, WINDOW)

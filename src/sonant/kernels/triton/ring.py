@@ -1,10 +1,10 @@
-"""Attention over a ring, from the fused projection to what the heads gather, in one kernel.
+"""Attention over a ring, from the fused projection to the heads' outputs, in one kernel.
 
 One program serves one row and one key-value head: the queries of all heads that share it, at all new positions, are the
-lines of one tile. Earlier keys are read where they lie in the ring, those that are seen and no others; new ones are
-added to it. That no program reads what another writes follows from the ring's size: slots that new positions take hold
-what even the first of them does not see. One kernel serves all numbers of new positions that its tile has room for,
-since a prompt's sound comes in any length.
+lines of one tile. Earlier keys are read in place from the ring, only those that are visible; new ones are added to it.
+No slot is both read and written, thanks to the ring's size: the slots that new positions take hold positions that even
+the first new one does not see. One kernel serves all numbers of new positions that its tile has room for, since a
+prompt's sound may have any length.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def _ring_attention(
     age = step[:, None] - key[None]
     near = tl.where((key < steps)[None] & (age >= 0) & (age < window), near, float("-inf"))
     most = tl.maximum(tl.max(far, 1), tl.max(near, 1))
-    most = tl.where(most == float("-inf"), 0.0, most)  # of a line that is no query's
+    most = tl.where(most == float("-inf"), 0.0, most)  # only in lines that are no query
     far, near = tl.exp(far - most[:, None]), tl.exp(near - most[:, None])
     mixed = tl.dot(far.to(dtype), past_values, input_precision=PRECISION)
     mixed = tl.dot(near.to(dtype), values, mixed, input_precision=PRECISION)
-    mixed /= tl.maximum(tl.sum(far, 1) + tl.sum(near, 1), 1.0)[:, None]  # which it is, for a query
-    # stores come last, since no load may pass them
+    mixed /= tl.maximum(tl.sum(far, 1) + tl.sum(near, 1), 1.0)[:, None]  # a query's sum is at least 1
+    # stores come last, since loads cannot be moved ahead of them
     to = ring + (((first + key) % slots) * (KV_HEADS * DIM))[:, None] + column[None]
     tl.store(to, keys, mask=there)
     tl.store(to + plane, values, mask=there)

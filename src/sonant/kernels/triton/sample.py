@@ -1,8 +1,8 @@
-"""One kernel from logits to a drawn id: penalty, mask, temperature, top-k, top-p, the draw, and what the id stands for.
+"""One kernel from logits to a drawn id: penalty, mask, temperature, top-k, top-p, the draw, and the id's table lookup.
 
-Thresholds are found digit by digit over the order-preserving integer form of the scores, several candidates in one
-pass, half as many passes where scores have sixteen bits: sums over a row that stays in registers cost far less than
-sorting it.
+Thresholds are found digit by digit over an order-preserving integer form of the scores, several candidates per pass,
+with half as many passes for scores of sixteen bits: sums over a row that stays in registers cost far less than sorting
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGITS: tl.constexpr = tl.constexpr(8)
 
 @triton.jit
 def _ordered(score, BITS: tl.constexpr):
-    """An unsigned integer of so many bits that orders as the float does."""
+    """An unsigned integer of BITS bits that has the same order as the float."""
     bits = score.to(tl.uint32, bitcast=True)
     order = tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     return order >> (32 - BITS) if BITS < 32 else order
@@ -33,7 +33,7 @@ def _threshold(order, weight, least, BITS: tl.constexpr):
     digit = tl.arange(0, _DIGITS)
     found = tl.zeros([], tl.uint32)
     passes: tl.constexpr = (BITS + 2) // 3
-    first: tl.constexpr = 1 << (BITS - 3 * (passes - 1))  # digits that the topmost bits make
+    first: tl.constexpr = 1 << (BITS - 3 * (passes - 1))  # values of the topmost digit, which may have fewer bits
     for level in tl.static_range(passes):
         candidate = found + (digit.to(tl.uint32) << (3 * (passes - 1 - level)))
         above = tl.sum(tl.where(order[None] >= candidate[:, None], weight[None], 0.0), axis=1)
@@ -44,8 +44,8 @@ def _threshold(order, weight, least, BITS: tl.constexpr):
 
 @triton.jit
 def _kth(order, inside, wanted, BITS: tl.constexpr):
-    """The largest integer that at least `wanted` scores reach. The counts of three candidates, of sixteen bits each,
-    are one sum: what a pass costs is that all warps wait for each other."""
+    """The largest integer that at least `wanted` scores reach. The counts of three candidates, sixteen bits each, are
+    packed into one sum, since the cost of a pass is the barrier of all warps."""
     found = tl.zeros([], tl.uint32)
     for level in tl.static_range(BITS // 2):
         shift = BITS - 2 - 2 * level
@@ -62,25 +62,25 @@ def _kth(order, inside, wanted, BITS: tl.constexpr):
 
 @triton.jit
 def invert(weight, column, inside, share):
-    """The id at which the running sum of the weights passes this share of them all."""
+    """The id at which the cumulative sum of the weights passes this share of their total."""
     running = tl.cumsum(weight, axis=0)
     drawn = tl.sum((inside & (running <= share * tl.sum(weight, axis=0))).to(tl.int32), axis=0)
-    # rounding may leave the last running sum at the target: then the last id with weight is meant
+    # if rounding leaves even the last cumulative sum at the target, it is the last id with weight
     return tl.minimum(drawn, tl.max(tl.where(weight > 0, column, 0), axis=0))
 
 
 @triton.jit
 def draw(score, highest, column, inside, vocab, uniform, heat, wanted, share, BITS: tl.constexpr):
-    """One id of the scores, of which `highest` is the largest; `uniform` and those after it are the row's own values:
-    a kernel reads them beside its scores, since each would be a wait of its own between two sums."""
-    order = _ordered(score, BITS)  # which no temperature changes
+    """Draw one id from the scores, of which `highest` is the largest. `uniform` and the values after it are the row's:
+    the caller loads them along with the scores, since here each would be a wait of its own between two sums."""
+    order = _ordered(score, BITS)  # temperature does not change it
     weight = tl.where(inside, tl.exp(score / heat - highest / heat), 0.0)
 
     lowest = _kth(order, inside, tl.where((wanted <= 0) | (wanted > vocab), vocab, wanted), BITS)
     weight = tl.where(order >= lowest, weight, 0.0)
 
     if share < 1:
-        # a score stays if the weight above it is less than the share, and the highest always does
+        # a score is kept if the weight above it is less than the share; the highest is always kept
         lowest = _threshold(order, weight, share * tl.sum(weight, axis=0), BITS)
         weight = tl.where(order >= tl.minimum(lowest, tl.max(order, axis=0)), weight, 0.0)
     return invert(weight, column, inside, uniform)
@@ -142,7 +142,7 @@ def sample(
 
 
 def score_bits(logits: Tensor) -> int:
-    """That tell the scores apart, as long as nothing was done to them."""
+    """How many bits tell the scores apart, as long as they are the logits unchanged."""
     return 16 if logits.dtype is torch.bfloat16 else 32
 
 

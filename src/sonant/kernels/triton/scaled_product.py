@@ -1,9 +1,9 @@
 """Matrix products of quantised weights with more than a few rows: both sides in eight bits, ours or the library's.
 
-The rows of the input are quantised too, in the same pass as the norm before them if there is one; or they come in eight
-bits already, from who knew that all would fit (`mixed_dtype`). Ours has what comes after inside; which of the two is
-faster is measured. Where neither fits (a GPU older than Hopper, an unusual size, values that have not 16 bits), weights
-are widened first, and only they were rounded.
+The rows of the input are quantised too, in the same pass as the norm before them if there is one; or attention has
+already left them in eight bits, since all values were known to fit (`mixed_dtype`). Our product fuses what comes after
+it; which of the two is faster is measured. Where neither fits (a GPU older than Hopper, an unusual size, values that do
+not have 16 bits), weights are widened first, so that only they are rounded.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from sonant.kernels.triton.tiled_tile import fits, tile_for
 from sonant.kernels.tuning import Tile
 
 _HOPPER = (9, 0)
-_UNIT = 16  # of which the library wants depth and columns to be multiples
+_UNIT = 16  # depth and columns must be multiples of it for the library
 
 
 @dataclass(frozen=True)
 class Around:
-    """What a product comes with: an RMSNorm's gain and epsilon before it, and a sum or SwiGLU after."""
+    """What surrounds a product: an RMSNorm's gain and epsilon before it, and a sum or SwiGLU after it."""
 
     norm: tuple[Tensor, float] | None = None
     bias: Tensor | None = None
-    residual: Tensor | None = None  # may be written over
+    residual: Tensor | None = None  # may be overwritten
     gated: bool = False
 
 
 def in_library(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether it has such a product: with a scale for each row and column, on Hopper."""
+    """Whether the library has such a product: with a scale for each row and column, on Hopper."""
     whole = not any(size % _UNIT for size in weight.shape)
     return on_hopper(x.device) and x.dtype in (torch.bfloat16, E4M3) and whole
 
@@ -51,20 +51,20 @@ def on_hopper(device: torch.device) -> bool:
 
 
 def mixed_dtype(qkv: Tensor, heads: Heads) -> torch.dtype:
-    """Of what heads gather from rows [B, T, …]: eight bits where they hold all values, and `linear_add` takes them."""
+    """The dtype of attention's output for rows [B, T, …]: eight bits if all values fit, and `linear_add` takes them."""
     rows = qkv.shape[0] * qkv.shape[1]
     few = rows <= WIDENED_ROWS or qkv.dtype.itemsize != 2
     return E4M3 if heads.bounded and not few and on_hopper(qkv.device) else qkv.dtype
 
 
 def _ours(x: Tensor, around: Around, tile: Tile) -> bool:
-    """Tiles are for Hopper's shared memory."""
+    """Whether our own product takes this; its tiles are for Hopper's shared memory."""
     suits = x.dtype.itemsize <= 2 and around.bias is None and fits(tile, x.shape[-1])
     return suits and not tile.library and (gpu_of(x.device) is None or on_hopper(x.device))
 
 
 def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Tile | None = None) -> Tensor:
-    """x [..., depth] times weight [columns (twice if gated), depth], with what is around. A tuner tries a `tile`."""
+    """x [..., depth] times weight [columns (twice if gated), depth], with what is `around`. A tuner tries a `tile`."""
     depth = x.shape[-1]
     columns = weight.shape[0] // (2 if around.gated else 1)
     flat = x.reshape(-1, depth)
@@ -89,7 +89,7 @@ def scaled_product(x: Tensor, weight: QuantizedWeight, around: Around, tile: Til
 
 
 def _in_eight_bits(x: Tensor, around: Around) -> tuple[Tensor, Tensor | None]:
-    """And the scale of each row; None: they are what they say."""
+    """x after its norm, if any, and the scale of each row; None: x has eight bits already, and no scale."""
     return (x, None) if x.dtype == E4M3 else quantize_rows(x, around.norm)
 
 

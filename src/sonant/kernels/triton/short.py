@@ -1,9 +1,9 @@
-"""Attention over a frame's few codebooks, from the fused projection to what the heads gather, in one kernel.
+"""Attention over a frame's few codebooks, from the fused projection to the heads' outputs, in one kernel.
 
 One program of one warp serves a row and the query heads that share a key-value head: norms, rotations, the new keys and
 values, and all positions stay in its registers, so nothing waits at a barrier, and keys are read once. With few rows
-there are processors enough for a program for each query head; the first of those that share keys stores the new ones.
-Where rows stand is the host's own count, not a value it reads.
+there are enough processors for one program per query head; the first of those that share keys stores the new ones. The
+host counts the rows' position itself; no kernel reads it from memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROCESSORS = 132  # of an H100 or H200
 
 @triton.jit
 def _line(tile, number: tl.constexpr):
-    """One line of a tile, for all threads that need it."""
+    """One line of a tile, broadcast to all threads that need it."""
     line = tl.arange(0, tile.shape[0])
     return tl.sum(tl.where((line == number)[:, None], tile.to(tl.float32), 0.0), axis=0)
 
@@ -84,7 +84,7 @@ def _short_attention(
             total = tl.sum(values.to(tl.float32) * weight[:, None], axis=0)
             mixed = tl.where((line == each * query + head)[:, None], total[None], mixed)
 
-    # stores come last, since no load may pass them
+    # stores come last, since loads cannot be moved ahead of them
     slot = ((row * POSITIONS + first + step) * KV_HEADS + kv_head) * DIM + (part - QUERIES) * plane
     new = real & (part >= QUERIES)[:, None] & (first_head % share == 0)
     tl.store(cache + slot[:, None] + column[None], ready, mask=new)

@@ -1,13 +1,13 @@
-"""Matrix products with a few rows on tensor cores, read at the speed of the weights.
+"""Matrix products with a few rows on tensor cores, as fast as the weights can be read.
 
-A program takes one strip of columns over all or a part of the depth. Its first tile of the weights is on its way
+A program takes one strip of columns over all or a part of the depth. It issues the load of its first tile of weights
 before it waits for its input; the others follow through shared memory. Programs of one strip that split the depth add
-up as split_k.py says, and the norm's scale, a factor of the whole row, is applied at the end. Weights are the left side
-of the product: a warp then owns the columns it computes, and only the few rows of the input are shared. Folded, warps
-own slices of the depth instead: with few rows and columns there is not enough of either for all of them.
+up their partial sums (split_k.py), and the norm's scale, a factor of the whole row, is applied at the end. Weights are
+the left operand of the product: a warp then owns the columns it computes, and only the few rows of the input are
+shared. Folded, warps own slices of the depth instead, when rows and columns are too few for all of them.
 
-Weights of eight bits travel and wait as such, and are widened to the input's dtype on their way into the product. A
-column's scale is a factor of its sum, and comes last.
+Weights of eight bits are loaded and buffered as such, and widened to the input's dtype just before the product. A
+column's scale is a factor of its sum, and is applied last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonant.kernels.tuning import Tile
 
 @triton.jit
 def _values(x, gain, row, k, depth, NORM: tl.constexpr):
-    """[K, M] of the input, scaled by the norm's gain, and the squares' sum of each row."""
+    """Input [K, M], scaled by the norm's gain, and each row's sum of squares."""
     value = tl.load(x + row[None] * depth + k[:, None])
     square = tl.zeros([row.shape[0]], tl.float32)
     if NORM:
@@ -38,8 +38,8 @@ def _values(x, gain, row, k, depth, NORM: tl.constexpr):
 
 @triton.jit
 def column_scales(scale, column, columns, GATED: tl.constexpr, SCALED: tl.constexpr):
-    """Of quantised columns and, if gated, of those beside them. They come with the weights, before there is input: at
-    the end somebody would wait for them."""
+    """Scales of quantised columns and, if gated, of those of the other half. They are loaded with the weights, before
+    there is input: at the end the program would wait for them."""
     own = tl.full(column.shape, 1.0, tl.float32)
     up = own
     if SCALED:
@@ -61,7 +61,7 @@ def _plus_product(total, own, value, FOLD: tl.constexpr, PRECISION: tl.constexpr
 
 @triton.jit
 def _swiglu(gate, up):
-    """Rounded where the reference rounds."""
+    """SwiGLU, rounded where the reference rounds."""
     wide = gate.to(tl.float32)
     silu = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
     return silu * up.to(tl.float32)
@@ -94,7 +94,7 @@ def _reduce(
     total, other, square, partials, squares, arrivals, strip, split,
     NORM: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    """Store this program's partial sums; the last program to arrive returns the sums of all, and True."""
     planes: tl.constexpr = 2 if GATED else 1
     cells: tl.constexpr = planes * BLOCK_M * BLOCK_N
     row = tl.arange(0, BLOCK_M)
@@ -127,7 +127,7 @@ def _small_m_gemm(
     row = tl.arange(0, BLOCK_M)
     column = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     k = split * k_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
-    # rows and columns past the end are the last ones again: what comes of them is not stored
+    # rows and columns past the end repeat the last ones; their results are not stored
     there = tl.minimum(row, rows - 1)
     start = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
     up_start = start + columns.to(tl.int64) * depth
@@ -148,7 +148,7 @@ def _small_m_gemm(
             total = _plus_product(total, tl.load(start + at[None]), next_value, FOLD, PRECISION)
             if GATED:
                 other = _plus_product(other, tl.load(up_start + at[None]), next_value, FOLD, PRECISION)
-    # last, so that what the loop reads is on its way while these are
+    # the first tile comes last, so that the loop's loads are in flight together with its own
     total = _plus_product(total, own, value, FOLD, PRECISION)
     if GATED:
         other = _plus_product(other, up, value, FOLD, PRECISION)
@@ -175,7 +175,8 @@ def product(
     x: Tensor, weight: Weight, out: Tensor, *, gain: Tensor | None, eps: float, gated: bool, residual: Tensor | None,
     tile: Tile | None = None,
 ) -> bool:  # fmt: skip
-    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
+    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], norm and
+    sum included.
 
     False: the library is known to be faster, and nothing was done. `tile` is what a tuner tries; None: the best known.
     """

@@ -1,4 +1,4 @@
-"""Which tile a product with few rows runs in: the measured one, or a rule; and the candidates that a tuner measures."""
+"""Which tile a product with few rows uses: the measured one, or a rule's; and the candidates that a tuner measures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEPTH = 256  # of a tile, by the rule
 _PROCESSORS = 132  # of an H100 or H200
 _SHARED_BYTES = 227 << 10
 _MOST_SPLITS = 24
-# columns and depth of tiles, by rows
+# columns and depth of the tiles that a tuner tries, by rows
 _TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
         16: ((16, 512), (16, 1024), (32, 256), (32, 512), (32, 1024), (64, 128), (64, 256), (128, 128)),
@@ -33,12 +33,12 @@ _TRIED: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType(
 
 
 def shape_key(depth: int, columns: int, gated: bool, norm: bool, item_bytes: int) -> str:
-    """The weight's bits come last: its bytes are what is waited for."""
+    """The bits at the end are the weight's, since its bytes are what a product waits for."""
     return f"{depth}x{columns}{'x2' if gated else ''}{' norm' if norm else ''} {8 * item_bytes}"
 
 
 def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -> Tile:
-    """A neighbour's measurement counts where it fits: what was measured with fewer rows may need too much with more."""
+    """A neighbour's tile counts if it fits: measured with fewer rows, it may need too much shared memory with more."""
     rows, depth = x.shape
     item = weight.dtype.itemsize
     found = find("small_m", shape_key(depth, columns, gated, norm, item), max(rows, _LEAST_BLOCK), x.device)
@@ -50,20 +50,20 @@ def tile_for(x: Tensor, weight: Tensor, columns: int, gated: bool, norm: bool) -
 
 
 def shared_bytes(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int) -> int:
-    """What is on its way through shared memory; where there is one tile of the depth, it is the only one."""
+    """Shared memory of all pipeline stages; where there is only one tile of the depth, there is one stage."""
     stages = tile.stages if depth // (max(1, tile.k) * tile.splits) > 1 else 1
     return stages * tile.k * (planes * tile.n * item_bytes + block_m * max(2, item_bytes))
 
 
 def block_depth(depth: int, most: int = _DEPTH) -> int:
-    """The largest power of two that divides the depth, up to a tile's."""
+    """The largest power of two that divides the depth, up to `most`."""
     return min(most, depth & -depth)
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Tile:
-    """Up to 16 rows every tile has a program of its own. With more, sums cost more than they hide: about a program for
-    each processor, which is what won wherever it was measured. Four bytes have no tensor cores, and a deep tile of
-    them would be thousands of instructions."""
+    """Up to 16 rows every tile has a program of its own. With more, adding up partial sums costs more than it hides:
+    there is about one program per processor, which won wherever it was measured. Four bytes have no tensor cores, and
+    a deep tile of them would be thousands of instructions."""
     if item_bytes == 1:
         return _widened_rule(rows, depth, columns, gated)
     if rows <= 16 and item_bytes < 4:
@@ -76,8 +76,8 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> T
 
 
 def _widened_rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
-    """One byte becomes two in registers, a whole tile at once: deeper ones, or both halves of a gated one with many
-    rows in four warps, were compiled with spills. More than 16 rows are of inputs that cannot have eight bits."""
+    """One byte becomes two in registers, a whole tile at once: deeper tiles, or both halves of a gated one with many
+    rows in four warps, spilled registers. More than 16 rows come here only if the input cannot have eight bits."""
     n, k, warps = (128, 64, 8) if gated and rows > 16 else (64, 128 if gated or rows > 16 else 256, 4)
     k = block_depth(depth, k)
     programs = 4 * _PROCESSORS if rows <= 16 else _PROCESSORS
@@ -85,19 +85,19 @@ def _widened_rule(rows: int, depth: int, columns: int, gated: bool) -> Tile:
 
 
 def _nearest_splits(strips: int, tiles: int, programs: int) -> int:
-    """The divisor of the depth's tiles that comes nearest to so many programs."""
+    """The divisor of the depth's tiles with which there are nearly `programs` programs."""
     divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
     return min(divisors, key=lambda s: max(strips * s / programs, programs / (strips * s)))
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Tiles worth measuring, the rule's own first."""
     yield rule(rows, depth, columns, gated, item_bytes)
     block_m, planes = max(_LEAST_BLOCK, 1 << (rows - 1).bit_length()), 2 if gated else 1
     for n, k in ((n, block_depth(depth, most)) for n, most in _TRIED[block_m]):
         for splits in _splits(-(-columns // n), depth // k):
             for warps, fold in ((4, 1), (8, 1), (4, 4), (8, 8)):
-                deep = depth // (k * splits)  # tiles, of which the first needs no room in shared memory
+                deep = depth // (k * splits)  # tiles, of which the first needs no shared memory
                 stages = min(3 if k > 64 else 4, max(2, deep - 1))
                 tile = Tile(0, n, k, warps, stages, splits, fold=fold)
                 if _sensible(tile, depth, block_m, planes, item_bytes):
@@ -105,7 +105,7 @@ def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int
 
 
 def _splits(strips: int, tiles: int) -> list[int]:
-    """Divisors of the depth's tiles that give about every second processor a program, or each of them one or two."""
+    """Divisors of the depth's tiles with which about every second processor has a program, or each has one or two."""
     divisors = [s for s in range(1, min(tiles, _MOST_SPLITS) + 1) if tiles % s == 0]
     divisors = [s for s in divisors if 0.45 * _PROCESSORS <= strips * s <= 4 * _PROCESSORS]
     nearest = {min(divisors, key=lambda s: abs(strips * s - full * _PROCESSORS)) for full in (0.5, 1, 2) if divisors}
@@ -114,7 +114,7 @@ def _splits(strips: int, tiles: int) -> list[int]:
 
 def _sensible(tile: Tile, depth: int, block_m: int, planes: int, item_bytes: int) -> bool:
     threads = 32 * tile.warps
-    # bytes of the first tile in each thread's registers, where no item has less than two
+    # bytes of the first tile in each thread's registers, where every item takes at least two
     held = planes * tile.n * tile.k * max(2, item_bytes) // threads
     sums = planes * tile.n * block_m * tile.fold // threads
     shared = shared_bytes(tile, depth, block_m, planes, item_bytes)

@@ -13,13 +13,13 @@ from sonant.kernels.triton.pdl import launch_dependents, launch_options, wait_pr
 
 
 def quick_sine(x: Tensor) -> bool:
-    """Where values are rounded to eight bits anyway, and there is a GPU that has it."""
+    """Whether to use the GPU's own sine: on a GPU, for values that are rounded to eight significant bits anyway."""
     return x.dtype == torch.bfloat16 and gpu_of(x.device) is not None
 
 
 @triton.jit
 def snake_factors(alpha, beta, LOG_SCALE: tl.constexpr):
-    """Half-waves of the sine for each unit of x, and what its square is multiplied with."""
+    """Half-waves of the sine per unit of x, and the factor of its square."""
     alpha, beta = alpha.to(tl.float32), beta.to(tl.float32)
     if LOG_SCALE:
         alpha, beta = tl.exp(alpha), tl.exp(beta)
@@ -30,7 +30,7 @@ def snake_factors(alpha, beta, LOG_SCALE: tl.constexpr):
 def snake(x, half_waves, factor, QUICK: tl.constexpr):
     """x + sin²(x·e^α) / (e^β + 1e-9), all float32.
 
-    sin² repeats every half-wave, so the nearest whole number of them is taken off (adding and subtracting 3 · 2²²
+    sin² repeats every half-wave, so the nearest whole number of them is subtracted (adding and subtracting 3 · 2²²
     rounds), and a polynomial of degree 9, within 2e-7, gives the rest. The library's sine is exact for any angle and
     was two thirds of a convolution's instructions. Angles above 10⁷ have no fraction in float32: sin² is some value
     up to 1 there. `QUICK`: the GPU's own sine, within 2⁻¹⁴ up to angles of 300, in half the instructions.

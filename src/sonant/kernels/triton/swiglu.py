@@ -1,4 +1,4 @@
-"""SiLU of one half times the other, in one pass; and the factor of a norm before, where that was left to it."""
+"""SwiGLU, SiLU of one half times the other, in one pass, with the factor of a preceding norm if that was left to it."""
 
 from __future__ import annotations
 

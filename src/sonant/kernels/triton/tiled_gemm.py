@@ -1,12 +1,12 @@
-"""Matrix products in tiles of rows and columns, with what is around them inside: both sides in 16 bits, or in eight,
-where a row's scale times a column's is a factor of the sum.
+"""Matrix products in tiles of rows and columns, with a fused epilogue: both operands have 16 bits, or eight, where a
+row's scale times a column's is a factor of the sum.
 
-What the library's product leaves to others is part of it: SwiGLU of the two halves, and the residual sum. All tiles of
-rows follow each other before the next columns begin, so that weights come from memory once. Programs that share a
-tile's depth add up as split_k.py says. With few rows a product is mostly waiting for its weights, so a program may ask
-for all of its own before it waits for the kernel that makes its input: not into registers or shared memory, of which
-the loop needs what there is, but into the second-level cache. Rows are the left side here, which tensor cores want 64
-of, so that tiles can have few columns.
+The epilogue is what the library's product leaves to other kernels: SwiGLU of the two halves, and the residual sum. All
+tiles of rows come before the next columns begin, so that weights are read from memory once. Programs that share a
+tile's depth add up their partial sums (split_k.py). With few rows a product mostly waits for its weights, so a program
+may prefetch all of its own before it waits for the kernel that computes its input: not into registers or shared memory,
+all of which the loop needs, but into the L2 cache. Rows are the left operand here, of which tensor cores take 64 lines
+at a time, so that tiles can have few columns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _reduce(
     total, other, partials, arrivals, tile, split,
     GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's sums; whoever comes last has those of all, and is told so."""
+    """Store this program's partial sums; the last program to arrive returns the sums of all, and True."""
     plane: tl.constexpr = BLOCK_M * BLOCK_N
     cells: tl.constexpr = (2 if GATED else 1) * plane
     cell = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None]
@@ -49,7 +49,7 @@ def _finish(
     total, other, factor, own_scale, up_scale, residual, out, row, column, rows, columns,
     GATED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Each result is rounded where the reference rounds it."""
+    """The epilogue; each result is rounded where the reference rounds it."""
     dtype = out.dtype.element_ty
     total = (total * factor[:, None] * own_scale[None]).to(dtype).to(tl.float32)
     if GATED:
@@ -64,7 +64,7 @@ def _finish(
 
 @triton.jit
 def _fetch_ahead(weight, line, depth, first, count, PIECES: tl.constexpr):
-    """Ask the second-level cache for `count` values of each of these lines, from the `first` on, in so many pieces."""
+    """Prefetch `count` values of each of these lines into L2, from the `first` on, in PIECES pieces per line."""
     item: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
     size = count * item // PIECES
     at = (weight + line.to(tl.int64)[:, None] * depth + first).to(tl.int64) + tl.arange(0, PIECES)[None] * size
@@ -83,7 +83,7 @@ def _tiled_gemm(
     tile, split = tl.program_id(0), tl.program_id(1)
     row = (tile % row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (tile // row_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # rows and columns past the end are the last ones again: what comes of them is not stored
+    # rows and columns past the end repeat the last ones; their results are not stored
     there, line = tl.minimum(row, rows - 1), tl.minimum(column, columns - 1)
     first = split * k_tiles * BLOCK_K
     if PDL and PIECES > 0:  # noqa: SIM102
@@ -117,7 +117,7 @@ def _tiled_gemm(
 
 
 def _pieces(tile: Tile, line_bytes: int) -> int:
-    """Of a line that is fetched ahead: one for each thread, as long as they are whole pieces of 16 bytes; 0: none."""
+    """Pieces of a prefetched line: one per thread if each is a multiple of 16 bytes, else one; 0: no prefetch."""
     if not tile.ahead:
         return 0
     pieces = max(1, 32 * tile.warps // tile.n)
@@ -128,9 +128,10 @@ def tiled_gemm(
     x: Tensor, weight: Weight, out: Tensor, tile: Tile, *, row_scale: Tensor | None = None,
     residual: Tensor | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
-    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and the rest.
+    """Fill `out` [rows, columns] with x [rows, depth] times weight [columns (twice if gated), depth], and apply
+    the epilogue.
 
-    `row_scale`: of x, where both sides have eight bits, unless x is what its values say.
+    `row_scale`: of x, where both operands have eight bits; None: x has no scale.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     row_tiles, strips = cdiv(rows, tile.m), cdiv(columns, tile.n)

@@ -1,7 +1,7 @@
-"""Which tile a product of tiled_gemm.py runs in, and what a tuner measures.
+"""Which tile a product of tiled_gemm.py uses, and what a tuner measures.
 
-With eight bits on both sides it is the measured one, or a rule's. With sixteen the library has a good product, too:
-tiles are only what a measurement has found to be faster.
+With operands of eight bits it is the measured one, or a rule's. With sixteen the library has a good product, too, so
+there is a tile only where it was measured to be faster.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from torch import Tensor
 from sonant.kernels.gpu import stages_within
 from sonant.kernels.tuning import Tile, find
 
-_LEAST_ROWS = 32  # up to which those of small_m_gemm.py win, whose left side are the weights
-_MOST_ROWS = 64  # over which the library is as good as any, in sixteen bits, wherever it was measured
+_LEAST_ROWS = 32  # up to here products of small_m_gemm.py win, whose left operand is the weight
+_MOST_ROWS = 64  # above it the library is as good as any, in sixteen bits, wherever it was measured
 _PROCESSORS = 132  # of an H100 or H200
 _SHARED_BYTES = 227 << 10
 _MOST_SPLITS = 8
 _LEAST_COLUMNS = 16
-_LEAST_DEPTH = 32  # that tensor cores take of eight bits at a time
-_LINE_BYTES = 128, 256  # of a tile's depth that are tried
-_FETCHED_BYTES = 9 << 20  # of a product's weights at most, that are asked for before there is input
-_SPLIT_DEPTH = 3072  # under it sums over programs cost more than they hide
-_WIDTHS = (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)  # that are tried
+_LEAST_DEPTH = 32  # values of eight bits that tensor cores take at a time
+_LINE_BYTES = 128, 256  # of a tile's depth, that a tuner tries
+_FETCHED_BYTES = 9 << 20  # the largest weight that a product prefetches before there is input
+_SPLIT_DEPTH = 3072  # below it adding up partial sums costs more than it hides
+# rows and columns (of both halves, if gated) of the tiles that a tuner tries
+_WIDTHS = (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)
 
 
 def shape_key(depth: int, columns: int, gated: bool, item_bytes: int = 1) -> str:
@@ -33,7 +34,7 @@ def shape_key(depth: int, columns: int, gated: bool, item_bytes: int = 1) -> str
 
 
 def tile_for(rows: int, depth: int, columns: int, gated: bool, device: torch.device) -> Tile:
-    """With eight bits on both sides."""
+    """The tile for operands of eight bits."""
     found = find("scaled", shape_key(depth, columns, gated), rows, device)
     if found is not None:
         return found
@@ -43,7 +44,7 @@ def tile_for(rows: int, depth: int, columns: int, gated: bool, device: torch.dev
 
 
 def known_tile(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
-    """With sixteen bits on both sides; None: the library's product, or another kernel's."""
+    """The tile for operands of sixteen bits; None: the library's product is used, or another kernel's."""
     depth, columns = x.shape[-1], len(weight) // _planes(gated)
     rows = x.numel() // depth
     if not _LEAST_ROWS < rows <= _MOST_ROWS or x.dtype.itemsize != 2:
@@ -57,9 +58,9 @@ def fits(tile: Tile, depth: int) -> bool:
 
 
 def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int = 1) -> Tile:
-    """The largest tile of which there are enough for all processors, as what was measured has it; where there are too
-    few even of the narrowest, a great depth is split. Weights that are many fill the memory's queues if they are asked
-    for at once, and what the kernel before still needs waits behind them."""
+    """The largest tile of which there are enough for all processors, as in the measurements; where there are too few
+    even of the narrowest, a great depth is split. Large weights are not prefetched: all at once they would fill the
+    memory's queues, and what the previous kernel still needs would wait behind them."""
     for m, wide in ((128, 128), (64, 128), (64, 64), (64, 32)):
         if _suits(m, rows) and _programs(m, wide // _planes(gated), rows, columns) >= 0.7 * _PROCESSORS:
             break
@@ -71,7 +72,7 @@ def rule(rows: int, depth: int, columns: int, gated: bool, item_bytes: int = 1) 
 
 
 def candidates(rows: int, depth: int, columns: int, gated: bool, item_bytes: int = 1) -> Iterator[Tile]:
-    """Those worth a measurement; the rule's own comes first."""
+    """Tiles worth measuring, the rule's own first."""
     yield rule(rows, depth, columns, gated, item_bytes)
     for m, wide in _WIDTHS:
         n, warps = wide // _planes(gated), 4 if m * wide <= 64 * 128 else 8
@@ -101,7 +102,7 @@ def _programs(m: int, n: int, rows: int, columns: int) -> int:
 
 
 def _splits(tile: Tile, rows: int, depth: int, columns: int) -> list[int]:
-    """1, and where programs are few what comes nearest to one for each processor."""
+    """Numbers of splits: 1 and, if programs are few, the one that comes nearest to a program per processor."""
     programs, steps = _programs(tile.m, tile.n, rows, columns), depth // tile.k
     divisors = [s for s in range(1, _MOST_SPLITS + 1) if steps % s == 0 and programs * s <= 1.2 * _PROCESSORS]
     return sorted({1, *divisors[-1:]})

@@ -1,6 +1,6 @@
 """Counter-based random numbers: ten rounds of Philox for a row's codebooks, in one kernel instead of ninety.
 
-Normal ones are made of pairs of them in the same kernel.
+Normally distributed numbers are computed from pairs of them in the same kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _normals(
     launch_dependents(PDL)
     row, index = tl.program_id(0), tl.arange(0, BLOCK)
     wait_prior(PDL)
-    # one less a draw is exact, so its logarithm is that of the reference
+    # 1 minus a draw is exact, so its logarithm is that of the reference
     radius = tl.sqrt(-2 * tl.log(1 - _draw(seed, frame, row, index, seed_stride, frame_stride)))
     angle = 6.283185307179586 * _draw(seed, frame, row, index + PAIRS, seed_stride, frame_stride)
     by = tl.load(scale + row * scale_stride)

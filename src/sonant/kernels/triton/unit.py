@@ -1,4 +1,4 @@
-"""A residual unit: in CUDA C++ where that can be had, in eight bits or sixteen, else of two convolutions."""
+"""A residual unit: in CUDA C++ where that is available, in eight bits or sixteen, else as two convolutions."""
 
 from __future__ import annotations
 
