@@ -31,11 +31,11 @@ _MOST_SPLITS = 8  # with more, merging takes longer than attention itself
 
 @triton.jit
 def _over_cache(
-    tile_q, best, weight, total, cache, table, kv_head, first, count, plane, scale,
+    tile_q, row_max, row_sum, acc, cache, table, kv_head, first, count, plane, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over positions from `first` up to `count`. It continues from the running maximum `best`, and the
-    running sum `weight` and accumulator `total` relative to it; `total` / `weight` is the output."""
+    """Online softmax over positions from `first` up to `count`. It continues from the running maximum `row_max`, and
+    the running sum `row_sum` and accumulator `acc` relative to it; `acc` / `row_sum` is the output."""
     column = tl.arange(0, DIM)
     for start in range(first, count, TILE):
         index = start + tl.arange(0, TILE)
@@ -46,18 +46,18 @@ def _over_cache(
         values = tl.load(cache + plane + at[:, None] + column[None, :], mask=seen[:, None], other=0.0).to(tile_q.dtype)
         scores = tl.dot(tile_q, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1))
-        shrink = tl.exp(best - highest)
-        share_of = tl.exp(scores - highest[:, None])
-        weight = weight * shrink + tl.sum(share_of, 1)
-        total = total * shrink[:, None] + tl.dot(share_of.to(values.dtype), values, input_precision=PRECISION)
-        best = highest
-    return best, weight, total
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        rescale = tl.exp(row_max - new_max)
+        probs = tl.exp(scores - new_max[:, None])
+        row_sum = row_sum * rescale + tl.sum(probs, 1)
+        acc = acc * rescale[:, None] + tl.dot(probs.to(values.dtype), values, input_precision=PRECISION)
+        row_max = new_max
+    return row_max, row_sum, acc
 
 
 @triton.jit
-def _together(
-    best, weight, total, partials, arrivals, group, split, real,
+def _reduce_splits(
+    row_max, row_sum, acc, partials, arrivals, group, split, real,
     DIM: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Store this program's partial results; the last program to arrive returns those of all, merged, and True."""
@@ -66,24 +66,25 @@ def _together(
     slot = partials + group * SPLITS * cells
     cell = member[:, None] * DIM + column[None]
     own = slot + split * cells
-    tl.store(own + cell, total, mask=real[:, None])
-    tl.store(own + GROUP * DIM + member, best, mask=real)
-    tl.store(own + GROUP * DIM + GROUP + member, weight, mask=real)
+    tl.store(own + cell, acc, mask=real[:, None])
+    tl.store(own + GROUP * DIM + member, row_max, mask=real)
+    tl.store(own + GROUP * DIM + GROUP + member, row_sum, mask=real)
     last = arrived_last(arrivals + group, SPLITS)
     if last:
-        best = tl.full([GROUP], float("-inf"), tl.float32)
+        row_max = tl.full([GROUP], float("-inf"), tl.float32)
         for other in tl.static_range(SPLITS):
             theirs = slot + other * cells + GROUP * DIM + member
-            best = tl.maximum(best, tl.load(theirs, mask=real, other=0.0, cache_modifier=".cg"))
-        weight = tl.zeros([GROUP], tl.float32)
-        total = tl.zeros([GROUP, DIM], tl.float32)
+            row_max = tl.maximum(row_max, tl.load(theirs, mask=real, other=0.0, cache_modifier=".cg"))
+        row_sum = tl.zeros([GROUP], tl.float32)
+        acc = tl.zeros([GROUP, DIM], tl.float32)
         for other in tl.static_range(SPLITS):
             theirs = slot + other * cells
-            shrink = tl.exp(tl.load(theirs + GROUP * DIM + member, mask=real, other=0.0, cache_modifier=".cg") - best)
-            share = tl.load(theirs + GROUP * DIM + GROUP + member, mask=real, other=1.0, cache_modifier=".cg")
-            weight += shrink * share
-            total += shrink[:, None] * tl.load(theirs + cell, mask=real[:, None], other=0.0, cache_modifier=".cg")
-    return weight, total, last
+            their_max = tl.load(theirs + GROUP * DIM + member, mask=real, other=0.0, cache_modifier=".cg")
+            rescale = tl.exp(their_max - row_max)
+            their_sum = tl.load(theirs + GROUP * DIM + GROUP + member, mask=real, other=1.0, cache_modifier=".cg")
+            row_sum += rescale * their_sum
+            acc += rescale[:, None] * tl.load(theirs + cell, mask=real[:, None], other=0.0, cache_modifier=".cg")
+    return row_sum, acc, last
 
 
 @triton.jit
@@ -101,14 +102,14 @@ def _attention(
     at = (query * HEADS + kv_head * share + member[:, None]) * DIM + tl.arange(0, DIM)[None, :]
     wait_prior(PDL)
     tile_q = tl.load(q + at, mask=real, other=0.0)
-    best = tl.full([GROUP], float("-inf"), tl.float32)
-    weight = tl.zeros([GROUP], tl.float32)
-    total = tl.zeros([GROUP, DIM], tl.float32)
-    best, weight, total = _over_cache(
-        tile_q, best, weight, total, cache, tables + query // length * table_stride, kv_head, 0,
+    row_max = tl.full([GROUP], float("-inf"), tl.float32)
+    row_sum = tl.zeros([GROUP], tl.float32)
+    acc = tl.zeros([GROUP, DIM], tl.float32)
+    row_max, row_sum, acc = _over_cache(
+        tile_q, row_max, row_sum, acc, cache, tables + query // length * table_stride, kv_head, 0,
         tl.load(positions + query) + 1, plane, scale, KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
     )  # fmt: skip
-    tl.store(out + at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real)
+    tl.store(out + at, (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -149,19 +150,19 @@ def _step_attention(
         tl.load(own + column[None], mask=real, other=0.0), tl.load(own + partner[None], mask=real, other=0.0),
         q_gain[None], q_partner_gain[None], c[None], s[None], eps, DIM, NORM, dtype,
     )  # fmt: skip
-    best = tl.sum(tile_q.to(tl.float32) * key.to(tl.float32)[None], 1) * scale
-    weight = tl.full([GROUP], 1.0, tl.float32)
-    total = tl.zeros([GROUP, DIM], tl.float32) + value.to(tl.float32)[None]
+    row_max = tl.sum(tile_q.to(tl.float32) * key.to(tl.float32)[None], 1) * scale
+    row_sum = tl.full([GROUP], 1.0, tl.float32)
+    acc = tl.zeros([GROUP, DIM], tl.float32) + value.to(tl.float32)[None]
     first, end = 0, last
     if SPLITS > 1:  # the new position belongs to the first program
         if split > 0:
-            best = tl.full([GROUP], float("-inf"), tl.float32)
-            weight, total = tl.zeros([GROUP], tl.float32), tl.zeros([GROUP, DIM], tl.float32)
-        share_of = tl.cdiv(tl.cdiv(last, TILE), SPLITS) * TILE
-        first = split * share_of
-        end = tl.minimum(first + share_of, last)
-    best, weight, total = _over_cache(
-        tile_q, best, weight, total, cache, table, kv_head, first, end, plane, scale,
+            row_max = tl.full([GROUP], float("-inf"), tl.float32)
+            row_sum, acc = tl.zeros([GROUP], tl.float32), tl.zeros([GROUP, DIM], tl.float32)
+        span = tl.cdiv(tl.cdiv(last, TILE), SPLITS) * TILE
+        first = split * span
+        end = tl.minimum(first + span, last)
+    row_max, row_sum, acc = _over_cache(
+        tile_q, row_max, row_sum, acc, cache, table, kv_head, first, end, plane, scale,
         KV_HEADS, DIM, BLOCK_TOKENS, TILE, PRECISION,
     )  # fmt: skip
     if split == 0:
@@ -172,12 +173,12 @@ def _step_attention(
     complete = True
     if SPLITS > 1:
         group = row * KV_HEADS + kv_head
-        weight, total, complete = _together(
-            best, weight, total, partials, arrivals, group, split, member < share, DIM, GROUP, SPLITS
+        row_sum, acc, complete = _reduce_splits(
+            row_max, row_sum, acc, partials, arrivals, group, split, member < share, DIM, GROUP, SPLITS
         )
     if complete:
         at = (row * HEADS + head[:, None]) * DIM + column[None]
-        tl.store(out + at, (total / weight[:, None]).to(out.dtype.element_ty), mask=real)
+        tl.store(out + at, (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def _constants(q: Tensor, heads: int, cache: Tensor) -> dict[str, Any]:
