@@ -44,7 +44,7 @@ class PrefillShape:
     """The sizes to which prompts are packed: fixed for a graph, and just what the items need for an eager prefill."""
 
     prompts: int
-    positions: int  # of each
+    positions: int  # of each prompt
     span_blocks: int  # how many blocks of a row's table attention must read
     kind: int = 0  # one of the spec's `prefill_kinds`
 
@@ -65,7 +65,7 @@ class InnerPart:
 
     name: str
     run_without: Callable[[Any], None]
-    floor_bytes: Callable[[int], int]  # that it must move for so many rows
+    floor_bytes: Callable[[int], int]  # bytes that it must move at least for so many rows
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class FramePart:
     """A piece of a decode step. It reads what the parts before it left in the step, and may be run again."""
 
     name: str
-    run: Callable[[Any], None]  # of the family's own FrameStep
-    floor_bytes: Callable[[int, int], int]  # that it must move for so many rows at so many positions in all
+    run: Callable[[Any], None]  # takes the family's own FrameStep
+    floor_bytes: Callable[[int, int], int]  # bytes that it must move at least for so many rows and positions in all
     inner: InnerPart | None = None
     repeats: int = 1  # how often a benchmark runs it in one measurement, where one run is too short to be timed
 

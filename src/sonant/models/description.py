@@ -1,4 +1,4 @@
-"""What can be told of a checkpoint folder without loading it: for lists, and to check before a long load."""
+"""What is known of a checkpoint folder without loading it: for lists, and for checks before a long load."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Description:
-    """From the folder's config files alone."""
+    """What the folder's config files say."""
 
     family: str
     kind: str  # the family's own word: custom_voice, base …
     size: str
-    voices: tuple[str, ...]  # of its own
+    voices: tuple[str, ...]  # the checkpoint's own
     languages: tuple[str, ...]
     clones: bool  # takes its voice from a reference clip
-    designs: bool  # makes its voice up from a description in words
+    designs: bool  # makes up a voice from a description in words
     sample_rate: int
     frame_rate: float  # frames a second
     most_speakers: int = 1  # in one text
@@ -27,7 +27,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Footprint:
-    """From the headers of the weight files: what the model takes once it is loaded."""
+    """What the model takes once it is loaded, by the headers of its weight files."""
 
     weight_bytes: int
     spec: ModelSpec

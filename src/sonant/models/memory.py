@@ -20,7 +20,7 @@ from sonant.models.spec import Field
 
 
 def counters(fields: Iterable[Field]) -> list[Field]:
-    """Those of the fields that only steps write which lie in a row's line: single integers."""
+    """Of the fields that only steps write, those that lie in a row's line: single integers."""
     return [f for f in fields if f.shape == () and f.dtype == torch.int32]
 
 
@@ -80,21 +80,21 @@ class Memory:
         return RowValues(lines[:, : self.table_blocks], self.layout.views(lines))
 
     def put(self, rows: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Numbers [B] of rows [B], in one scatter; the fields must lie side by side, in this order."""
+        """Write numbers [B] of rows [B] in one scatter; the fields must lie side by side, in this order."""
         self.columns(values).index_copy_(0, rows, torch.stack(tuple(values.values()), 1))
 
     def columns(self, names: Iterable[str]) -> Tensor:
-        """[rows + 1, fields] of all lines, for code that writes there itself; the fields must lie as for `put`."""
+        """The fields in all lines, [rows + 1, fields], for code that writes them itself; they must lie as for `put`."""
         return self.lines[:, self.layout.span(names)]
 
     def decode_context(self, group: str, tables: Tensor, positions: Tensor, span_blocks: int) -> PagedContext:
-        """One new position a row, [B, 1], which sees all before it."""
+        """For one new position a row, [B, 1], which attends to all before it."""
         return PagedContext(self.kv[group], tables, positions, None, span_blocks)
 
     def prefill_context(
         self, group: str, tables: Tensor, positions: Tensor, real: Tensor, span_blocks: int
     ) -> PagedContext:
-        """Positions [B, T]; those that are not `real` are padding and go to scratch."""
+        """For positions [B, T]; those that are not `real` are padding and are written to scratch."""
         blocks = tables.gather(1, positions // self.block_tokens).long()
         slots = (blocks * self.block_tokens + positions % self.block_tokens).where(real, 0)
         return PagedContext(self.kv[group], tables, positions, slots.flatten(), span_blocks)

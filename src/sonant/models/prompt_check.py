@@ -1,7 +1,7 @@
-"""Whether a prompt that another process laid out fits a model: what all families check of it, and how.
+"""Checks that a prompt laid out by another process fits a model: what all families check, and how.
 
-An id past a table's end is read on the device from somebody else's memory, and a number that is not one comes out as
-such an id. A broken message must therefore be found here, in microseconds, and not by a step.
+An id past a table's end makes the device read somebody else's memory, and a NaN among the numbers leads to such an id.
+A broken message must therefore be found here, in microseconds, and not by a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def misfit(what: str) -> BadRequest:
 
 
 def check_array(name: str, found: object, dtype: np.dtype[Any], *shape: int | None) -> None:
-    """Its dtype and shape, where None is any size."""
+    """Raise unless `found` is an array of this dtype and shape, where None is any size."""
     if isinstance(found, np.ndarray):
         fits = found.dtype == dtype and len(found.shape) == len(shape)
         for size, there in zip(shape, found.shape, strict=False):
@@ -37,14 +37,14 @@ def check_array(name: str, found: object, dtype: np.dtype[Any], *shape: int | No
 
 
 def check_ids(name: str, ids: np.ndarray, least: int, count: int) -> None:
-    """All from `least` on and below `count`; they are int32."""
-    # Without a sign, what is less than the least is more than the most: one look at all of them, not two.
+    """Raise unless all ids, which are int32, are at least `least` and below `count`."""
+    # As unsigned numbers, differences below zero are larger than any allowed: one pass over the ids instead of two.
     if ids.size and np.maximum.reduce((ids - np.int32(least)).view(np.uint32), axis=None) >= count - least:
         raise misfit(f"{name} must be from {least} to {count - 1}, not from {ids.min()} to {ids.max()}")
 
 
 def check_finite(name: str, numbers: np.ndarray) -> None:
-    """A largest or smallest number is NaN where any is."""
+    """Raise unless all numbers are finite; the largest and smallest tell, since both are NaN if any number is."""
     if numbers.size and not (np.isfinite(numbers.max()) and np.isfinite(numbers.min())):
         raise misfit(f"{name} must be finite numbers")
 
@@ -55,8 +55,8 @@ def check_whole(name: str, found: object, least: int = 0, most: int = 2**31 - 1)
 
 
 def check_prompt(prompter: Prompter, prompt: Prompt, positions: int, key_width: int, **follows: int) -> None:
-    """All but the payload itself, which has so many positions. `follows` are staged numbers that the rest of the
-    prompt decides: the host and the device would not agree if they were others."""
+    """Check all but the payload itself, which has so many positions. `follows` are staged numbers that the rest of the
+    prompt determines: with other values the host and the device would disagree."""
     spec = prompter.spec
     check_whole("max_frames", prompt.max_frames, least=1)
     if type(prompt.length) is not int or prompt.length != positions or positions < 1:

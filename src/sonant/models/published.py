@@ -1,8 +1,8 @@
 """Reads the JSON files of a published folder, strictly where they matter to us.
 
-Keys that change the arithmetic and that a family's modules do not follow are refused by name: one that was passed over
-in silence would come out as a voice that is slightly wrong. An absent key, or null, stands for the official default,
-which is the supported value in every rule.
+Keys that change the arithmetic in a way that a family's modules do not support are refused by name: if one were
+silently ignored, the voice would be slightly wrong. An absent key, or null, stands for the official default, which is
+the supported value in every rule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
 class Rule:
     key: str
     supports: str
-    fits: Callable[[Any, Raw], bool]  # the value, and the object that it stands in
+    fits: Callable[[Any, Raw], bool]  # takes the value, and the object that contains it
 
 
 def only(key: str, value: object) -> Rule:
@@ -50,7 +50,7 @@ WHOLE_GROUPS = Rule("num_attention_heads", "a multiple of num_key_value_heads", 
 
 
 def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
-    """`raw` has been read already: the keys that our modules use are there and of their types."""
+    """Raise if a rule is broken. `raw` must have been read, so that the keys our modules use are there and valid."""
     for rule in rules:
         value = raw.get(rule.key)
         if value is not None and not rule.fits(value, raw):
@@ -58,14 +58,14 @@ def check(raw: Raw, rules: Sequence[Rule], where: str) -> None:
 
 
 def agree(where: str, *pairs: tuple[str, object, str, object]) -> None:
-    """(name, value, name, value) of what must be equal, though it stands in two places."""
+    """Raise unless the values of each pair (name, value, name, value) are equal: one setting that stands twice."""
     for one, value, other, its_value in pairs:
         if value != its_value:
             raise CheckpointError(f"{where}: {one} is {value!r}, but {other} is {its_value!r}; they must be equal")
 
 
 def with_rope_theta(raw: Raw, where: str) -> Raw:
-    """`rope_parameters` is how newer files spell `rope_theta` and `rope_scaling` together."""
+    """`raw` with the `rope_theta` of its `rope_parameters`, in which newer files combine it with `rope_scaling`."""
     newer = raw.get("rope_parameters")
     if not isinstance(newer, Mapping) or newer.get("rope_theta") is None:
         return raw
@@ -75,7 +75,7 @@ def with_rope_theta(raw: Raw, where: str) -> Raw:
 
 
 class Published:
-    """A part of a published file: what it needs is there, and nothing in it asks for what we do not do."""
+    """A part of a published file, checked: it has all that we need, and asks for nothing that we do not support."""
 
     rules: ClassVar[Sequence[Rule]] = ()
 

@@ -1,15 +1,15 @@
-"""Which family a checkpoint folder belongs to. This is the one list of them; the rest of Sonant names none.
+"""Finds the family that a checkpoint folder belongs to. Only this module lists families; the rest of Sonant names none.
 
 A family is a package here that says what it is called (`TITLE`) and which config.json is its own (`matches`). Its other
 modules are imported only when they are needed:
 
-    prompter   load_prompter(folder, config): who lays requests out, without torch and weights
+    prompter   load_prompter(folder, config): what lays requests out, without torch and weights
     load       load(folder, config, device, dtype, codec_dtype, host): the model
-    describe   describe(folder) and check(folder, …): what can be told without loading
+    describe   describe(folder) and check(folder, …): what is known without loading
     knobs      KNOBS: what a request may set
     synthetic  KINDS, SIZES, write_checkpoint: random weights in the published layout
-    workload   workloads(sizes): the shapes that it gives each op, for benchmarks and tuning
-    hub        NAMES, FILES, BESIDE: where it is published, and which files of that are needed
+    workload   workloads(sizes): the shapes with which it calls each op, for benchmarks and tuning
+    hub        NAMES, FILES, BESIDE: where it is published, and which of those files are needed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sonant.config import EngineConfig
 from sonant.errors import CheckpointError
 from sonant.sampling import Knob
 
-if TYPE_CHECKING:  # A command line is built from the list of families, and needs no torch for it.
+if TYPE_CHECKING:  # The command line is built from the list of families, and must not import torch for it.
     import torch
 
     from sonant.models.base import SpeechModel
@@ -45,14 +45,14 @@ def load_model(
     codec_dtype: torch.dtype,
     host: HostMemory | None = None,
 ) -> SpeechModel:
-    """Find the folder's family and let it load; `host` is where weights lie that do not stay on the device."""
+    """Find the folder's family and let it load the model; `host` holds the weights that do not stay on the device."""
     model: SpeechModel = _module_for(folder, "load").load(folder, config, device, dtype, codec_dtype, host)
     model.spec = _with_cache_of(config, model.spec)
     return model
 
 
 def load_prompter(folder: Path, config: EngineConfig) -> Prompter:
-    """The half of the folder's model that lays prompts out: the same prompts as the model's own `prompter`."""
+    """The half of the folder's model that lays prompts out, exactly as the model's own `prompter` does."""
     prompter: Prompter = _module_for(folder, "prompter").load_prompter(folder, config)
     return prompter
 
@@ -78,7 +78,7 @@ def _with_cache_of(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
 
 
 def hub_module(folder: Path) -> ModuleType:
-    """Of the folder's family, by its config.json alone."""
+    """The module `hub` of the folder's family, found by config.json alone."""
     return _module_for(folder, "hub")
 
 
@@ -98,7 +98,7 @@ def family_module(name: str, part: str) -> ModuleType:
 
 
 def all_knobs() -> dict[str, list[Knob]]:
-    """By name, every knob of every family: for command lines, which come before a model is known."""
+    """Every knob of every family, by name: for command lines, which are built before a model is known."""
     found: dict[str, list[Knob]] = {}
     for knob in (knob for name in family_names() for knob in family_module(name, "knobs").KNOBS):
         found.setdefault(knob.name, []).append(knob)

@@ -59,5 +59,5 @@ class ModelSpec(SpeechSpec):
         return sum(group.token_bytes for group in self.kv)
 
     def with_kv_dtype(self, dtype: torch.dtype) -> Self:
-        """For a cache of another type than the weights: only what writes and reads pages knows it, no family does."""
+        """With a cache of another type than the weights: code that writes or reads pages knows it, no family does."""
         return replace(self, kv=tuple(replace(group, dtype=dtype) for group in self.kv))

@@ -58,20 +58,20 @@ class SpeechSpec:
     frame_shape: tuple[int, ...]  # of a frame, as a decode step records it …
     frame_dtype: str  # … and its type: "int32" codes or "float32" latents
     max_positions: int
-    staged_numbers: tuple[StagedNumber, ...]  # that the host writes when a request gets its row
-    delay_steps: int = 0  # decode steps before the first that completes a frame, as a delay pattern has them
+    staged_numbers: tuple[StagedNumber, ...]  # the host writes them when a request gets its row
+    delay_steps: int = 0  # decode steps before the first that completes a frame, as in a delay pattern
     variants: tuple[int, ...] = (0,)  # kinds of frame step, each with graphs of its own, such as flow steps
     full_batch: int | None = None  # rows of a step that keep a GPU busy: with more, each waits longer for its sound
     knobs: tuple[Knob, ...] = ()
-    voices: tuple[str, ...] = ()  # of the checkpoint's own
+    voices: tuple[str, ...] = ()  # the checkpoint's own
     languages: tuple[str, ...] = ()
     clones: bool = False  # takes its voice from a reference clip
     voice_vector: str | None = None  # name of the tensor that alone is a voice, where callers may bring their own
     speaks_without_voice: bool = False  # a request need not name a voice
     instructs: bool = False  # takes instructions on how to speak
     most_speakers: int = 1  # in one text; more than one: it speaks dialogues
-    context_segments: int = 0  # how many parts of a long text that were just said go into the prompt of the next
-    segment_chars: int | None = None  # most characters in one prompt; it was not trained on longer texts
+    context_segments: int = 0  # how many of the preceding parts of a long text go into the prompt of the next
+    segment_chars: int | None = None  # most characters in one prompt; the model was not trained on longer texts
 
     @cached_property
     def staged_by_name(self) -> dict[str, StagedNumber]:
@@ -79,7 +79,7 @@ class SpeechSpec:
 
     @property
     def usual_variant(self) -> int:
-        """The middle one, for measuring a step."""
+        """The middle variant, for measuring a step."""
         return self.variants[len(self.variants) // 2]
 
     @property

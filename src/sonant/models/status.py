@@ -1,4 +1,4 @@
-"""How a decode step of a row came out."""
+"""The outcome of a decode step for one row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import IntEnum
 class Status(IntEnum):
     """The first word of a decode step's record."""
 
-    RUNNING = 0  # it completed a frame, which is speech
-    STOPPED = 1  # the model ended before it
-    CAPPED = 2  # the frame budget ended before it
-    LAST = 3  # it completed a frame, and with that the model ended
-    PRIMING = 4  # it completed no frame yet, see `SpeechSpec.delay_steps`
+    RUNNING = 0  # the step completed a frame of speech
+    STOPPED = 1  # the model ended before this frame
+    CAPPED = 2  # the frame budget ended before this frame
+    LAST = 3  # the step completed a frame, and the model ended with it
+    PRIMING = 4  # the step completed no frame yet, see `SpeechSpec.delay_steps`

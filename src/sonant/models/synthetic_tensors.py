@@ -1,7 +1,7 @@
 """Random tensors in the published file format, for the checkpoints that families make for tests and benchmarks.
 
 Each tensor is drawn from a generator seeded by its own name, so that a checkpoint is the same whenever and in whatever
-order it is made. How widely one is spread is the family's to say.
+order it is made. The family decides how widely each is spread.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class RandomTensors:
     draw: Draw
     seed: int
     device: torch.device
-    edits: Mapping[str, Edit] = field(default_factory=dict)  # made in place, by the tensor's name
+    edits: Mapping[str, Edit] = field(default_factory=dict)  # in-place changes, by the tensor's name
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them, in float32."""
+        """Draw one tensor, in float32."""
         generator = torch.Generator(device=self.device)
         generator.manual_seed((zlib.crc32(name.encode()) ^ self.seed) & 0x7FFFFFFF)
         value = self.draw(name, self.shapes[name], generator)
@@ -56,9 +56,9 @@ class RandomTensors:
     def write(self, path: Path, dtype: torch.dtype, stored: Mapping[str, str] | None = None) -> None:
         """Draw and store one tensor at a time: a full-size model then needs memory for its largest tensor only.
 
-        `stored` gives the names by which the file is to hold some of the tensors; without it they are all in it, by
-        their own. safetensors' own writer wants all of them at once. The format is simple: the length of a JSON
-        header, the header with each tensor's place, then the bytes.
+        `stored` maps the tensors to be written to their names in the file; without it all are written by their own
+        names. safetensors' own writer needs all tensors at once. The format is simple: the length of a JSON header,
+        the header with each tensor's place, then the bytes.
         """
         names = {name: name for name in self.shapes} if stored is None else stored
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -1,9 +1,9 @@
-"""What a model's weights are cut into, so that those of a model larger than its GPU can come and go.
+"""The units into which a model's weights are divided, so that a model larger than its GPU can page them.
 
-A *block* is read only while one module runs, and comes just before. Blocks of a *lane* are used one after another, all
-of them and in their order, whenever one of them is: so two slots serve all of it, and what comes next is known.
-A *table* is only looked up: it can stay on the host, and the rows that are asked for travel. All other weights stay on
-the device.
+A *block* is read only while one module runs, and is copied in just before. The blocks of a *lane* are always used
+together, one after another in their order: so two slots serve the whole lane, and the next block is known.
+A *table* is only used for lookups: it can stay on the host, and only the rows looked up are copied. All other weights
+stay on the device.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sonant.layers.transformer import DecoderLayer, DecoderStack
 class WeightBlock:
     name: str
     lane: str
-    call: nn.Module  # its weights are read while this is called, and never else
-    holds: tuple[nn.Module, ...]  # whose weights they are
-    reads: float = 0.0  # by a decode step; 0: only prompts or clips need it
-    aside: bool = False  # not used by the step thread
+    call: nn.Module  # the block is read only while this module is called
+    holds: tuple[nn.Module, ...]  # the modules whose weights it consists of
+    reads: float = 0.0  # how often a decode step reads it; 0: only prompts or clips need it
+    aside: bool = False  # used by other threads than the step thread
 
     def tensors(self) -> list[HeldTensor]:
         return list(held_tensors(self.holds))
@@ -34,7 +34,7 @@ class WeightBlock:
 class LookupTable:
     name: str
     embedding: Embedding
-    reads: float = 0.0  # whether decode steps look things up in it: 0 or 1
+    reads: float = 0.0  # 1 if decode steps use it, else 0
 
     def tensors(self) -> list[HeldTensor]:
         return list(held_tensors((self.embedding,)))
@@ -63,10 +63,10 @@ class HeldTensor:
 
 @dataclass(frozen=True, eq=False)
 class ModelWeights:
-    """All of a model's weights, and what of them can leave the device."""
+    """All of a model's weights, and which of them can leave the device."""
 
     modules: tuple[nn.Module, ...]
-    blocks: tuple[WeightBlock, ...] = ()  # those of a lane in the order of their use
+    blocks: tuple[WeightBlock, ...] = ()  # within each lane in the order of their use
     tables: tuple[LookupTable, ...] = ()
 
     @property
@@ -92,7 +92,7 @@ def held_tensors(modules: Iterable[nn.Module]) -> Iterator[HeldTensor]:
 
 
 def stack_blocks(stack: DecoderStack, lane: str, reads: float) -> list[WeightBlock]:
-    """A block for each layer. Norms are small and stay: some are read before their layer is called."""
+    """A block for each layer. Norms are small and stay on the device: some are read before their layer is called."""
     blocks = []
     for n, layer in enumerate(stack.layers):
         assert isinstance(layer, DecoderLayer)
@@ -101,5 +101,5 @@ def stack_blocks(stack: DecoderStack, lane: str, reads: float) -> list[WeightBlo
 
 
 def encoder_lane(modules: Iterable[nn.Module], lane: str) -> list[WeightBlock]:
-    """A block for each module of an encoder, of all its weights. It hears clips, on other threads than steps run on."""
+    """A block for each module of an encoder, with all its weights. Clips are encoded on other threads than steps."""
     return [WeightBlock(f"{lane} {n}", lane, m, (m,), aside=True) for n, m in enumerate(modules)]

@@ -9,5 +9,5 @@ TITLE = "Higgs Audio V2"
 
 
 def matches(config: Mapping[str, Any]) -> bool:
-    """The folder as transformers writes it, or as Boson first published it."""
+    """Whether a folder's config.json is of this family, as transformers writes it or as Boson first published it."""
     return config.get("model_type") in ("higgs_audio_v2", "higgs_audio")

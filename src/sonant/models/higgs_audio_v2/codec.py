@@ -1,12 +1,13 @@
 """The codec's decoder: frames of 8 codes in, 960 samples a frame out, in windows.
 
 DAC's decoder is not causal: a frame's sound depends on `context_frames` before and after it. So a chunk is decoded from
-a window of codes that has as many on either side, and nothing is kept between chunks: the frames before are decoded
-again, at the low rates where that is cheap. Each layer makes only what the next ones need of the window, worked out
-backwards from the chunk's samples when the module is built.
+a window of codes with as many more frames on either side, and nothing is kept between chunks: earlier frames are
+decoded again, at the low rates where that is cheap. Each layer computes only the part of the window that the next ones
+need, which is derived backwards from the chunk's samples when the module is built.
 
-The sound is that of the whole utterance. What training padded with, zeros before the first frame and after the last,
-lies inside the windows at either end, so every layer sets to zero what is outside of the utterance.
+The sound is that of decoding the whole utterance at once. There each layer pads with zeros before the first frame and
+after the last. At an utterance's ends that padding lies inside the windows, so every layer sets to zero what is outside
+of the utterance.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ _DILATIONS = (1, 3, 9)
 
 @dataclass(frozen=True)
 class Window:
-    """The steps that a layer makes: those of the chunk, and some before and after it."""
+    """The steps that a layer computes: those of the chunk, and some before and after it."""
 
     rate: int  # steps a frame
     left: int
     right: int
 
     def before(self, reach: int) -> Window:
-        """What a convolution must be given that looks so far to both sides."""
+        """The input that a convolution needs for this window if it reaches so far to both sides."""
         return Window(self.rate, self.left + reach, self.right + reach)
 
     def bounds(self, frames: Bounds, context: int) -> Bounds:
-        """Which of the steps are the utterance's, from its first and last frame in a window of codes."""
+        """Which of the steps are the utterance's, given where its frames begin and end in a window of codes."""
         return Bounds(frames.start, frames.end, self.rate, self.left - context * self.rate)
 
 
 class WindowConv1d(nn.Module):
-    """Makes of a window [B, T, C] the steps that have all their neighbours: fewer by `reach` on either side."""
+    """Computes from a window [B, T, C] the steps that have all their neighbours: `reach` fewer on either side."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -69,10 +70,10 @@ class WindowConv1d(nn.Module):
 
 
 class WindowConvTranspose1d(nn.Module):
-    """Upsampling by `stride` with a kernel of twice that, so that T inputs make T · stride samples.
+    """Upsampling by `stride` with a kernel of twice that, so that T inputs give T · stride samples.
 
-    As a convolution over two inputs, whose columns are the samples between them, step i makes the samples from
-    i · stride on of a signal of which `padding` are cut off in front: from i · stride - padding on of the result.
+    It runs as a convolution over two inputs, whose columns are the samples between them. Step i gives the samples from
+    i · stride on of a signal that loses its first `padding` samples: from i · stride - padding on of the result.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, made: Window) -> None:
@@ -80,14 +81,14 @@ class WindowConvTranspose1d(nn.Module):
         self.weight = nn.Parameter(torch.zeros(inputs, outputs, 2 * stride))
         self.bias = nn.Parameter(torch.zeros(outputs))
         padding = (stride + 1) // 2
-        first = (padding - made.left) // stride  # the step that makes the window's first sample, and …
-        last = (padding + made.right - 1) // stride  # … its last one, counted from the chunk's first and its end
+        first = (padding - made.left) // stride  # step of the window's first sample, relative to the chunk's start
+        last = (padding + made.right - 1) // stride  # step of its last sample, relative to the chunk's end
         self.needed = Window(made.rate // stride, 1 - first, last + 1)
         self.made = Window(made.rate, padding - first * stride, (last + 1) * stride - padding)  # in whole steps
         self.surplus = self.made.left - made.left, self.made.right - made.right
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """The weight becomes that of the convolution; nothing reads the published form afterwards."""
+        """Replace the weight by that of the convolution; nothing reads the published form afterwards."""
         self.weight = nn.Parameter(as_read(columns_of(self.weight.data.to(dtype), 2)), requires_grad=False)
         self.bias.data = self.bias.data.to(dtype)
 
@@ -116,7 +117,7 @@ class ResidualUnit(nn.Module):
     def forward(
         self, x: Tensor, active: Tensor, following: Snake1d, frames: Bounds, context: int
     ) -> tuple[Tensor, Tensor]:
-        """x and `snake1` of it in, the next x and `following` of it out: values are activated where they are made."""
+        """x and `active`, its `snake1` → the next x and `following` of it: the producer applies activations."""
         _, inner = self.conv1(active, snake=self.snake2, keep=False)
         reach = self.conv1.reach
         bounds = self.made.bounds(frames, context)
@@ -124,7 +125,7 @@ class ResidualUnit(nn.Module):
 
 
 class UpsampleBlock(nn.Module):
-    """`made` is what must come out; what must go in is `needed`."""
+    """`made` is the window that it must put out, `needed` the one that it needs as input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, made: Window) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class UpsampleBlock(nn.Module):
         for dilation in reversed(_DILATIONS):
             units.append(ResidualUnit(outputs, dilation, made))
             made = units[-1].needed
-        self.snake1 = Snake1d(inputs)  # of what the block is given, applied by whoever makes it
+        self.snake1 = Snake1d(inputs)  # of the block's input, applied by the layer that produces it
         self.conv_t1 = WindowConvTranspose1d(inputs, outputs, stride, made)
         self.res_unit3, self.res_unit2, self.res_unit1 = units
         self.needed = self.conv_t1.needed
@@ -196,7 +197,7 @@ class Quantizer(nn.Module):
 
 
 class CodecDecoder(nn.Module):
-    """Load it in float32 or more, then `prepare`: what is folded is rounded once, and α is not."""
+    """Load it in float32 or more, then `prepare`: folded weights are rounded only once, and α is not rounded."""
 
     code_table: Tensor
     no_code: Tensor
@@ -211,14 +212,14 @@ class CodecDecoder(nn.Module):
         self.needed = self.acoustic_decoder.needed
         self.context_frames = max(self.needed.left, self.needed.right)
         self.register_buffer("code_table", None)
-        self.register_buffer("no_code", None, persistent=False)  # a plain number would be a kernel that fills with it
+        self.register_buffer("no_code", None, persistent=False)  # a plain number would launch a kernel to fill a tensor
 
     @torch.no_grad()
     def prepare(self, dtype: torch.dtype) -> None:
-        """Derive from the loaded weights what decoding reads, in `dtype`; those that it does not read are given up.
+        """Derive from the loaded weights what decoding reads, in `dtype`; weights that it does not read are freed.
 
         The table has a row for each code of each codebook, projections included, and one of zeros, for frames that
-        are not there. It keeps the precision that was loaded: the sum of eight rows is rounded, not each of them.
+        do not exist. It keeps the precision that was loaded: the sum of eight rows is rounded, not each of them.
         """
         rows = [vectors() @ self.fc2.weight.T for vectors in self.quantizer.quantizers]
         rows[0] = rows[0] + self.fc2.bias

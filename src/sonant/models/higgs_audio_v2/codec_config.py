@@ -1,8 +1,8 @@
 """config.json of Higgs Audio V2's codec, in either of its two published forms.
 
 transformers' form (`model_type` higgs_audio_v2_tokenizer) describes the DAC (acoustic) and the HuBERT (semantic) model
-in objects of their own. Boson's first form is a line of numbers beside which the two models' sizes are fixed in its
-code. An absent key is transformers' default in the one, and Boson's in the other.
+in objects of their own. Boson's first form is a flat list of numbers; the two models' sizes are fixed in its code. An
+absent key stands for transformers' default in the one, and for Boson's in the other.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _SecondForm(Published):
         Rule("channel_ratios", _ONES, _ones),
     )
 
-    target_bandwidths: tuple[float, ...] = (0.5, 1, 1.5, 2, 4)  # kbit/s; the last one says how many quantizers
+    target_bandwidths: tuple[float, ...] = (0.5, 1, 1.5, 2, 4)  # kbit/s; the last one gives the number of quantizers
     sample_rate: int = _SAMPLE_RATE
     semantic_sample_rate: int = 16_000
     downsample_factor: int = 320
@@ -122,7 +122,7 @@ class _SecondForm(Published):
 @dataclass(frozen=True)
 class _FirstForm(Published):
     rules = (
-        only("n_filters", 32),  # Boson's code has the DAC's sizes whatever this says; another would be another codec
+        only("n_filters", 32),  # Boson's code fixes the DAC's sizes whatever this says; others mean another codec
         only("semantic_techer", "hubert_base_general"),
         only("causal", False),
         only("downsample_mode", "step_down"),
@@ -140,7 +140,7 @@ class _FirstForm(Published):
     sample_rate: int
     bins: int
     n_q: int
-    # The published file lacks both: Boson's code has these sizes. A tiny codec has to say its own.
+    # The published file lacks both: Boson's code fixes these sizes. A tiny codec has to state its own.
     acoustic_model_config: dict[str, Any] = field(default_factory=dict)
     semantic_model_config: dict[str, Any] = field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class CodecConfig:
 
     @property
     def hidden_size(self) -> int:
-        """What is quantised: acoustic and semantic features side by side."""
+        """Width of what is quantised: acoustic and semantic features side by side."""
         return self.acoustic.hidden_size + self.semantic.hidden_size
 
     @property
@@ -170,7 +170,7 @@ class CodecConfig:
 
     @property
     def semantic_step(self) -> int:
-        """Which of HuBERT's frames is taken: every so many, so that they are as many as the acoustic ones."""
+        """The stride with which HuBERT's frames are taken, so that there are as many as acoustic ones."""
         samples = self.samples_per_frame * self.semantic_sample_rate // self.sample_rate
         return max(1, samples // math.prod(self.semantic.conv_stride))
 
@@ -231,7 +231,8 @@ class CodecConfig:
         )
 
     def _check(self, where: str) -> None:
-        """The language model speaks one codec. Those of other versions have the same classes and other numbers."""
+        """Raise unless it is the codec that the language model speaks. Other versions' have the same classes and other
+        numbers."""
         down = math.prod(self.acoustic.downsampling_ratios)
         agree(where, ("the downsampling ratios' product", down, "the upsampling ratios'", self.samples_per_frame))
         found = self.num_quantizers, self.codebook_size, self.samples_per_frame, self.sample_rate

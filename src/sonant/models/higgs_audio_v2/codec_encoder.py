@@ -1,8 +1,8 @@
 """The codec's encoder: a reference clip becomes the codes that the language model continues from.
 
-Two views of the clip are quantised together, 25 frames a second: DAC's encoder on the sound at 24 kHz, and HuBERT with
-some convolutions on the same sound at 16 kHz. Attribute names are the published tensor names. Always float32: a code is
-a choice of the nearest, which coarse numbers would get wrong.
+Two kinds of features are quantised together, 25 frames a second: acoustic ones from the clip at 24 kHz by DAC's
+encoder, semantic ones from the same clip at 16 kHz by HuBERT and some convolutions. Attribute names are the
+published tensor names. Always float32: a code is the nearest of its codebook, which lower precision would get wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEMANTIC_PADDING = 160  # samples at 16 kHz, before and after
 
 
 class Conv(nn.Conv1d):
-    """[B, C, T], zeros around it: `padding` of them on either side, by default as many as keep the length."""
+    """A convolution of [B, C, T] with `padding` zeros on either side, by default as many as keep the length."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1,
@@ -39,7 +39,7 @@ class Conv(nn.Conv1d):
 
 
 def _padding(stride: int) -> int:
-    """Around the convolution that takes every `stride`-th of its steps."""
+    """The padding around a convolution with this stride."""
     return (stride + 1) // 2
 
 
@@ -138,16 +138,16 @@ class VectorQuantizer(nn.Module):
         self.project_out = nn.Linear(config.codebook_dim, config.hidden_size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[frames, hidden_size] → the nearest codes [frames], and what they stand for [frames, hidden_size]."""
+        """[frames, hidden_size] → the nearest codes [frames], and their projected vectors [frames, hidden_size]."""
         inner, vectors = self.project_in(x), self.codebook.embed
-        # the distances as the published encoder sums them up, so that near ties fall to the same side
+        # Distances are summed up as in the published encoder, so that near ties are decided alike.
         lengths = inner.square().sum(1, keepdim=True), vectors.T.square().sum(0, keepdim=True)
         codes = (lengths[0] - 2 * inner @ vectors.T + lengths[1]).argmin(dim=1)
         return codes, self.project_out(F.embedding(codes, vectors))
 
 
 class ResidualQuantizer(nn.Module):
-    """Each codebook describes what the ones before it left over."""
+    """Each codebook encodes the residual of the ones before it."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class CodecEncoder(nn.Module):
         return self.quantizer(self.fc(features[0].T))
 
     def _acoustic(self, samples: Tensor, frames: int) -> Tensor:
-        """[B, T] → [B, hidden_size, frames]: with silence around the clip where it makes another number by itself."""
+        """[B, T] → [B, hidden_size, frames], with silence around the clip if it alone would give another number."""
         if self.acoustic_encoder.frames(samples.shape[1]) != frames:
             half = self.config.samples_per_frame // 2
             samples = F.pad(samples, (half, half))

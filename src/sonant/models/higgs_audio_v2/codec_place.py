@@ -1,4 +1,4 @@
-"""Where the codec's files are: it is published apart from the language model, and people put it in several places."""
+"""Finds the codec's files: it is published separately from the language model, and people put it in several places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUBFOLDERS = ("audio_tokenizer", "codec", "higgs-audio-v2-tokenizer")
 
 
 def codec_place(folder: Path, elsewhere: str | None) -> Path:
-    """Of the model in `folder`; `elsewhere` is a folder or file that goes before all places in it."""
+    """The codec's folder or file, for the model in `folder`; `elsewhere` takes precedence over all places in it."""
     place = Path(elsewhere).expanduser() if elsewhere is not None else _inside(folder)
     if not place.exists():
         raise CheckpointError(f"there is no codec at {place}: name the folder that holds {TO_FETCH}")
@@ -39,7 +39,7 @@ def _inside(folder: Path) -> Path:
 
 
 def _named_by_processor(folder: Path) -> Path | None:
-    """transformers notes a path or the name of a repository; either may happen to lie beside or in the folder."""
+    """The place that transformers recorded: a path or a repository's name, which may exist beside or in the folder."""
     path = folder / "processor_config.json"
     entry = read_json(path).get("audio_tokenizer") if path.exists() else None
     name = entry.get("audio_tokenizer_name_or_path") if isinstance(entry, dict) else entry

@@ -1,7 +1,7 @@
 """Opens the codec's files and fills its modules from them.
 
-The codec is published apart from the language model, in two forms: transformers' `model.safetensors`, whose names are
-ours, and Boson's `model.pth`, a pickle with names of its own and weight norm not folded.
+The codec is published separately from the language model, in two forms: transformers' `model.safetensors`, whose names
+are ours, and Boson's `model.pth`, a pickle with names of its own and weight norm not folded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sonant.models.weights import (
 _PICKLES = (".pth", ".pt", ".bin")
 _LANGUAGE_MODEL = ("model.", "layers.", "embed_tokens.", "audio_decoder_proj.", "audio_lm_head.", "text_lm_head.")
 
-# by our names: what each of the two modules reads alone, and what neither does
+# By our names: what only one of the two modules reads, and what neither reads.
 _DECODER = re.compile(r"acoustic_decoder\.|fc2\.")
 _ENCODER = re.compile(
     r"acoustic_encoder\.|encoder_semantic\.|semantic_model\.|fc\.|quantizer\.quantizers\.\d+\.project_in\."
@@ -70,7 +70,7 @@ class StoredCodec:
     naming: Naming
 
     def not_for(self, module: re.Pattern[str]) -> list[str]:
-        """Stored names that are known, and of no use to a module: `module` is what only the other one reads."""
+        """Stored names that are known but not read by one module: `module` matches what only the other one reads."""
         ours = ((stored, self.naming.rename(stored)) for stored in self.source.tensors)
         return [stored for stored, name in ours if module.match(name) or _UNUSED.match(name)]
 
@@ -78,7 +78,7 @@ class StoredCodec:
 def load_codec(
     codec: StoredCodec, device: torch.device, codec_dtype: torch.dtype, host: HostMemory | None = None
 ) -> tuple[CodecDecoder, CodecEncoder]:
-    """The decoder ready to decode in `codec_dtype`, which it is rounded to last; the encoder in float32."""
+    """The decoder, prepared and then rounded to `codec_dtype`, and the encoder, in float32."""
     with torch.device("meta"):
         decoder, encoder = CodecDecoder(codec.config), CodecEncoder(codec.config)
     decoder = allocate(decoder, device, torch.float32)
@@ -90,7 +90,7 @@ def load_codec(
 
 
 def open_codec(folder: Path, elsewhere: str | None) -> StoredCodec:
-    """Of the model in `folder`, or from `elsewhere`."""
+    """The codec of the model in `folder`, or the one at `elsewhere`."""
     place = codec_place(folder, elsewhere)
     config, source = read_codec_config(place), _weights(place)
     return StoredCodec(config, source, _naming(source, len(config.acoustic.upsampling_ratios)))
@@ -103,7 +103,7 @@ def _weights(place: Path) -> TensorSource:
     elif any((place / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
         source = open_weights(place)
         if _is_language_model(source) and (place / "model.pth").exists():
-            source = PickledTensors(place / "model.pth")  # published so: that folder has a copy of the language model
+            source = PickledTensors(place / "model.pth")  # the published folder also has a copy of the language model
     elif (place / "model.pth").exists():
         source = PickledTensors(place / "model.pth")
     else:
@@ -125,7 +125,8 @@ def _naming(source: TensorSource, blocks: int) -> Naming:
 
 
 def _dac_name(name: str, blocks: int) -> str | None:
-    """Boson's encoder and decoder are plain sequences: a convolution, the blocks, a snake and a convolution."""
+    """Our name for a layer of Boson's encoder or decoder: sequences of a convolution, the blocks, a snake and a
+    convolution. None: it is in neither."""
     match = _BOSON_DAC.fullmatch(name)
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """config.json and generation_config.json of a Higgs Audio V2 folder, in either of its two published forms.
 
 transformers' form is flat (`model_type` higgs_audio_v2). Boson's first one (`higgs_audio`) keeps Llama's values in
-`text_config` and spells the audio ones differently. Both describe the same arithmetic, also where their numbers for
-RoPE differ. Nothing has a default that the files decide: transformers' own class defaults are not the released values.
+`text_config` and names the audio ones differently. Both describe the same arithmetic, even where their numbers for RoPE
+differ. What the files decide has no default here: transformers' own class defaults are not the released values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sonant.models.higgs_audio_v2.knobs import KNOBS, with_defaults
 from sonant.models.published import WHOLE_GROUPS, Published, Raw, Rule, agree, check, only, read_json
 from sonant.sampling import Knob
 
-CODEBOOKS = 8  # the delay pattern, the stop and the codec are built for them
+CODEBOOKS = 8  # the delay pattern, the stop rule and the codec are built for this number
 DELAY = CODEBOOKS - 1  # rows after the one of all BOS that complete no frame
 _SPECIAL_CODES = 2  # BOS and EOS of a stream, after the codes
 _LLAMA3 = "rope_type 'llama3' with its four numbers"
@@ -74,7 +74,7 @@ class _SecondForm(Published):
 
     rules = _SECOND_FORM
 
-    codebook_size: int  # with the two that are no codes
+    codebook_size: int  # including BOS and EOS
     audio_token_id: int
     audio_bos_token_id: int
     audio_delay_token_id: int
@@ -86,7 +86,7 @@ class _SecondForm(Published):
 class _FirstForm(Published):
     rules = _FIRST_FORM
 
-    audio_codebook_size: int  # without them
+    audio_codebook_size: int  # without BOS and EOS
     audio_out_token_idx: int
     audio_out_bos_token_id: int
     audio_stream_bos_id: int
@@ -105,14 +105,14 @@ class HiggsConfig:
     codebook_size: int  # of one codebook's vocabulary: codes, then BOS and EOS of a stream
     audio_token_id: int  # stands in the text for a row of codes
     audio_bos_token_id: int
-    audio_delay_token_id: int | None  # for the rows after the last frame; Boson's form does not say it
+    audio_delay_token_id: int | None  # stands for the rows after the last frame; None: Boson's form does not say it
     stream_bos: int
     stream_eos: int
     knobs: tuple[Knob, ...]
 
     @property
     def codes(self) -> int:
-        """Of one codebook, without BOS and EOS."""
+        """How many codes a codebook has, without BOS and EOS."""
         return self.codebook_size - _SPECIAL_CODES
 
     @classmethod
@@ -164,7 +164,7 @@ class HiggsConfig:
         return config._checked(where)
 
     def _checked(self, where: str) -> HiggsConfig:
-        """The two special codes stand after the others: codes are clipped by that."""
+        """Raise unless the two special codes come after all others: codes are clipped by that."""
         agree(
             where,
             ("audio_stream_bos_id", self.stream_bos, "the number of codes", self.codes),

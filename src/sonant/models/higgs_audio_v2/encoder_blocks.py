@@ -1,4 +1,4 @@
-"""What of the codec's encoder can leave a GPU: clips are few, so it leaves first."""
+"""The weights of the codec's encoder that can leave a GPU: clips are few, so they leave first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sonant.models.weight_blocks import WeightBlock, encoder_lane
 
 
 def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
-    """In the order in which a clip goes through them: what it sounds like, what it says, and both as codes."""
+    """In the order in which a clip goes through them: acoustic encoder, semantic encoder, quantizer."""
     acoustic, semantic = encoder.acoustic_encoder, encoder.semantic_model
     parts = [
         *acoustic.block,

@@ -1,10 +1,10 @@
 """One decode step of Higgs Audio V2: from the last row of codes to the next, in the parts that a benchmark times.
 
-Codebooks are delayed: row n holds code k of frame n - 1 - k, so that seven rows complete no frame. How a stream begins
-and ends is transformers' rule (`kernels/reference/delay.py`).
+Codebooks are delayed: row n holds code k of frame n - 1 - k, so that the first seven rows complete no frame. How a
+stream begins and ends is transformers' rule (`kernels/reference/delay.py`).
 
 Invariants: a row's `position` is the number of its tokens in the KV cache, `drawn` the number of its last row of codes,
-which the next step takes in. A row that has stopped is frozen: steps may still run over it (the host learns of a stop
+which is the next step's input. A row that has stopped is frozen: steps may still run over it (the host learns of a stop
 one step later) and change nothing that is read again.
 """
 
@@ -27,7 +27,7 @@ from sonant.models.status import Status
 from sonant.models.weights import weight_bytes
 
 KV = "language model"
-_SHORT = 16  # runs of a part that takes microseconds
+_SHORT = 16  # times that a benchmark repeats a part that takes microseconds
 
 
 @dataclass
@@ -37,14 +37,14 @@ class RowStep(FrameStep):
     own: RowValues | None = None
     recent: Tensor | None = None  # [B, MOST_RAS_ROWS, codebooks], the latest last
     logits: Tensor | None = None
-    codes: Tensor | None = None  # [B, codebooks], as they were drawn
+    codes: Tensor | None = None  # [B, codebooks] as drawn, with no BOS or EOS forced yet
 
 
 class FrameDecoder:
     def __init__(self, config: HiggsConfig, model: LanguageModel, memory: Memory) -> None:
         self.config, self.model, self.memory = config, model, memory
         device = memory.lines.device
-        self.lookback = BEFORE + torch.arange(1 - MOST_RAS_ROWS, 1, device=device)  # to where the last rows lie
+        self.lookback = BEFORE + torch.arange(1 - MOST_RAS_ROWS, 1, device=device)  # last rows' places, less `drawn`
         statuses = Statuses(*map(int, (Status.RUNNING, Status.STOPPED, Status.CAPPED, Status.PRIMING)))
         self.pattern = DelayPattern(config.stream_bos, config.stream_eos, BEFORE, statuses)
 
@@ -60,7 +60,7 @@ class FrameDecoder:
         )
 
     def _run(self, step: RowStep) -> None:
-        """What the model thinks of each code of the next row."""
+        """Compute the logits of every code of the next row."""
         step.own = own = self.memory.take(step.rows)
         ring = self.memory.rows["delayed"]
         step.recent = ring[step.rows[:, None], (own["drawn"][:, None] + self.lookback) % ring.shape[1]]
@@ -76,7 +76,7 @@ class FrameDecoder:
         step.codes = ops.ras_sample(step.logits, uniforms, sampling_params(own.numbers), ras)
 
     def _advance(self, step: RowStep) -> None:
-        """Record the frame that the row completes, and keep the row for the step to come."""
+        """Record the frame that the row completes, and keep the row for the next step."""
         assert step.own is not None and step.codes is not None
         own = RowCounters(*(step.own[name] for name in (*COUNTED, "frame_limit")))
         ring, counters = self.memory.rows["delayed"], self.memory.columns(COUNTED)

@@ -1,4 +1,4 @@
-"""Where Higgs Audio V2 is published, and the files of it that are read: its codec lies in a repository of its own."""
+"""Where Higgs Audio V2 is published, and which of its files are read; its codec has a repository of its own."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ FILES = (
     "model*.safetensors",
     "model.safetensors.index.json",
 )
-# Beside model.pth lies a model.safetensors of 11.5 GB, which is the language model once more.
+# Beside model.pth lies a model.safetensors of 11.5 GB, which is a copy of the language model.
 BESIDE = (Beside("bosonai/higgs-audio-v2-tokenizer", ("config.json", "model.pth"), "audio_tokenizer"),)

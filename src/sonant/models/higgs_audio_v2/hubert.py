@@ -1,7 +1,7 @@
-"""HuBERT (arXiv 2106.07447) in its base form: what is said in a clip, 50 times a second.
+"""HuBERT (arXiv 2106.07447) in its base form: a clip's semantic features, 50 frames a second.
 
-Convolutions from 16 kHz, the first with group norm, then a transformer that norms after each sum and knows places by
-one wide convolution. Attribute names are the published tensor names. Values are float32, and so are the products.
+Convolutions from 16 kHz, the first with group norm, then a transformer with post-norm and one wide convolution as its
+positional embedding. Attribute names are the published tensor names. Values are float32, and so are the products.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PositionalConv(nn.Module):
         self.parametrizations = nn.ModuleDict({"weight": WeightHalves(width, width // self.groups, self.taps)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, frames, width] → the same: an even kernel reaches one frame less to the right."""
+        """[B, frames, width] → the same shape: an even kernel reaches one frame less to the right."""
         x = F.pad(x.mT, (self.taps // 2, (self.taps - 1) // 2))
         weight = self.parametrizations["weight"]()
         return exact_conv(x, weight, self.bias, stride=(1,), dilation=(1,), groups=self.groups).mT
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """→ what goes into the first layer, and what comes out of each."""
+        """→ the first layer's input, and each layer's output."""
         states = [self.layer_norm(x + self.pos_conv_embed(x))]
         for layer in self.layers:
             states.append(layer(states[-1]))
@@ -151,7 +151,7 @@ class Hubert(nn.Module):
         self.encoder = Encoder(config)
 
     def frames(self, samples: int) -> int:
-        """How many frames come of so many samples; 0 or less: none."""
+        """How many frames so many samples give; 0 or less: none."""
         for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
             samples = (samples - kernel) // stride + 1
         return samples

@@ -1,8 +1,8 @@
 """What a request to Higgs Audio V2 may set, by the names of the published generation_config.json.
 
-Each codebook draws by itself: temperature, then top-k, then top-p. RAS (repetition-aware sampling) then looks back: a
-code that stood `ras_win_max_num_repeat` times or more in the codebook's last `ras_win_len` rows is drawn anew from all
-codes, without temperature, top-k or top-p. Defaults are those of the published folder, which a folder's own go before.
+Each codebook is sampled by itself: temperature, then top-k, then top-p. RAS (repetition-aware sampling) then looks
+back: a code that is in the codebook's last `ras_win_len` rows `ras_win_max_num_repeat` times or more is drawn anew from
+all codes, without temperature, top-k or top-p. Defaults are those of the published folder, unless a folder has its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from sonant.models.speech_spec import StagedNumber
 from sonant.sampling import Knob, Sampling, resolve
 
-MOST_RAS_ROWS = 32  # that RAS can look back: so many are kept of the prompt
+MOST_RAS_ROWS = 32  # rows on which RAS can look back; as many of the prompt's are kept
 _MOST = 2**31 - 1
 
 KNOBS = (
@@ -31,9 +31,9 @@ KNOBS = (
 
 
 def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
-    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range.
+    """The knobs with a generation_config.json's values as defaults; `BadSampling` names one that is out of range.
 
-    A null is as good as nothing, but for RAS: transformers draws without it if either of its two values is null.
+    A null counts as absent, except for RAS: transformers draws without it if either of its two values is null.
     """
     given = {name: value for name, value in values.items() if value is not None}
     if any(values.get(name, 0) is None for name in ("ras_win_len", "ras_win_max_num_repeat")):
@@ -42,7 +42,7 @@ def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
 
 
 def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
-    """What a prompt sets of its row; the two switches are one number there."""
+    """The numbers that a prompt sets in its row; `greedy` and `do_sample` are one number there."""
     of = {knob.name: StagedNumber.of(knob) for knob in knobs}
     return (
         StagedNumber("seed", shape=(2,)),
@@ -58,5 +58,5 @@ def staged_values(knobs: tuple[Knob, ...], sampling: Sampling) -> dict[str, Any]
     greedy, samples = values.pop("greedy"), values.pop("do_sample")
     values["greedy"] = int(greedy or not samples)
     if greedy:
-        values["ras_win_len"] = 0  # the likeliest code, always
+        values["ras_win_len"] = 0  # so that the likeliest code is never drawn anew
     return values

@@ -1,7 +1,7 @@
-"""Llama with DualFFN: attention is shared, norms and feed-forward network are double, one for text and one for sound.
+"""Llama with DualFFN: attention is shared, norms and feed-forward networks exist twice, for text and for audio.
 
 A prompt has positions of both kinds (`prefill`). Decoding has rows of codes only (`forward`): nothing of the text's
-side is read there, neither its network nor its embedding. The text head is never read at all, and not loaded.
+side is read there, neither its network nor its embedding. The text head is never used, and not loaded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sonant.models.higgs_audio_v2.config import CODEBOOKS, HiggsConfig
 
 
 class DualPart(nn.Module):
-    """A half of a layer's two networks, each for its own positions. A module without weights of its own, so that there
-    is a call while the text's are read: see `weight_blocks.py`."""
+    """Half of a layer's two feed-forward networks, each for its own positions. It is a module, though without weights
+    of its own, so that the text's are read during a module's call, as `weight_blocks.py` needs."""
 
     def __init__(self, layer: DualLayer) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class DualLayer(nn.Module):
         self.eps = shape.eps
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context, split: Split | None = None) -> Tensor:
-        """Every position is a row of codes, or goes by its own side of a split."""
+        """Without a split every position is a row of codes; with one each position uses the weights of its own side."""
         if split is not None:
             return self._forward_split(x, cos, sin, context, split)
         mixed = self.self_attn(x, self.audio_input_layernorm, cos, sin, context)
@@ -73,7 +73,7 @@ class DualLayer(nn.Module):
 
 
 class AudioEmbedding(nn.Module):
-    """A row of codes is the sum of what its codes stand for."""
+    """Embeds a row of codes as the sum of its codes' vectors."""
 
     def __init__(self, codebook_size: int, hidden: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class AudioEmbedding(nn.Module):
         self.register_buffer("offsets", None, persistent=False)
 
     def prepare(self) -> None:
-        """What `forward` needs beside the weights. Call once after loading."""
+        """Make what `forward` needs besides the weights. Call once after loading."""
         first = torch.arange(CODEBOOKS, dtype=torch.int32, device=self.embed_audio_tokens.weight.device)
         self.offsets = first * self.codebook_size
 
@@ -103,19 +103,19 @@ class DualStack(DecoderStack):
         self.embed_audio_tokens.prepare()
 
     def embed_position(self, text: Tensor, codes: Tensor) -> Tensor:
-        """text [...], codes [..., codebooks]; a position whose codes are -1 is text."""
+        """The input at positions with text [...] and codes [..., codebooks]; a position whose codes are -1 is text."""
         sound = self.embed_audio_tokens(codes.clamp(min=0))
         return torch.where(codes[..., :1] >= 0, sound, self.embed_tokens(text.clamp(min=0)))
 
     def prefill(self, x: Tensor, positions: Tensor, context: Context, split: Split) -> None:
-        """Write the keys and values of x [B, T, hidden]; what comes out at the top is no one's input."""
+        """Write the keys and values of x [B, T, hidden]; the stack's output is not needed."""
         cos, sin = self.rotations(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, context, split)
 
 
 class LanguageModel(nn.Module):
-    """By transformers' names, without the text head."""
+    """Parameter names are those of transformers; there is no text head."""
 
     def __init__(self, config: HiggsConfig) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
         return ops.linear(hidden, self.audio_lm_head.weight).unflatten(1, (CODEBOOKS, -1))
 
     def step_modules(self) -> list[nn.Module]:
-        """Those whose weights a decode step reads whole."""
+        """The modules whose weights a decode step reads completely."""
         layers = [layer for layer in self.model.layers if isinstance(layer, DualLayer)]
         own = [m for x in layers for m in (x.self_attn, x.audio_mlp)]
         return [*own, self.audio_lm_head]

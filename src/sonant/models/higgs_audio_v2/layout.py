@@ -1,4 +1,4 @@
-"""A prompt as positions: what the prompt builder makes, and prefill packs."""
+"""A prompt as positions: the prompt builder makes it, and prefill packs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Layout:
 
     text: Ints  # [positions]; at a row of codes the token that stands for one
     codes: Ints  # [positions, codebooks]; -1 where the position is text
-    spoken_tokens: int  # of the text to be said, whatever lies around it
+    spoken_tokens: int  # in the text to be spoken, without the prompt around it
 
     def __post_init__(self) -> None:
         check_array("text", self.text, INT32, None)
@@ -40,9 +40,9 @@ class Layout:
         return 1 + CODEBOOKS
 
     def last_rows(self, count: int) -> Ints:
-        """The rows of codes before the last position, as far as there are, the latest last: [count, codebooks].
+        """The last rows of codes before the last position, the latest last: [count, codebooks].
 
-        Where there are fewer, the first lines are -1, which no code is.
+        If there are fewer, the first lines are -1, which is no code.
         """
         rows = self.codes[:-1][self.audio()[:-1]][-count:]
         return np.concatenate([np.full((count - len(rows), CODEBOOKS), -1, np.int32), rows])

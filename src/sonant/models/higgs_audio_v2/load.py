@@ -1,4 +1,4 @@
-"""Puts a Higgs Audio V2 folder and its codec together: what the registry calls."""
+"""Loads a Higgs Audio V2 folder and its codec as a model, for the registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(
     host: HostMemory | None = None,
 ) -> HiggsAudioV2:
     prompter = load_prompter(folder, options)
-    codec, weights = open_codec(folder, options.codec), open_weights(folder)  # both before the long part
+    codec, weights = open_codec(folder, options.codec), open_weights(folder)  # errors come before the long part
     decoder, encoder = load_codec(codec, device, codec_dtype, host)
     model = _load_language_model(prompter.config, weights, device, dtype, host, options.quantize)
     sizes = options.frame_sizes(prompter.spec.frame_s, decoder.context_frames)
@@ -48,7 +48,7 @@ def _load_language_model(
     host: HostMemory | None,
     quantize: str | None,
 ) -> LanguageModel:
-    """Under transformers' names or Boson's. The text head is known and left out: nothing at inference reads it."""
+    """Load transformers' names or Boson's. The text head is known and skipped, since inference does not read it."""
     with torch.device("meta"):
         empty = LanguageModel(config)
     model = allocate(empty, device, dtype, host, (*layer_blocks(empty), text_table(empty)), quantize=quantize)

@@ -84,7 +84,7 @@ class HiggsAudioV2:
         start_rows(memory, prompts.ready_rows, prompts.lengths, prompts.opening)
 
     def has_preroll(self, prompt: Prompt) -> bool:
-        return False  # every utterance is decoded by itself: the codec hears nothing of the voice
+        return False  # every utterance is decoded by itself: the codec does not decode the voice's frames
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         return -1
@@ -104,7 +104,7 @@ class HiggsAudioV2:
         return samples.float()
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:
-        """Weights and the sound; the window of codes is next to nothing."""
+        """Weights and sound; the window of codes is negligible."""
         sound = frames * self.spec.samples_per_frame * _SAMPLE_BYTES
         return weight_bytes(self.modules.decoder.acoustic_decoder) + rows * sound
 

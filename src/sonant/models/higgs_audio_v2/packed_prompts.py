@@ -1,7 +1,7 @@
 """Prompts packed into lines of equal width, so that a prefill takes one copy from the host and nothing else.
 
 A line holds the row, the span of positions, ids and codes for that many positions, and the rows of codes that decoding
-begins with, all in int32. Lines nobody needs point at the scratch row and fill nothing.
+begins with, all in int32. Unused lines point at the scratch row and have no positions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PackedShape:
         lines = np.full((count, sum(self.sizes)), -1, np.int32)
         lines[:, :_HEAD] = (scratch_row, scratch_row, 0, 0, 1)
         head, text, codes, opening = np.split(lines, list(accumulate(self.sizes))[:-1], axis=1)
-        opening[:] = 0  # the scratch row's codes must be some
+        opening[:] = 0  # the scratch row must hold valid codes
         for n, item in enumerate(items):
             layout: Layout = item.prompt.payload
             filled = item.end - item.start
@@ -50,7 +50,7 @@ class PackedShape:
 
 
 class PackedPrompts:
-    """Packed lines on the device, by name. `at` [B, positions] is where each entry stands in its prompt."""
+    """Packed lines on the device, by name. `at` [B, positions] is each entry's position in its prompt."""
 
     def __init__(self, lines: Tensor, shape: PackedShape) -> None:
         head, self.text, codes, opening = lines.split(shape.sizes, dim=1)

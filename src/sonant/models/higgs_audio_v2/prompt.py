@@ -1,7 +1,7 @@
 """Lays a request out as the positions that the model was trained on: those of transformers' HiggsAudioV2Processor.
 
-One conversation: the system's turn with a scene, then (text, sound) turns of reference clips and of what was said
-before, then the text to be said. A clip whose words are unknown stands in the scene instead.
+One conversation: the system's turn with a scene, then (text, audio) turns of reference clips and of what was said
+before, then the text to be spoken. A clip without a transcript stands in the scene instead.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _AUDIO, _DELAY = "<|AUDIO_OUT|>", "<|reserved_special_token_6|>"
 _SOUND_EVENTS = ("<SE>", "</SE>", "<SE_s>", "</SE_s>", "<SE_e>", "</SE_e>")
 
 _SYSTEM = "Generate audio following instruction."
-# Boson's own, for several speakers of whom nothing is known.
+# Boson's own message, for several speakers without voices or descriptions.
 _SYSTEM_OF_DIALOGUE = (
     "You are an AI assistant designed to convert text into speech.\n"
     "If the user's message includes a [SPEAKER*] tag, do not read out the tag and generate speech for the following "
     "text, using the specified voice.\n"
     "If no speaker tag is present, select a suitable voice on your own."
 )
-_MADE_UP_VOICES = ("feminine", "masculine")  # in turn
-# Those of the published card, and Spanish, which others measure it with. The model takes none: the text is in one.
+_MADE_UP_VOICES = ("feminine", "masculine")  # alternately
+# Those of the published model card, and Spanish, on which others measure it. The model is not told: it reads the text.
 _LANGUAGES = {"en": "english", "zh": "chinese", "de": "german", "ko": "korean", "es": "spanish"}
 
 
 @dataclass(frozen=True)
 class _Audio:
-    """Codes of a clip or of what was said, [frames, codebooks]."""
+    """Codes of a clip or of what was said before, [frames, codebooks]."""
 
     codes: Ints
 
@@ -100,7 +100,7 @@ class PromptBuilder:
         return self._assemble(parts, said)
 
     def _cast(self, request: SpeechRequest) -> tuple[str | Voice, ...]:
-        """Who speaks: [SPEAKER0] first, each a checked voice or in words. Nobody, if the model may choose."""
+        """The speakers, [SPEAKER0] first: each a checked voice, or a description. Empty if the model may choose."""
         if request.speakers:
             if request.voice is not None:
                 raise BadRequest("voice and speakers exclude each other; give one of them")
@@ -133,7 +133,7 @@ class PromptBuilder:
         return spoken.frames.astype(np.int32)
 
     def _are_codes(self, found: Frames) -> bool:
-        """Of this model: what codec and embedding have no place for is never looked up."""
+        """Whether they are codes of this model, so that codec and embedding never look up one that they do not have."""
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.shape[1:] != (CODEBOOKS,):
             return False
         return not found.size or bool(0 <= found.min() <= found.max() < self.config.codes)
@@ -144,7 +144,7 @@ class PromptBuilder:
         ]
 
     def _reference_turns(self, cast: Sequence[str | Voice]) -> list[_Part]:
-        """One alone needs no tag, as in Boson's script."""
+        """The turns of reference clips. A single speaker needs no tag, as in Boson's script."""
         turns: list[_Part] = []
         for k, voice in enumerate(cast):
             assert isinstance(voice, Voice)
@@ -209,7 +209,7 @@ def _sound(codes: Ints) -> list[_Part]:
 
 
 def _system(instruct: str | None, message: str, lines: list[list[_Part]]) -> list[_Part]:
-    """The scene's own words come first, then a line for each speaker who is described in it."""
+    """The system's turn: in its scene, first the scene's own words, then a line for each speaker described there."""
     scene = SCENE if instruct is None else instruct.strip()
     if not scene and not lines:
         return _turn("system", [message])
@@ -228,7 +228,7 @@ def _codes(voice: Voice) -> Ints:
 
 
 def _check_tags(tagged: Iterable[int], voices: int) -> None:
-    """With no voices at all the model makes one up for each tag."""
+    """Raise if a tag lacks a voice. With no voices at all the model makes one up for each tag."""
     lacking = [k for k in sorted(tagged) if k >= (voices or MOST_SPEAKERS)]
     if not lacking:
         return
@@ -242,7 +242,7 @@ def _check_tags(tagged: Iterable[int], voices: int) -> None:
 
 
 def _check_language(language: str) -> None:
-    """Names and codes of the languages that it speaks are taken for the sake of clients that always send one."""
+    """Accept names and codes of the languages that it speaks, for clients that always send one."""
     name = language.lower().replace("_", "-").partition("-")[0]
     if name not in _LANGUAGES and name not in PromptBuilder.languages:
         raise UnknownLanguage(

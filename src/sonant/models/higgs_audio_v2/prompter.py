@@ -1,4 +1,4 @@
-"""Higgs Audio V2 as those see it who lay prompts out: config files and tokenizer, neither weights nor torch."""
+"""The half of Higgs Audio V2 that lays prompts out: it needs config files and tokenizer, neither weights nor torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sonant.models.prompt_check import check_ids, check_prompt, misfit
 from sonant.models.speech_spec import Budget, SpeechSpec
 from sonant.types import SpeechRequest
 
-MAX_POSITIONS = 8192  # of Boson's own largest cache; the published files' numbers belong to their RoPE
-_MOST_FRAMES = 2048  # of one utterance, as Boson's script has it
-_CONTEXT_SEGMENTS = 2  # of a long text, as Boson's examples have it
+MAX_POSITIONS = 8192  # as in Boson's own largest cache; the numbers in the published files belong to their RoPE
+_MOST_FRAMES = 2048  # in one utterance, as in Boson's script
+_CONTEXT_SEGMENTS = 2  # of a long text, as in Boson's examples
 _BUDGET = Budget(base_s=4.0, s_per_token=0.96)
 
 

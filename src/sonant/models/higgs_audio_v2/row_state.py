@@ -2,7 +2,7 @@
 
 A row keeps its last rows of codes in a ring, delayed as they were drawn: RAS looks back at them, a frame is a diagonal
 of them, and the codec takes its windows from them. Row 0 is the one of all BOS; those of the prompt before it have
-negative numbers, and so do those that there are not, whose codes are -1.
+negative numbers, and if the prompt has too few the others' codes are -1.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sonant.models.spec import Field
 from sonant.models.status import Status
 
 COUNTED = ("position", "drawn", "ending", "status")
-"""What every step moves on, side by side: the position of the last row of codes, its number, and for how many rows the
-stream has been ending."""
+"""The counters that every step writes, side by side in a row's line: the position of the last row of codes, its number,
+for how many rows the stream has been ending, and the status."""
 
 BEFORE = MOST_RAS_ROWS - 1  # rows of the prompt that are kept
 _SPARE = 2  # steps that may be launched while the codec reads
 
 
 def state_fields(sizes: FrameSizes, context_frames: int) -> tuple[Field, ...]:
-    """The ring holds frames that wait for the codec, and those before them that it reads once more."""
+    """The ring holds frames that wait for the codec, and those before them that it reads again."""
     ring = max(sizes.ring + context_frames + CODEBOOKS + _SPARE, MOST_RAS_ROWS + _SPARE)
     return (
         *(Field(name, (), torch.int32) for name in (*COUNTED, "codec_frame")),
@@ -42,7 +42,7 @@ def sampling_params(numbers: Mapping[str, Tensor]) -> SamplingParams:
 
 
 def settle(memory: Memory) -> None:
-    """Set what must not be arbitrary before a row's first request: the scratch row stays so for ever."""
+    """Set what must not be arbitrary before a row's first request. The scratch row never gets one."""
     rows = memory.rows
     for name in ("position", "drawn", "ending", "codec_frame", "delayed"):
         rows[name].zero_()
@@ -53,7 +53,7 @@ def settle(memory: Memory) -> None:
 def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, opening: Tensor) -> None:
     """Ready rows [B] to decode from their prompts' last positions; the scratch row may be among them.
 
-    opening [B, MOST_RAS_ROWS, codebooks]: the rows of codes up to the one of all BOS.
+    opening [B, MOST_RAS_ROWS, codebooks]: the last rows of codes, of which the one of all BOS is the latest.
     """
     r = memory.rows
     r["position"][rows] = lengths.int() - 1
@@ -64,10 +64,10 @@ def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, opening: Tensor) -
 
 
 def window_places(frames: int, context_frames: int, codebook: Tensor) -> Tensor:
-    """Where the codes of a chunk lie, and of the frames on either side that the codec reads too, [frames, codebooks]:
-    to be counted from the number of the chunk's first frame, modulo the ring's length.
+    """Where in the ring the codes of a chunk and of its context on either side lie: [frames, codebooks], to which the
+    number of the chunk's first frame has to be added, modulo the ring's length.
 
-    Code k of frame n is in row n + 1 + k, which lies `BEFORE` further on.
+    Code k of frame n is in row n + 1 + k, and row r is at place r + `BEFORE`.
     """
     number = torch.arange(-context_frames, frames + context_frames, device=codebook.device)
     return number[:, None] + 1 + codebook + BEFORE

@@ -1,6 +1,6 @@
-"""Another sample rate for a whole clip, as torchaudio's default resampler makes it.
+"""Resamples a whole clip as torchaudio's default resampler does.
 
-The codec was trained on what that made, and codes follow it closely, so another filter's sound will not do: a sinc of
+The codec was trained on that resampler's output, and codes depend on it closely, so no other filter will do: a sinc of
 six zero crossings to each side under a Hann window, cut off at 0.99 of the lower Nyquist frequency, in float32.
 """
 
@@ -23,7 +23,7 @@ def sinc_resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
     if from_rate == to_rate:
         return samples
     common = math.gcd(from_rate, to_rate)
-    every, makes = from_rate // common, to_rate // common  # so many inputs make so many outputs, each with its filter
+    every, makes = from_rate // common, to_rate // common  # each output has a filter of its own
     filters, reach = _filters(every, makes)
     padded = F.pad(samples, (reach, reach + every))[:, None]
     made = exact_conv(padded, filters.to(samples.device), stride=(every,), dilation=(1,))
@@ -31,7 +31,7 @@ def sinc_resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
 
 
 def _filters(every: int, makes: int) -> tuple[Tensor, int]:
-    """[makes, 1, taps], and how many inputs before the first one they reach. On the CPU: sines differ elsewhere."""
+    """Filters [makes, 1, taps], and how many inputs before the first they reach. On the CPU: sines differ elsewhere."""
     cutoff = min(every, makes) * _ROLLOFF
     reach = math.ceil(_ZERO_CROSSINGS * every / cutoff)
     inputs = torch.arange(-reach, reach + every, dtype=torch.float32)[None, None] / every

@@ -1,7 +1,7 @@
-"""A text as Boson's own script readies it: half-width marks, sounds as control tokens, tidy lines, a final stop.
+"""Prepares a text as Boson's own script does: half-width marks, sounds as control tokens, tidy lines, a final stop.
 
-Square brackets hold tags: sounds such as [laugh], and [SPEAKER0], [SPEAKER1] … for who speaks. Other bracketed text,
-[1] or [sic], is text. What only looks like a tag is refused, since it would be read aloud, or in a wrong voice:
+Square brackets hold tags: sounds such as [laugh], and [SPEAKER0], [SPEAKER1] … for speakers. Other bracketed text, [1]
+or [sic], is text. What only looks like a tag is refused, since it would be read aloud, or spoken in a wrong voice:
 
 - "speaker" and at most one word or number: [speaker 1], [SPEAKERX], [Speaker Ann], but not [speaker of the House];
 - a known sound misspelled, case and blanks aside: [lagh], [Laugh], [humming], but not [rough] or [musical];
@@ -37,7 +37,7 @@ def _sound(name: str, kind: str = "SE") -> tuple[Piece, ...]:
 
 SOUNDS: Mapping[str, tuple[Piece, ...]] = {
     "[laugh]": _sound("Laughter"),
-    "[humming start]": _sound("Humming"),  # so it is in Boson's script, though the other starts have <SE_s>
+    "[humming start]": _sound("Humming"),  # as in Boson's script, though the other starts have <SE_s>
     "[humming end]": _sound("Humming", "SE_e"),
     "[music start]": _sound("Music", "SE_s"),
     "[music end]": _sound("Music", "SE_e"),
@@ -60,7 +60,7 @@ _NAMES = frozenset(
 )  # fmt: skip
 _LIKE_SOUNDS = tuple(sorted({tag[1:-1] for tag in SOUNDS} | {name for name in _NAMES if len(name) > 4}))
 _EDGES = frozenset({"start", "end", "begin", "stop", "starts", "ends", "begins", "stops", "on", "off"})
-_ALIKE = 0.85  # of difflib's ratio: one letter of five left out or put in, not one changed
+_ALIKE = 0.85  # difflib's least ratio: one letter of five may be left out or inserted, but not changed
 _LONGEST_LIKE = 24  # letters: longer ones are prose
 
 _NO_STOP_AFTER_TEXT = (".", "!", "?", ",", ";", '"', "'")
@@ -70,11 +70,11 @@ _NO_STOP_AFTER_SOUND = ("</SE>", "</SE_e>")
 @dataclass(frozen=True)
 class SpokenText:
     pieces: tuple[Piece, ...]
-    speakers: frozenset[int]  # whose tags are in it
+    speakers: frozenset[int]  # those whose tags are in the text
 
 
 def clean(text: str) -> SpokenText:
-    """`NothingToSay` if nothing is left to be said, `BadText` if it has a tag that only looks like a known one."""
+    """Raises `NothingToSay` if nothing is left to be said, `BadText` if a tag only looks like a known one."""
     text = text.translate(_HALF_WIDTH)
     for sign, words in _DEGREES.items():
         text = text.replace(sign, words)
@@ -122,7 +122,7 @@ def _is_like_a_tag(inside: str) -> bool:
     name, _, edge = folded.partition(" ")
     if name in _NAMES and edge in _EDGES:
         return True
-    # Who misspells a word gets its first letter right; [rough] is a word of its own.
+    # A misspelled word usually has its first letter right; [rough] is a word of its own.
     alike = [sound for sound in _LIKE_SOUNDS if sound[0] == folded[0]]
-    letters = sorted(folded)  # the same ones in another order are another way of mistyping
+    letters = sorted(folded)  # the same letters in another order are a typing error too
     return bool(get_close_matches(folded, alike, n=1, cutoff=_ALIKE)) or any(letters == sorted(s) for s in alike)

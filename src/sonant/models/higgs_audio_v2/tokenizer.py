@@ -1,4 +1,4 @@
-"""Text to token ids, as transformers' fast tokenizer reads tokenizer.json, without transformers.
+"""Converts text to token ids as transformers' fast tokenizer does by tokenizer.json, without transformers.
 
 A client's text must never become a control token: "<|eot_id|>" in it is read aloud or skipped like any other text,
 where the official code would end the turn. A prompt is therefore made of pieces: text, and control tokens by name.
@@ -43,8 +43,8 @@ class TextTokenizer:
         """The ids of the pieces, one after the other.
 
         Neighbouring texts are joined before they are encoded: "\\n\\n" and a text that begins with a newline have one
-        token for all three. The official code encodes the whole prompt, which its control tokens cut into the same
-        stretches before anything else happens to it. The ids are therefore equal for any text that spells none.
+        token for all three. The official code encodes the whole prompt, which its control tokens split into the same
+        pieces before anything else happens to it. The ids are therefore equal for any text that spells none.
         """
         ids: list[int] = []
         for control, run in groupby(pieces, key=lambda piece: isinstance(piece, Control)):
@@ -76,7 +76,7 @@ def _added_tokens(raw: Raw, path: Path) -> dict[str, int]:
 
 
 def _text_only(raw: Raw, control: Mapping[str, int], path: Path) -> Tokenizer:
-    """The same BPE, never told of control tokens, and without the processor that puts <|begin_of_text|> first."""
+    """The same BPE without the control tokens, and without the processor that puts <|begin_of_text|> first."""
     try:
         model: dict[str, Any] = {**raw["model"]}
         model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in control}

@@ -1,4 +1,4 @@
-"""What of Higgs Audio V2 can leave a GPU that is too small for it, in the order of use.
+"""The weights of Higgs Audio V2 that can leave a GPU that is too small for it, in the order of use.
 
 The text's network in each layer and the text embedding are read in prefill only: nearly half of all weights. They are
 a lane of their own, since decode steps go through the layers without them.
@@ -16,7 +16,7 @@ from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock
 if TYPE_CHECKING:
     from sonant.models.higgs_audio_v2.model import Modules
 
-_CODEC_READS = 1.0  # by a step, about: with some listeners a chunk of somebody is nearly always due
+_CODEC_READS = 1.0  # in a step, roughly: with several listeners a chunk is nearly always due
 
 
 def model_weights(modules: Modules) -> ModelWeights:
@@ -44,7 +44,7 @@ def layer_blocks(model: LanguageModel) -> list[WeightBlock]:
 
 
 def codec_blocks(decoder: AcousticDecoder) -> list[WeightBlock]:
-    """The activation that opens a block is read by the one before, and stays."""
+    """A block's first activation stays, since the block before it reads that."""
     blocks = []
     for n, part in enumerate(decoder.block):
         assert isinstance(part, UpsampleBlock)

@@ -21,7 +21,7 @@ _CONTEXT = 350  # positions of a row in the cache: a prompt and ten seconds
 
 
 def workloads(sizes: Sequence[str]) -> Workloads:
-    """There is one size."""
+    """The shapes of the only size."""
     model, acoustic = llama_config("3b", TEXT_VOCAB_SIZE), acoustic_config("3b")
     stack = StackWorkload(
         "higgs 3b",

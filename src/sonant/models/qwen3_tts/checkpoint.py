@@ -1,4 +1,4 @@
-"""Opens a published Qwen3-TTS folder: config, tokenizer and weights, straight to their device and dtype."""
+"""Makes the modules of a published Qwen3-TTS folder and loads their weights straight to their device and dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sonant.models.weights import HostMemory, allocate, load_into, open_weights
 class Modules:
     talker: Talker
     decoder: CodecDecoder
-    speaker: SpeakerEncoder | None  # these two for cloning only
+    speaker: SpeakerEncoder | None  # this and `encoder` are for cloning only
     encoder: CodecEncoder | None
 
 
@@ -36,7 +36,7 @@ def load_modules(
     host: HostMemory | None = None,
     quantize: str | None = None,
 ) -> Modules:
-    """Memory is taken once, uninitialised, and then filled; the encoders stay in float32, as published."""
+    """Memory is allocated once, uninitialised, and then filled. Both encoders are in float32, whatever `dtype` is."""
     weights, codec_weights = open_weights(folder), open_weights(folder / "speech_tokenizer")
     with torch.device("meta"):
         talker = Talker(config.talker, config.predictor)

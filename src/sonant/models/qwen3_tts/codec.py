@@ -1,9 +1,9 @@
 """The 12 Hz codec's decoder: frames of 16 codes in, 1920 samples a frame out, strictly causal.
 
 It runs on a whole utterance (`state=None`) or in pieces with exact row state: the tails of convolutions' inputs and the
-last `sliding_window` keys and values. The tails are small: `unpack` and `pack` turn a row's into the list that the
-layers use and back into one flat vector, so that they move with one gather and one scatter. Keys and values are large
-and stay where they are, in a ring of which a piece writes only its own positions.
+last `sliding_window` keys and values. The tails are small: `unpack` and `pack` convert a row's between one flat vector
+and the list that the layers use, so that they move with one gather and one scatter. Keys and values are large and stay
+in place, in a ring where a piece writes only its own positions.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from sonant.models.qwen3_tts.config import CodecDecoderConfig
 from sonant.models.qwen3_tts.stack import stack_shape
 
 _DILATIONS = (1, 3, 9)
-_SLOT_MULTIPLE = 8  # of a ring: what attention's masks are aligned to
+_SLOT_MULTIPLE = 8  # attention's masks are aligned to this, so a ring has a multiple of it
 
 
 @dataclass(frozen=True)
 class CodecState:
-    """What came before, for each row of a batch. Zeros are the state before any input."""
+    """The decoder's state for each row of a batch. Zeros are the state before any input."""
 
     tails: StreamState  # [B, …] for each stateful convolution; replaced by what the next piece needs
     ring: Tensor  # see `ring_shape`, with the rows as its third dimension; written in place
-    rows: Tensor  # [B]: where in the ring
+    rows: Tensor  # [B]: each one's index in the ring
 
 
 class _Codebook(nn.Module):
-    """Stored as running sums of training; an entry is its sum over its use count."""
+    """Stored as the running sums of training; an entry is its sum divided by its use count."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class ResidualQuantizer(nn.Module):
         self.vq = _CodebookStack(count, size, dim // 2)
 
     def projected(self) -> Tensor:
-        """[count, size, dim]: every entry after the output projection, which is linear, so sums commute."""
+        """[count, size, dim]: every entry after the output projection, which is linear and so commutes with sums."""
         return self.vq() @ self.output_proj.weight[:, :, 0].T
 
 
@@ -144,16 +144,16 @@ class ResidualUnit(nn.Module):
         self.conv1 = CausalConv1d(channels, channels, 7, dilation=dilation)
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv1d(channels, channels, 1)
-        self.int8: Int8Conv | None = None  # of the first: codec_int8.py
+        self.int8: Int8Conv | None = None  # weight of `conv1` in eight bits, see codec_int8.py
 
     def forward(
         self, x: Tensor, active: Tensor, state: StreamState | None, following: SnakeBeta, *, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """x and `act1` of it in, the next x and `following` of it out: values are activated where they are made.
+        """x and `active`, which is `act1` of it → the next x and `following` of it: the producer applies activations.
 
-        `keep=False`: nobody asks for the next x.
+        `keep=False`: the next x is not needed.
         """
-        if torch.is_grad_enabled():  # a trainer's SnakeBeta may be another, so it is called
+        if torch.is_grad_enabled():  # a trainer may have replaced SnakeBeta, so the modules are called
             _, inner = self.conv1(active, state, snake=self.act2, keep=False)
             return self.conv2(inner, state, residual=x, snake=following, keep=keep)
         wide, point = self.conv1.conv, self.conv2.conv
@@ -178,7 +178,7 @@ class UpsampleBlock(nn.Module):
 
     @property
     def opening(self) -> SnakeBeta:
-        """The activation of what this block is given, applied by whoever makes it."""
+        """The activation of this block's input, applied by the layer that produces it."""
         return cast(SnakeBeta, self.block[0])
 
     def forward(self, active: Tensor, state: StreamState | None, following: SnakeBeta) -> Tensor:
@@ -215,7 +215,7 @@ class CodecDecoder(StreamedDecoder):
         self.register_buffer("code_table", None, persistent=False)
 
     def prepare(self) -> None:
-        """Derive what decoding reads from the loaded weights. Call once after loading."""
+        """Derive from the loaded weights what decoding reads. Call once after loading."""
         channels_last(self)
         for part in self.modules():
             if isinstance(part, CausalConvTranspose1d):

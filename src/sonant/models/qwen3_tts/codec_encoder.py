@@ -2,7 +2,7 @@
 
 Mimi (arXiv 2410.00037): causal convolutions from 24 kHz to 25 Hz, a causal transformer, one more halving to
 12.5 Hz, then a semantic quantiser beside a residual chain of acoustic ones. Attribute names are the published
-tensor names. Nothing is computed before the weights are there, and no result is kept between calls: the
+tensor names. Nothing is computed before the weights are loaded, and no result is kept between calls, so the
 module can be built on the meta device, and trained.
 """
 
@@ -16,7 +16,7 @@ from sonant.kernels.reference import convolve, exact_conv
 from sonant.models.qwen3_tts.config import MIMI_DOWNSAMPLE, CodecEncoderConfig
 
 _LAYER_SCALE_INIT = 0.01
-_USAGE_FLOOR = 1e-5  # a code that was never used has no mean; the same floor as at training
+_USAGE_FLOOR = 1e-5  # a code that was never used has no mean; the same floor as in training
 
 
 class CausalConv(nn.Module):
@@ -159,7 +159,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden_size] → the same."""
-        # Angles in float32 whatever the module's dtype: late positions would round to their neighbours.
+        # Angles are float32 whatever the module's dtype: otherwise late positions would round to their neighbours.
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=x.device)
         positions = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
         angles = torch.outer(positions, 1 / self.rope_theta ** (pairs / self.head_dim))
@@ -172,7 +172,7 @@ class Transformer(nn.Module):
 class Codebook(nn.Module):
     """Vectors kept as running sums and counts, as they were trained."""
 
-    initialized: Tensor  # published with each codebook; a mark of the training run, not read here
+    initialized: Tensor  # published with each codebook; a flag for training, not read here
     cluster_usage: Tensor
     embed_sum: Tensor
 
@@ -194,13 +194,13 @@ class VectorQuantizer(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, width] → the nearest code [B, T] and its vector [B, T, width]."""
         vectors = self.codebook.vectors()
-        # cdist as a whole, with its square root: it decides ties as the published encoder does.
+        # cdist, including its square root, so that ties are decided as in the published encoder.
         codes = torch.cdist(x.flatten(0, 1).float(), vectors.float()).argmin(dim=1).view(x.shape[:2])
         return codes, F.embedding(codes, vectors)
 
 
 class ResidualQuantizer(nn.Module):
-    """Each codebook describes what the ones before it left over."""
+    """Each codebook encodes the residual of the ones before it."""
 
     def __init__(self, config: CodecEncoderConfig, codebooks: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class ResidualQuantizer(nn.Module):
             VectorQuantizer(config.codebook_size, config.codebook_dim) for _ in range(codebooks)
         )
         self.input_proj = nn.Conv1d(config.hidden_size, width, 1, bias=False)
-        # Encoding has no use for it, but the file holds it and every tensor is to be accounted for.
+        # Encoding does not use it, but the file holds it and every tensor must be accounted for.
         self.output_proj = nn.Conv1d(width, config.hidden_size, 1, bias=False)
 
     def encode(self, latents: Tensor, codebooks: int) -> Tensor:
@@ -224,7 +224,7 @@ class ResidualQuantizer(nn.Module):
 
 
 class SplitQuantizer(nn.Module):
-    """Semantic and acoustic codes, each from the latents themselves rather than one from the other's rest."""
+    """Semantic and acoustic codes, both from the latents themselves rather than one from the other's residual."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class SplitQuantizer(nn.Module):
 
 
 class CodecEncoder(nn.Module):
-    """`codebooks` is how many of the published quantisers the talker speaks; the rest go unused."""
+    """`codebooks` is how many of the published quantisers the talker uses; the rest are not computed."""
 
     def __init__(self, config: CodecEncoderConfig, codebooks: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""The codec's widest residual units get weights of eight bits, with which calls of many rows take less time.
+"""The codec's widest residual units get weights of eight bits, which make calls of many rows faster.
 
-Inputs are rounded, too, and by how much has to be known before there are any. What a voice will say is not known when
-a model is loaded; its codes are, and how often each was used in training. So the decoder is given codes that are drawn
-as often, by themselves and not as speech, and what its convolutions are given then, and a quarter more, is what eight
-bits have room for. With our own voice, what speech brings is 1.03 of that of drawn codes in the median, and 1.7 at
-most; to cut the little that is above costs the sound less than coarser steps for all of it would (docs/LOG.md).
+Inputs are rounded too, so their range has to be known in advance. What a voice will say is not known when a model is
+loaded, but its codes are, and how often each was used in training. So the decoder is given codes that are drawn with
+these frequencies, independently and not as speech, and eight bits cover the largest inputs that its convolutions get
+then, and a quarter more. With our own voice the inputs of speech are 1.03 times those of drawn codes in the median, and
+1.7 times at most; clipping the few larger values costs the sound less than coarser steps for all would (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sonant.layers.quantized import Int8Conv
 from sonant.models.qwen3_tts.codec import CodecDecoder, ResidualUnit
 
 _FRAMES, _PIECES = 64, 8
-_ROOM = 1.25  # of the largest value that was seen
+_ROOM = 1.25  # times the largest value seen
 
 
 def quantize_units(decoder: CodecDecoder) -> None:
-    """Call once, after `prepare`. What is drawn is the same each time, so all who load a model compute the same."""
+    """Call once, after `prepare`. The drawn codes are the same each time, so that a model always computes the same."""
     units = [u for u in decoder.modules() if isinstance(u, ResidualUnit) and u.conv1.conv.in_channels in LAYOUTS]
     if not units:
         return
@@ -35,7 +35,7 @@ def quantize_units(decoder: CodecDecoder) -> None:
 
 @dataclass(frozen=True)
 class _Watcher:
-    """Keeps the largest values that a convolution is given, by channel."""
+    """A hook that keeps the largest absolute inputs of a convolution, by channel."""
 
     largest: Tensor
 
@@ -44,16 +44,16 @@ class _Watcher:
 
 
 def _largest_inputs(decoder: CodecDecoder, units: list[ResidualUnit]) -> list[Tensor]:
-    """By channel, of each unit's first convolution, over codes as they are drawn."""
+    """The largest absolute inputs of each unit's first convolution, by channel, while drawn codes are decoded."""
     device = units[0].conv1.conv.weight.device
     found = [torch.zeros(unit.conv1.conv.in_channels, device=device) for unit in units]
-    if device.type == "meta":  # somebody plans what will be launched
+    if device.type == "meta":  # there are no values: launches are only being planned
         return found
 
     watchers = [_Watcher(largest) for largest in found]
     hooks = [unit.conv1.register_forward_pre_hook(watch) for unit, watch in zip(units, watchers, strict=True)]
     try:
-        with torch.enable_grad():  # by the book: kernels would have to be compiled for this alone, and skip the hooks
+        with torch.enable_grad():  # runs the reference: kernels would be compiled for this alone, and skip the hooks
             for codes in _drawn_codes(decoder):
                 decoder(codes, torch.zeros(1, dtype=torch.long, device=codes.device))
     finally:
@@ -63,7 +63,7 @@ def _largest_inputs(decoder: CodecDecoder, units: list[ResidualUnit]) -> list[Te
 
 
 def _drawn_codes(decoder: CodecDecoder) -> Iterator[Tensor]:
-    """[1, frames, codebooks], each code as often as it was used."""
+    """Codes [1, frames, codebooks], each drawn as often as it was used in training."""
     quantizer, generator = decoder.quantizer, torch.Generator().manual_seed(0)
     parts = [part.vq.usage() for part in (quantizer.rvq_first, quantizer.rvq_rest)]
     usage = torch.cat(parts).float().cpu()

@@ -1,8 +1,8 @@
 """The checkpoint's own JSON files as frozen dataclasses.
 
-Nothing here has a default that the published files decide: a missing key is an error that names it, because
-the official config classes' defaults are not the released values. Keys that change nothing are passed over; those
-that change the arithmetic in ways we do not follow are refused, see `supported.py`.
+What the published files decide has no default here: a missing key is an error that names it, because the official
+config classes' defaults are not the released values. Keys that change nothing are ignored; those that change the
+arithmetic in ways that we do not support are refused, see `supported.py`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class CodecEncoderConfig(Published):
 
 @dataclass(frozen=True)
 class _CodecFile:
-    """speech_tokenizer/config.json, its two parts not read yet."""
+    """speech_tokenizer/config.json, with its two parts not parsed yet."""
 
     decoder_config: dict[str, Any]
     encoder_config: dict[str, Any]
@@ -165,8 +165,8 @@ class CodecConfig:
         down = encoder.samples_per_frame if file.encode_downsample_rate is None else file.encode_downsample_rate
         valid = file.encoder_valid_num_quantizers
         rate = file.output_sample_rate if file.input_sample_rate is None else file.input_sample_rate
-        # The official code cuts codes and sound by the two rates of the file; if they are not what the modules
-        # make, it cuts within frames.
+        # The official code cuts codes and sound by the file's two rates; if those are not the modules' own, it cuts
+        # within frames.
         agree(
             str(path),
             ("input_sample_rate", rate, "output_sample_rate", file.output_sample_rate),
@@ -185,7 +185,7 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class _ModelFile:
-    """config.json, its parts not read yet."""
+    """config.json, with its parts not parsed yet."""
 
     tts_model_type: Kind
     tts_model_size: str
@@ -212,7 +212,7 @@ class Qwen3TTSConfig:
     size: str
     talker: TalkerConfig
     predictor: DecoderStackConfig
-    speaker: SpeakerConfig | None  # of base checkpoints only, whatever is left in the others' files
+    speaker: SpeakerConfig | None  # for base checkpoints only; in other kinds' files it is ignored
     codec: CodecConfig
     im_start_token_id: int
     im_end_token_id: int
@@ -224,8 +224,8 @@ class Qwen3TTSConfig:
 
     @property
     def instructs(self) -> bool:
-        """Whether words on how to speak reach the talker. Officially any part of "0b6" names a size that leaves them
-        out, which the built-in voice's does too."""
+        """Whether instructions on how to speak reach the talker. As in the official code, a size that is any substring
+        of "0b6" leaves them out; the built-in voice's is one."""
         return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size not in "0b6")
 
     @classmethod

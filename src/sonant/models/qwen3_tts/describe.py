@@ -32,8 +32,8 @@ def describe(folder: Path) -> Description:
 
 
 def check(folder: Path, options: EngineConfig, dtype: torch.dtype, codec_dtype: torch.dtype) -> Footprint:
-    """Load onto the device that has no memory: every check of a real load is made, no weight is touched."""
-    import torch  # not above, since who only describes a folder has no use for it
+    """Load onto the meta device: every check of a real load is made, and no weight is read."""
+    import torch  # imported here, since `describe` does not need it
 
     from sonant.models.qwen3_tts.load import load
 

@@ -1,4 +1,4 @@
-"""A frame of Qwen3-TTS, from the last frame's input to the next one's, in the parts that a benchmark times.
+"""A decode step of Qwen3-TTS, from one frame's input to the next one's, in the parts that a benchmark times.
 
 Invariants: a row's `position` is the number of its tokens in the KV cache, its `input` the vector that the next
 frame consumes there, its `frame` the number of frames decoded. A row that has stopped is frozen: steps may still
@@ -25,8 +25,8 @@ from sonant.models.weights import weight_bytes
 
 KV = "talker"
 _MIN_FRAMES = 2  # the official generation forbids the stop code in its first two draws
-_SPECIAL_CODES = 1024  # the top of the first codebook's vocabulary: never drawn, but for the stop code
-_SHORT = 16  # runs of a part that takes microseconds
+_SPECIAL_CODES = 1024  # the top of the first codebook's vocabulary: never drawn, except for the stop code
+_SHORT = 16  # times that a benchmark repeats a part that takes microseconds
 
 
 @dataclass
@@ -50,7 +50,7 @@ class FrameDecoder:
         banned = torch.arange(config.talker.vocab_size) >= config.talker.vocab_size - _SPECIAL_CODES
         banned[self.stop_id] = False
         self.banned = banned.to(device)
-        # on the device, since a plain number in a step is a kernel that fills a tensor with it
+        # On the device, since a plain number in a step launches a kernel that fills a tensor with it.
         self.statuses = torch.arange(len(Status), dtype=torch.int32, device=device).unbind()
         self.true = torch.tensor(True, device=device)
         self.no_code = torch.tensor(0, device=device)
@@ -77,7 +77,7 @@ class FrameDecoder:
         )
 
     def _talk(self, step: TalkerStep) -> None:
-        """The talker's state at the next position, and what it thinks of each first code."""
+        """Compute the talker's hidden state at the next position, and its logits for the first code."""
         step.own = own = self.memory.take(step.rows)
         position = own["position"][:, None]
         context = self.memory.decode_context(KV, own.tables, position, step.span_blocks)

@@ -1,4 +1,4 @@
-"""Where Qwen3-TTS is published, and the files of it that are read."""
+"""Where Qwen3-TTS is published, and which of its files are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a request to Qwen3-TTS may set, by the names of the published generation_config.json.
 
-`subtalker_*` governs the codebooks after the first. Defaults are the official library's; a checkpoint's own go before.
+`subtalker_*` governs the codebooks after the first. A checkpoint's own defaults precede those of the official library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KNOBS = (
 
 
 def with_defaults(values: Mapping[str, Any]) -> tuple[Knob, ...]:
-    """The knobs with a generation_config.json's values for defaults; `BadSampling` names one that is out of range."""
+    """The knobs with a generation_config.json's values as defaults; `BadSampling` names one that is out of range."""
     return tuple(replace(k, default=k.checked(values[k.name])) if k.name in values else k for k in KNOBS)
 
 
 def staged_numbers(knobs: tuple[Knob, ...]) -> tuple[StagedNumber, ...]:
-    """What a prompt sets of its row; two switches of each kind are one number there."""
+    """The numbers that a prompt sets in its row; `greedy` and a do_sample switch are one number there."""
     of = {knob.name: StagedNumber.of(knob) for knob in knobs}
     floats = ("temperature", "top_p", "repetition_penalty", "subtalker_temperature", "subtalker_top_p")
     return (

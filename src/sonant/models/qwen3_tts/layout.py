@@ -1,4 +1,4 @@
-"""A prompt as positions: what the prompt builder makes, and prefill packs."""
+"""A prompt as positions: the prompt builder makes it, and prefill packs it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sonant.models.prompt import Ints
 from sonant.models.prompt_check import FLOAT32, INT32, check_array, check_whole, misfit
 from sonant.types import Samples
 
-TRAILING_TOKENS = 1024  # of a text that is fed as speech goes on: a row has room for so many
-_MARK = 8  # words of a voice's fingerprint
+TRAILING_TOKENS = 1024  # that a row has room for, of a text that is fed while speech is generated
+_MARK = 8  # 32-bit words of a voice's fingerprint
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Layout:
     speaker: Samples | None  # [hidden], added at position `speaker_at`
     speaker_at: int
     trailing: Ints  # text fed one token a frame after the prompt; then padding for ever
-    preroll: Ints | None  # [frames, groups] that the codec hears before the first new frame
+    preroll: Ints | None  # [frames, groups] that the codec decodes before the first new frame
     voice_key: str
-    spoken_tokens: int  # of the text to be said, whatever lies around it
+    spoken_tokens: int  # in the text to be spoken, without the prompt around it
 
     def __post_init__(self) -> None:
         check_array("text", self.text, INT32, None)

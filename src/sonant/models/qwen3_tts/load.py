@@ -1,4 +1,4 @@
-"""Puts a Qwen3-TTS folder together: what the registry calls."""
+"""Loads a Qwen3-TTS folder as a model, for the registry."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ def load(
 ) -> Qwen3TTS:
     prompter = load_prompter(folder, options, read_now=False)
     read_vocabulary = prompter.builder.tokenizer.read
-    speaks = device.type != "meta"  # else nobody will ask it to
+    speaks = device.type != "meta"  # a model on the meta device is only checked or planned with
     reading = threading.Thread(target=_quietly, args=(read_vocabulary,), name="sonant-vocabulary")
-    if speaks:  # It takes about as long as the weights, which are only copied.
+    if speaks:  # Reading the vocabulary takes about as long as the weights, which are only copied.
         reading.start()
     try:
         modules = load_modules(folder, prompter.config, device, dtype, codec_dtype, host, options.quantize)
     except CheckpointError:
-        read_vocabulary()  # What is wrong with it is told first.
+        read_vocabulary()  # If there is something wrong with it too, that error comes first.
         raise
     if options.gpu_weights is None and dtype.itemsize == 2 and gpu_of(device) is not None:
-        # attention over the paged cache has many blocks for a row, each of which would make its factor anew
+        # `heads` is False for the talker: attention over its paged cache has many blocks for a row, each of which would
+        # compute the norm's factor anew.
         fold_gains(modules.talker.model, heads=False)
         fold_gains(modules.talker.code_predictor.model, heads=True)
         bound_values(modules.talker.model)
@@ -50,6 +51,6 @@ def load(
 
 
 def _quietly(read: Callable[[], object]) -> None:
-    """Who reads it again will be told what is wrong."""
+    """Read it, and leave errors to the caller that reads it again."""
     with suppress(CheckpointError):
         read()

@@ -1,4 +1,4 @@
-"""`sonant.json`: how the voice of a folder of our own making wants its text. Published folders have none."""
+"""`sonant.json`: what the voice of a folder of our own making needs of its text. Published folders have none."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MOST_FRAMES_PER_TOKEN = 100
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of it is optional."""
+    """The file's keys, all of them optional."""
 
     name: str | None = None
     license: str | None = None
     text_front_end: str | None = None
-    lexicon: str | None = None  # a file beside it: how words sound, for what the front end made
-    # The runaway guard for a voice whose tokens are shorter than the published ones: characters, say.
+    lexicon: str | None = None  # a file beside it: pronunciations of words, applied after the front end
+    # The runaway guard for a voice whose tokens, characters for example, are shorter than those of published models.
     frames_per_token: float | None = None
-    segment_chars: int | None = None  # longer texts are cut at sentence ends: it was taught none
+    segment_chars: int | None = None  # longer texts are split at sentence ends: the voice was not trained on them
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -39,7 +39,7 @@ class Qwen3TTS:
         self.prompter, self.config, self.modules = prompter, prompter.config, modules
         self.device = modules.talker.codec_head.weight.device
         self.spec = _spec(prompter, modules, sizes)
-        # The codec's tails and ring after a voice's reference, by voice; only the step thread looks here.
+        # The codec's tails and ring after a voice's reference, by voice; only the step thread uses it.
         self.prerolls: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
     def weights(self) -> ModelWeights:
@@ -49,8 +49,8 @@ class Qwen3TTS:
 
     @torch.inference_mode()
     def opening(self, prompt: Prompt, frames: int) -> Samples:
-        """The reference's samples that the official package leaves: it cuts by a share, in floating point, and rounds
-        down, so that now and then the last one stays."""
+        """The end of the reference that the official package leaves in its result: it cuts at a share of the samples,
+        computed in floating point and rounded down, so that now and then the last one stays."""
         layout: Layout = prompt.payload
         if layout.preroll is None:
             return np.zeros(0, np.float32)
@@ -153,7 +153,7 @@ class Qwen3TTS:
         return samples
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:
-        """Weights, the sound, and of each row the tails in and out, the ring in and its new positions out."""
+        """Weights and sound, and for each row: tails read and written, the ring read, its new positions written."""
         decoder, r = self.modules.decoder, self.memory.rows
         tails, ring = r["codec_tails"], r["codec_ring"][:, :, 0]
         slots = ring.shape[2]

@@ -1,7 +1,7 @@
 """Prompts packed into lines of equal width, so that a prefill takes one copy from the host and nothing else.
 
-A line holds the row, the span of positions, ids for that many positions and the last one, the text that trails, and
-the speaker's vector, all in int32. Lines nobody needs point at the scratch row and fill nothing.
+A line holds the row, the span of positions, ids for that many positions and the last one, the trailing text, and the
+speaker's vector, all in int32. Unused lines point at the scratch row and have no positions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def positions_needed(item: PrefillItem) -> int:
 
 
 class PackedPrompts:
-    """Packed lines on the device, by name. `at` [B, positions + 1] is where each entry stands in its prompt."""
+    """Packed lines on the device, by name. `at` [B, positions + 1] is each entry's position in its prompt."""
 
     def __init__(self, lines: Tensor, shape: PackedShape) -> None:
         head, self.text, codes, self.trailing, speaker = lines.split(shape.sizes, dim=1)

@@ -22,7 +22,7 @@ from sonant.models.qwen3_tts.stack import stack_shape
 
 @dataclass(frozen=True)
 class Draw(SamplingParams):
-    """How each row draws its codes. Who measures or tests a step without its sampling puts another in its place."""
+    """How each row draws its codes. Measurements and tests of a step without sampling replace it."""
 
     def pick(
         self, logits: Tensor, uniform: Tensor, mask: LogitMask | None = None, lookup: Lookup | None = None
@@ -32,7 +32,7 @@ class Draw(SamplingParams):
 
 @dataclass(frozen=True)
 class NoDraw:
-    """Stands for `Draw` where its time is not to be counted: every code is the one given."""
+    """Replaces `Draw` where its time is not to be counted: every code is the one given."""
 
     code: Tensor
 
@@ -63,7 +63,7 @@ class CodePredictor(nn.Module):
         self.register_buffer("inputs", None, persistent=False)
 
     def prepare(self) -> None:
-        """Derive what `generate` reads from the loaded weights: rotations, and inputs already projected."""
+        """Derive from the loaded weights what `generate` reads: rotations, and inputs already projected."""
         self.model.prepare(self.groups)
         with torch.no_grad():
             tables = [self.small_to_mtp_projection(e.weight) for e in self.model.codec_embedding]
@@ -83,7 +83,7 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, 1)
 
     def _logits(self, x: Tensor, cache: Tensor, group: int, stack: FrameStack | None) -> Tensor:
-        """Of code `group`, from what is new for it: x [B, T, hidden], the opening pair or the last code."""
+        """Logits of head `group`, from its new inputs x [B, T, hidden]: the opening pair or the last code."""
         head = cast(nn.Linear, self.lm_head[group]).weight
         positions = range(group + 2 - x.shape[1], group + 2)
         if stack is not None:
@@ -91,7 +91,7 @@ class CodePredictor(nn.Module):
         return ops.linear(self.model.forward_at(x, positions, ShortContext(cache, positions.start))[:, -1], head)
 
     def _inputs(self, group: int) -> Tensor:
-        """What each code of a group is to the stack: [vocab, hidden]."""
+        """The stack's input for each code of a group: [vocab, hidden]."""
         if self.inputs is not None:
             table: Tensor = self.inputs[group]
             return table

@@ -40,7 +40,7 @@ class PromptBuilder:
         self.config, self.tokenizer, self.front_end = config, tokenizer, front_end
         talker = config.talker
         self.voices = tuple(talker.spk_id) if config.kind == "custom_voice" else ()
-        self._by_key = {name.lower(): name for name in self.voices}  # who fine-tunes may have named one "Anna"
+        self._by_key = {name.lower(): name for name in self.voices}  # a fine-tuned voice may be named "Anna"
         self.languages = ("auto", *(name for name in talker.codec_language_id if "dialect" not in name))
 
     def layout(self, request: SpeechRequest) -> Layout:
@@ -154,7 +154,7 @@ class PromptBuilder:
         return voice
 
     def _fits(self, voice: Voice) -> bool:
-        """Whether this checkpoint can speak with it. Files from before families were written down name none."""
+        """Whether this checkpoint can speak with the voice. Files from before families were recorded name none."""
         embedding, codes = voice.tensors.get("embedding"), voice.tensors.get("codes")
         if voice.family not in (None, FAMILY) or embedding is None or set(voice.tensors) - {"embedding", "codes"}:
             return False
@@ -170,7 +170,7 @@ class PromptBuilder:
     def _language(self, language: str, voice: str | Voice | None) -> int | None:
         t = self.config.talker
         name = language.lower()
-        name = _ISO.get(name.replace("_", "-").partition("-")[0], name)  # of a tag such as en-US the language
+        name = _ISO.get(name.replace("_", "-").partition("-")[0], name)  # the language of a tag such as en-US
         if name not in self.languages:
             raise UnknownLanguage(f"no language {language!r}; this checkpoint speaks {', '.join(self.languages)}")
         if name in ("auto", "chinese") and isinstance(voice, str):

@@ -1,4 +1,4 @@
-"""Qwen3-TTS as those see it who lay prompts out: config files and tokenizer, neither weights nor torch."""
+"""The half of Qwen3-TTS that lays prompts out: it needs config files and tokenizer, neither weights nor torch."""
 
 from __future__ import annotations
 

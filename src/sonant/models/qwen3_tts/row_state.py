@@ -16,7 +16,7 @@ from sonant.models.spec import Field
 from sonant.models.status import Status
 
 COUNTED = ("position", "frame", "status")
-"""What every frame step moves on, side by side."""
+"""The counters that every frame step writes, side by side in a row's line."""
 
 
 def state_fields(config: Qwen3TTSConfig, modules: Modules, sizes: FrameSizes) -> tuple[Field, ...]:
@@ -34,12 +34,12 @@ def state_fields(config: Qwen3TTSConfig, modules: Modules, sizes: FrameSizes) ->
 
 
 def draw_values(fields: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """How rows draw their codes, as `Draw` takes it."""
+    """The rows' sampling parameters, as `Draw` takes them."""
     return {name: fields[prefix + name] for name in ("greedy", "temperature", "top_k", "top_p")}
 
 
 def settle(memory: Memory) -> None:
-    """Set what must not be arbitrary before a row's first request: the scratch row stays so for ever."""
+    """Set what must not be arbitrary before a row's first request. The scratch row never gets one."""
     rows = memory.rows
     for name in ("position", "frame", "codec_position", "codec_frame"):
         rows[name].zero_()

@@ -18,7 +18,7 @@ _VARIANCE_FLOOR = 1e-12
 
 
 class SameConv(nn.Conv1d):
-    """As many frames out as in: the clip is reflected at its ends."""
+    """As many frames out as in: the input is padded by reflection."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__(channels_in, channels_out, kernel, dilation=dilation)
@@ -40,7 +40,7 @@ class TimeDelay(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Channel groups convolved in turn, each hearing the one before: many time scales for one kernel."""
+    """Channel groups convolved in turn, each with the previous result added: many time scales from one kernel size."""
 
     def __init__(self, channels: int, groups: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SERes2NetBlock(nn.Module):
 
 
 class StatisticsPooling(nn.Module):
-    """Mean and deviation over time, each channel weighting the frames that matter to it."""
+    """Mean and standard deviation over time, with each channel's own attention weights for the frames."""
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a published config to the shape of its decoder stack; talker, predictor and codec name the same things alike."""
+"""Converts a published config to the shape of its decoder stack; talker, predictor and codec use the same names."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _all_layers(kind: str) -> Rule:
 
 
 def _no_window(given: Any, raw: Raw) -> bool:
-    """`sliding_window` alone means nothing: the official classes drop it unless this switch is on."""
+    """`sliding_window` alone means nothing: the official classes drop it unless `use_sliding_window` is on."""
     return not given or ("sliding_window" in raw and raw["sliding_window"] is None)
 
 
@@ -39,7 +39,7 @@ def _plain_rope(given: Any, _: Raw) -> bool:
 
 
 def _halves_the_rate(given: Any, raw: Raw) -> bool:
-    """Mimi's last convolution is built for the ratio of two frame rates; ours for the published one."""
+    """Officially Mimi's last convolution is built for the ratio of two frame rates; ours is for the published ratio."""
     rate, hop = raw.get("sampling_rate") or 24000, math.prod(raw["upsampling_ratios"])
     if not isinstance(given, int | float) or not isinstance(rate, int | float) or given <= 0 or hop <= 0:
         return False

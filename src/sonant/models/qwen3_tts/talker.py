@@ -1,8 +1,8 @@
 """The talker: the language model over time that draws each frame's first code.
 
-Parameter names below `talker.` are the published ones, so that a checkpoint fills this module as it is. Published is
-interleaved mRoPE, but its three position axes are always equal, so that ordinary RoPE is the same function
-(tests/models/test_rope.py holds that).
+Parameter names below `talker.` are the published ones, so that a checkpoint fills this module as it is. The published
+model has interleaved mRoPE, but its three position axes are always equal, so ordinary RoPE is the same function
+(tests/models/test_rope.py checks that).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Talker(nn.Module):
         return self.text_projection(self.model.text_embedding(ids))
 
     def prepare(self, positions: int) -> None:
-        """Derive what decoding reads from the loaded weights. Call once after loading."""
+        """Derive from the loaded weights what decoding reads. Call once after loading."""
         self.model.prepare(positions)
         self.code_predictor.prepare()
         tables = self.frame_embeddings()
@@ -60,7 +60,7 @@ class Talker(nn.Module):
             self.frame_table = torch.cat([t.weight for t in tables])
         starts = [0, *accumulate(t.num_embeddings for t in tables)]
         self.frame_offsets = torch.tensor(starts[:-1], device=self.frame_table.device)
-        for table, start in zip(tables, starts, strict=False):  # one copy in memory, whoever reads it
+        for table, start in zip(tables, starts, strict=False):  # views, so that memory holds one copy
             table.weight.data = self.frame_table[start : start + table.num_embeddings]
 
     def frame_embeddings(self) -> list[Embedding]:
@@ -69,12 +69,12 @@ class Talker(nn.Module):
         return [self.model.codec_embedding, *(cast(Embedding, e) for e in rest)]
 
     def frame_tables(self) -> tuple[Tensor, Tensor]:
-        """All those tables in one, and where each begins; once `prepare` has made them."""
+        """All those tables in one, and where each begins; only after `prepare`."""
         assert self.frame_table is not None and self.frame_offsets is not None
         return self.frame_table, self.frame_offsets
 
     def embed_position(self, text: Tensor, codes: Tensor) -> Tensor:
-        """A prompt position is its text id plus its codec ids; -1 stands for none.
+        """The input at a prompt position: its text id's vector plus those of its codec ids; -1 stands for none.
 
         text [...]; codes [..., groups]: a lone special id stands in column 0.
         """

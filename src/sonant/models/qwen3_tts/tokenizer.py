@@ -1,4 +1,4 @@
-"""Text to token ids, as the official package's fast Qwen2 tokenizer does it, without transformers.
+"""Converts text to token ids as the official package's fast Qwen2 tokenizer does, without transformers.
 
 A client's text must never become a control token: "<|im_end|>" in it is read aloud or skipped like any other
 text, where the official code would end the turn. Control tokens come from our own templates only.
@@ -18,9 +18,9 @@ from sonant.errors import BadText, CheckpointError
 from sonant.models.byte_vocabulary import byte_characters
 from sonant.models.published import read_json
 
-# Qwen2's own, as the base language model's tokenizer has it. The official code asks transformers for
-# `fix_mistral_regex`, which in some versions swaps in Mistral's pattern for local folders and cuts "iPhone"
-# and Thai words elsewhere.
+# Qwen2's own pattern, as in the base language model's tokenizer. The official code asks transformers for
+# `fix_mistral_regex`, which in some versions swaps in Mistral's pattern for local folders and splits "iPhone"
+# and Thai words at other places.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,11 +32,11 @@ class TextTokenizer:
     """Byte-level BPE from vocab.json and merges.txt; `added` are the control tokens and their ids."""
 
     def __init__(self, folder: Path, *, read_now: bool = True) -> None:
-        """Without `read_now` the two files are read by `read`, or when a text comes: they take longest of all."""
+        """Without `read_now` the two files, which take longest to load, are read by `read` or for the first text."""
         self._folder = folder
         self.added: Mapping[str, int] = _added_tokens(folder / "tokenizer_config.json")
-        # The BPE itself is never told of them, so that no text can spell one. Longest first, because that is
-        # how they are matched officially.
+        # The BPE itself does not know them, so that no text can spell one. Longest first, because that is how they
+        # are matched officially.
         longest_first = sorted(self.added, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._known: dict[str, list[int]] = {}
@@ -47,14 +47,14 @@ class TextTokenizer:
             self.read()
 
     def read(self) -> Tokenizer:
-        """Once, whoever asks."""
+        """The tokenizer; the files are read in the first call only."""
         with self._reading:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._folder)
             return self._tokenizer
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
-        """The ids of `text`. With `specials`, for text of our own only, control tokens in it count."""
+        """The ids of `text`. With `specials`, for text of our own only, control tokens in it are recognised."""
         pieces = self._control.split(text) if specials else [text]
         return [i for piece in pieces for i in self._piece(piece, specials)]
 
@@ -63,7 +63,7 @@ class TextTokenizer:
 
         The text is joined to the template's words before it is encoded, not after: "assistant\\n" followed by
         "\\nHello" is one run of newlines and one token. The official code encodes the whole filled template,
-        whose control tokens cut it into the same stretches before anything else happens to it. The ids are
+        whose control tokens split it into the same pieces before anything else happens to it. The ids are
         therefore equal for any text that does not itself spell a control token.
         """
         if template not in self._templates:
@@ -74,7 +74,7 @@ class TextTokenizer:
         return ids
 
     def _fixed(self, piece: str) -> list[int]:
-        """Of a template's own words, which are encoded once."""
+        """The ids of a template's own words, which are encoded once."""
         if piece not in self._known:
             self._known[piece] = self._piece(piece, piece in self.added)
         return self._known[piece]
@@ -114,8 +114,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _check_whole(made: Tokenizer, vocab_path: Path, merges_path: Path) -> None:
-    """merges.txt cut short at the end of a line reads well, and words come apart: every token but the single bytes has
-    a merge of its own."""
+    """Raise if merges are missing: every token but the single bytes has one. A merges.txt cut short at the end of a
+    line would be read without an error, and words would be split into pieces."""
     merged = made.get_vocab_size() - sum(made.token_to_id(byte) is not None for byte in byte_characters())
     lines = merges_path.read_bytes().splitlines()
     found = sum(1 for line in lines if line.strip() and not line.startswith(b"#version:"))
@@ -127,7 +127,7 @@ def _check_whole(made: Tokenizer, vocab_path: Path, merges_path: Path) -> None:
 
 
 def _bpe(vocab_path: Path, merges_path: Path) -> models.BPE:
-    """In one call that makes no objects of Python's; where that fails step by step, to tell what is wrong."""
+    """Read both files in one call that makes no Python objects; if it fails, step by step, to say what is wrong."""
     with suppress(Exception):  # tokenizers raises no narrower type
         return models.BPE.from_file(str(vocab_path), str(merges_path))
     vocab = read_json(vocab_path)

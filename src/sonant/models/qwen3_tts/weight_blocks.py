@@ -1,8 +1,8 @@
-"""What of Qwen3-TTS can leave a GPU that is too small for it, in the order of use.
+"""The weights of Qwen3-TTS that can leave a GPU that is too small for it, in the order of use.
 
-Text is embedded in prefill only, and its table is much the largest. The predictor is read fifteen times for a frame,
-so it leaves last. A checkpoint that clones decodes reference clips beside the steps as well (`Qwen3TTS.opening`): its
-codec stays, since slots serve one at a time.
+Text is embedded in prefill only, and its table is by far the largest. The predictor is read fifteen times for a frame,
+so it leaves last. A checkpoint that clones also decodes reference clips while steps run (`Qwen3TTS.opening`): its codec
+stays, since a lane's slots serve one pass at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonant.models.weight_blocks import (
 if TYPE_CHECKING:
     from sonant.models.qwen3_tts.checkpoint import Modules
 
-_CODEC_READS = 1.0  # by a step, about: with some listeners a chunk of somebody is nearly always due
+_CODEC_READS = 1.0  # in a step, roughly: with several listeners a chunk is nearly always due
 
 
 def model_weights(modules: Modules) -> ModelWeights:
@@ -59,12 +59,12 @@ def encoder_blocks(encoder: CodecEncoder) -> list[WeightBlock]:
 
 
 def speaker_blocks(speaker: SpeakerEncoder) -> list[WeightBlock]:
-    """A lane of its own: a clip whose words are not known goes through this one only."""
+    """A lane of its own: a clip without a transcript goes through this one only."""
     return encoder_lane([*speaker.blocks, speaker.mfa, speaker.asp], "speaker encoder")
 
 
 def codec_blocks(decoder: CodecDecoder) -> list[WeightBlock]:
-    """Its transformer, then what upsamples. The activation that opens a block is read by the one before, and stays."""
+    """Its transformer, then its upsampling. A block's first activation stays, since the block before it reads that."""
     blocks = stack_blocks(decoder.pre_transformer, "codec", _CODEC_READS)
     for stage in decoder.upsample.children():
         blocks += [_block(len(blocks), part, (part,)) for part in stage.children()]

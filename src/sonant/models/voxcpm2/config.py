@@ -1,6 +1,6 @@
 """config.json of a VoxCPM2 folder: both language models, the local encoder and the flow decoder.
 
-Nothing has a default that the file decides. The codec's own part is read by `vae_config.py`.
+What the file decides has no default here. The codec's own part is read by `vae_config.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sonant.models.published import WHOLE_GROUPS, Published, Rule, only, read_js
 
 @dataclass(frozen=True)
 class LanguageModelConfig(Published):
-    """MiniCPM4. `use_mup` would scale embeddings and residuals; no published checkpoint does, and all say so: left out
-    it is true officially."""
+    """MiniCPM4. `use_mup` would scale embeddings and residuals. No published checkpoint does, and all say so, since the
+    official default is true."""
 
     rules = (
         only("use_mup", False),
@@ -42,7 +42,7 @@ class LanguageModelConfig(Published):
     use_mup: bool
 
     def rope(self, where: str) -> LongRope:
-        """One table for all lengths: which factors hold is decided by the longest position, as officially."""
+        """One table for all lengths: as officially, `max_position_embeddings` decides which factors apply."""
         kind, original = self.rope_scaling.get("type"), self.rope_scaling.get("original_max_position_embeddings")
         if kind != "longrope" or not isinstance(original, int) or original < 2:
             raise CheckpointError(f"{where}: rope_scaling is of type {kind!r}; Sonant supports only 'longrope'")
@@ -57,7 +57,7 @@ class LanguageModelConfig(Published):
 
 @dataclass(frozen=True)
 class LocalConfig(Published):
-    """The local encoder, or the flow decoder's estimator: the language model's layers at their own width."""
+    """The local encoder, or the flow decoder's estimator: layers like the language model's, of another width."""
 
     hidden_dim: int
     ffn_dim: int
@@ -92,7 +92,7 @@ class _File(Published):
 
 @dataclass(frozen=True)
 class VoxCPM2Config:
-    """All that the engine needs to know of one checkpoint folder, but for the codec's part, which is still raw."""
+    """All that the engine needs to know of one checkpoint folder; the codec's part is not parsed yet."""
 
     lm: LanguageModelConfig
     rope: LongRope

@@ -1,8 +1,9 @@
-"""From noise to a patch: Euler's method along the estimator's velocities, guided away from what it makes of nothing.
+"""Flow matching, from noise to a patch: Euler's method along the estimator's velocities, with CFG.
 
-What does not depend on a request is worked out once for each number of steps: the grid, which lingers near the noise,
-the lengths of the steps, and the embeddings of their times. CFG-Zero*: at first nothing moves, and the free velocity
-is scaled to fit the guided one before it is taken away. All of it in the model's own dtype, as officially.
+What does not depend on a request is computed once for each number of steps, in the model's own dtype, as officially:
+the grid, which is denser near the noise, the lengths of the steps, and the embeddings of their times. CFG-Zero*: in the
+first steps nothing moves, and the free velocity, whose prefix is zero, is scaled to the guided one's projection onto it
+before it is subtracted.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from sonant.kernels import ops
 from sonant.kernels.reference import FlowGiven
 from sonant.models.voxcpm2.modules import Estimator
 
-_STILL_SHARE = 0.04  # of the grid's points: so many steps, and one at least, do not move
+_STILL_SHARE = 0.04  # of the grid's points: as many steps, but at least one, do not move
 _TIME_SCALE = 1000
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of the steps that move: their lengths, and what the estimator is told of their times."""
+    """For the steps that move: their lengths, and the embeddings of their times."""
 
     lengths: tuple[float, ...]
     times: Tensor  # [steps, hidden]
 
 
 def evaluations(steps: int) -> int:
-    """Of the estimator, in so many steps: those that move."""
+    """How often the estimator is evaluated in so many steps: once for each that moves."""
     return steps - max(1, int((steps + 1) * _STILL_SHARE))
 
 
 @torch.no_grad()
 def schedule(estimator: Estimator, steps: int) -> Schedule:
     weight = estimator.in_proj.weight
-    place = torch.device("cpu") if weight.is_meta else weight.device  # the lengths are read here
+    place = torch.device("cpu") if weight.is_meta else weight.device  # the lengths are read below
     grid = torch.linspace(1, 0, steps + 1, dtype=weight.dtype, device=place)
     grid = grid + (torch.cos(torch.pi / 2 * grid) - 1 + grid)
     still = steps - evaluations(steps)
@@ -66,7 +67,7 @@ def _sinusoids(times: Tensor, dim: int) -> Tensor:
 def flow(
     estimator: Estimator, plan: Schedule, noise: Tensor, prefix: Tensor, before: Tensor, guidance: Tensor
 ) -> Tensor:
-    """noise and before (the patch before) [B, patch_size, feat_dim], prefix [B, 2, hidden], guidance [B] → a patch."""
+    """noise and before (the previous patch) [B, patch_size, feat_dim], prefix [B, 2, hidden], guidance [B] → patch."""
     ends = estimator.ends()
     given = FlowGiven(prefix, estimator.tokens_of(before), guidance)
     x, times = noise, plan.times.unbind()

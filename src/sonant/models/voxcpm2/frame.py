@@ -1,9 +1,9 @@
-"""A patch of VoxCPM2, from the last patch's embedding to the next one's, in the parts that a benchmark times.
+"""A decode step of VoxCPM2, from one patch's embedding to the next one's, in the parts that a benchmark times.
 
 Invariants: a row's `position` is the number of its tokens in both KV caches, its `input` the vector that the next step
-consumes there, `before` the patch that it stands for, its `frame` the number of patches made. The patch with which the
-model ends is speech too. A row that has ended is frozen: steps may still run over it (the host learns of a stop a step
-later) and change nothing that is read again.
+consumes there, `before` the patch that this vector embeds, its `frame` the number of patches made. The patch with which
+the model ends is speech too. A row that has ended is frozen: steps may still run over it (the host learns of a stop a
+step later) and change nothing that is read again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PatchStep(FrameStep):
     """Each part's results are the next ones' inputs."""
 
     own: RowValues | None = None
-    state: Tensor | None = None  # of the base model, quantised but for text
+    state: Tensor | None = None  # of the base model, quantised unless the input is text
     residual: Tensor | None = None
     patch: Tensor | None = None
     embedded: Tensor | None = None  # the patch as the next input
@@ -66,7 +66,7 @@ class FrameDecoder:
         step.own = own = self.memory.take(step.rows)
         position, given = own["position"][:, None], r["input"][step.rows]
         text = (own["text_input"] > 0)[:, None]
-        spoken = given.masked_fill(text, 0)  # before the model is given it, which may write over it
+        spoken = given.masked_fill(text, 0)  # copied before the model runs, which may write over its input
         context = self.memory.decode_context(BASE, own.tables, position, step.span_blocks)
         state = m.base_lm(given[:, None], position, context)[:, 0]
         step.state = torch.where(text, state, m.fsq_layer(state))

@@ -1,4 +1,4 @@
-"""Where VoxCPM2 is published, and the files of it that are read."""
+"""Where VoxCPM2 is published, and which of its files are read."""
 
 from __future__ import annotations
 

@@ -31,5 +31,5 @@ STAGED_NUMBERS = (
 
 
 def staged_values(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Those of the staged numbers that sampling decides, from checked values of all knobs."""
+    """The staged numbers that sampling decides, from checked values of all knobs."""
     return {name: values[name] for name in _STAGED}

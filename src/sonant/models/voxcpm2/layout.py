@@ -1,4 +1,4 @@
-"""A prompt as positions: what the prompt builder makes, and prefill packs."""
+"""A prompt as positions: the prompt builder makes it, and prefill packs it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sonant.models.prompt import Ints
 from sonant.models.prompt_check import BOOL, FLOAT32, INT32, check_array, check_whole, misfit
 from sonant.types import Samples
 
-PRIMER_PATCHES = 3  # that the codec hears at most
-_MARK = 4  # words of a patch's digest
+PRIMER_PATCHES = 3  # with which the codec is primed at most
+_MARK = 4  # 32-bit words of a patch's digest
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Every position is a text token, or a patch of latents: one frame of a reference or of what is to be continued."""
+    """Every position is a text token, or a patch of latents: one frame of a reference or of a clip to be continued."""
 
-    text: Ints  # [positions]; 0 where a patch stands
-    patches: Samples  # [positions, patch_size, feat_dim] float32; zeros where text stands
+    text: Ints  # [positions]; 0 where there is a patch
+    patches: Samples  # [positions, patch_size, feat_dim] float32; zeros where there is text
     audio: np.ndarray  # [positions] bool: which of them are patches
-    spoken_tokens: int  # of the text to be said, a description before it included, but not a prompt's words
-    primer: Samples  # [n, patch_size, feat_dim], n ≤ 3: what the codec hears before the first frame; n = 0: nothing
+    spoken_tokens: int  # in the text to be spoken, with a description before it, but without a clip's transcript
+    primer: Samples  # [n, patch_size, feat_dim], n ≤ 3: what the codec decodes before the first frame; n = 0: nothing
 
     def __post_init__(self) -> None:
         positions = len(self.text)

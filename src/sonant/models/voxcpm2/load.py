@@ -1,4 +1,4 @@
-"""Puts a VoxCPM2 folder together: what the registry calls."""
+"""Loads a VoxCPM2 folder as a model, for the registry."""
 
 from __future__ import annotations
 

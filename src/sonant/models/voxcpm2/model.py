@@ -50,7 +50,7 @@ class VoxCPM2:
         self.prompter, self.config, self.modules = prompter, prompter.config, modules
         self.device = modules.model.stop_head.weight.device
         self.spec = _spec(prompter, modules, sizes)
-        # The codec's tails after the patches that it is primed with, by their bytes; only the step thread looks here.
+        # The codec's tails after a primer, by the digest of its patches; only the step thread uses it.
         self.primers: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def weights(self) -> ModelWeights:
@@ -59,7 +59,7 @@ class VoxCPM2:
     # Off the step thread
 
     def opening(self, prompt: Prompt, frames: int) -> Samples:
-        return np.zeros(0, np.float32)  # the codec's primer is heard by nobody else
+        return np.zeros(0, np.float32)  # the primer's sound is not part of the result
 
     @torch.inference_mode()
     def encode_voice(self, samples: Samples, text: str | None, name: str) -> Voice:
@@ -114,7 +114,7 @@ class VoxCPM2:
         return len(prompt.payload.primer) > 0
 
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
-        """The codec hears the end of what is continued, so that sound goes on from there."""
+        """Prime the codec with the end of the clip that is continued, so that sound goes on from there."""
         layout: Layout = item.prompt.payload
         if not len(layout.primer):
             return -1
@@ -145,7 +145,7 @@ class VoxCPM2:
         return samples.float()
 
     def _vocode(self, rows: Tensor, patches: Tensor) -> Tensor:
-        """patches [B, n, patch_size, feat_dim] → their samples, each row from where it was."""
+        """patches [B, n, patch_size, feat_dim] → their samples; each row goes on from its state."""
         decoder, tails = self.modules.decoder, self.memory.rows["codec_tails"]
         state = decoder.unpack(tails[rows])
         samples = decoder(patches.flatten(1, 2).to(tails.dtype), state)
@@ -153,7 +153,7 @@ class VoxCPM2:
         return samples
 
     def codec_floor_bytes(self, rows: int, frames: int) -> int:
-        """Weights, the sound, and of each row the tails in and out."""
+        """Weights and sound, and for each row the tails read and written."""
         tails = self.memory.rows["codec_tails"]
         sound = frames * self.spec.samples_per_frame * _SAMPLE_BYTES
         state = 2 * tails.shape[1] * tails.element_size()
@@ -164,7 +164,7 @@ def _spec(prompter: VoxCPM2Prompter, modules: Modules, sizes: FrameSizes) -> Mod
     config, decoder, model = prompter.config, modules.decoder, modules.model
     lm, dtype = config.lm, model.stop_head.weight.dtype
     layers = {BASE: lm.num_hidden_layers, RESIDUAL: config.residual_layers}
-    again = (evaluations(USUAL_STEPS) - 1) * weight_bytes(model.feat_decoder)  # the estimator is read for each
+    again = (evaluations(USUAL_STEPS) - 1) * weight_bytes(model.feat_decoder)  # each evaluation reads the estimator
     embedding = weight_bytes(model.base_lm.embed_tokens)
     return ModelSpec(
         **vars(prompter.spec),

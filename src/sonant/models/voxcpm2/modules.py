@@ -1,7 +1,8 @@
 """The modules of VoxCPM2 by their published names, all of MiniCPM4's layers.
 
-The base model thinks in text and patches, the residual model in what quantisation took away; the local encoder makes a
-position of a patch, and the flow decoder's estimator a patch of both models' states.
+The base model reads text and patches, and its states are quantised; the residual model adds what that takes away. The
+local encoder turns a patch into one position's vector, and the flow decoder's estimator both models' states into a
+patch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class BaseModel(DecoderStack):
 
 
 class LocalEncoder(nn.Module):
-    """A patch of latents as one vector: what a learned token gathers from them."""
+    """Encodes a patch of latents as one vector: the result at a learned token before them."""
 
     def __init__(self, config: VoxCPM2Config) -> None:
         super().__init__()
@@ -87,8 +88,8 @@ class TimeEmbedding(nn.Module):
 
 
 class Estimator(nn.Module):
-    """Which way a patch must go from where it is: eleven tokens through the layers, of which the last are the patch.
-    What comes before the layers and after them is the flow's (flow.py), since one evaluation's end is the next start.
+    """Estimates a patch's velocity: eleven tokens go through the layers, of which the last ones are the patch. What is
+    done before and after the layers is the flow's (flow.py), which joins one evaluation's end to the next one's start.
     """
 
     def __init__(self, config: VoxCPM2Config) -> None:
@@ -101,7 +102,7 @@ class Estimator(nn.Module):
         self.decoder = LocalStack(local_shape(config, config.dit))
 
     def tokens_of(self, patch: Tensor) -> Tensor:
-        """A patch before the one that is made, [N, patch_size, feat_dim], as tokens."""
+        """The previous patch [N, patch_size, feat_dim] as tokens."""
         return projected(self.cond_proj, patch.to(self.cond_proj.weight.dtype))
 
     def ends(self) -> FlowEnds:
@@ -152,11 +153,11 @@ class VoxCPM2Modules(nn.Module):
         self.feat_decoder.estimator.decoder.prepare(2 * patch_size + 3)
 
     def embed_patches(self, patches: Tensor) -> Tensor:
-        """[N, patch_size, feat_dim] → what the base model takes for them, [N, hidden]."""
+        """[N, patch_size, feat_dim] → the base model's inputs for these patches, [N, hidden]."""
         return projected(self.enc_to_lm_proj, self.feat_encoder(patches))
 
     def residual_input(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """Of the base model's state and of what it was given where that was a patch, zeros where it was text."""
+        """The residual model's input: the base model's state, joined with its input if that was a patch, or zeros."""
         return projected(self.fusion_concat_proj, torch.cat([state, embedded], -1))
 
     def flow_prefix(self, state: Tensor, residual: Tensor) -> Tensor:
@@ -164,5 +165,5 @@ class VoxCPM2Modules(nn.Module):
         return torch.stack([projected(self.lm_to_dit_proj, state), projected(self.res_to_dit_proj, residual)], 1)
 
     def stop_logits(self, state: Tensor) -> Tensor:
-        """[N, 2]: of going on, and of ending with the patch that is made of this state."""
+        """Logits [N, 2]: of going on, and of ending with the patch that is made from this state."""
         return projected(self.stop_head, F.silu(projected(self.stop_proj, state)))

@@ -1,7 +1,7 @@
 """Prompts packed into lines of equal width, so that a prefill takes one copy from the host and nothing else.
 
-A line holds the row, the span of positions, and ids for that many positions and the last one. Where patches are among
-them the line has those as well, as the bits of their numbers; where there are none, neither is the local encoder run.
+A line holds the row, the span of positions, and ids for that many positions and the last one. If patches are among them
+the line has those as well, as the bits of their numbers; if there are none, the local encoder does not run either.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PackedShape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Head, text, and where there are patches which positions are, and their latents."""
+        """Head, text, and if there are patches, which positions are patches, and their latents."""
         entries = self.positions + 1
         patches = (entries, entries * self.patch[0] * self.patch[1]) if self.kind == PATCHES else (0, 0)
         return (_HEAD, entries, *patches)
@@ -63,7 +63,7 @@ def _bits(patches: np.ndarray) -> Ints:
 
 
 class PackedPrompts:
-    """Packed lines on the device, by name; entries are those of all positions, then the last one's."""
+    """Packed lines on the device, by name. Entries are those of the span's positions, then the prompt's last one."""
 
     def __init__(self, lines: Tensor, shape: PackedShape) -> None:
         head, self.text, audio, latents = lines.split(shape.sizes, dim=1)

@@ -1,13 +1,13 @@
 """Lays a request out as the positions that the model was trained on: those of the official `VoxCPM.generate`.
 
-Four ways to speak, of which a request has one:
+A request is laid out in one of four ways:
 
     text alone      text <audio>                                  the model makes a voice up, or follows a description
     reference       <ref> clip </ref> text <audio>                the clip's voice, whatever it says
     continuation    words+text <audio> clip                       goes on where the clip ends
     both            <ref> clip </ref> words+text <audio> clip     officially the closest clone
 
-The clip's words and the text are joined as strings before they are tokens.
+The clip's transcript (`words`) and the text are joined as strings before they are tokenised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sonant.voice import Tensors, Voice
 FAMILY = "voxcpm2"
 REFERENCE, PROMPT = "reference", "prompt"  # tensors of a voice: its clip padded at the end, and at the start
 
-# Those of the published card. The model takes none: the text is in one.
+# Those of the published model card. The model is not told which: it reads the text.
 _LANGUAGES = {
     "ar": "arabic", "my": "burmese", "zh": "chinese", "da": "danish", "nl": "dutch", "en": "english", "fi": "finnish",
     "fr": "french", "de": "german", "el": "greek", "he": "hebrew", "hi": "hindi", "id": "indonesian", "it": "italian",
@@ -55,7 +55,7 @@ class PromptBuilder:
             )
 
     def layout(self, request: SpeechRequest, reference: bool = True) -> Layout:
-        """Without `reference` a clip whose words are known is only gone on from, not imitated as well."""
+        """Without `reference` a clip with a transcript is only continued, and not a reference as well."""
         _check_language(request.language)
         if request.streaming_text:
             raise Unsupported("this model reads its whole text before it speaks; leave streaming_text out")
@@ -78,7 +78,7 @@ class PromptBuilder:
         return self._assemble(clip, words, said, tensors[PROMPT] if words else None)
 
     def _voice(self, voice: str | Voice | None) -> tuple[Tensors, str]:
-        """Its tensors, and its words if they are to be gone on from."""
+        """The voice's tensors, and its clip's transcript if the clip is to be continued."""
         if voice is None:
             return {}, ""
         if isinstance(voice, str):
@@ -112,7 +112,7 @@ class PromptBuilder:
         if prompt is not None:
             runs.append(_sound(prompt))
         ids, patches, audio = (np.concatenate(parts) for parts in zip(*runs, strict=True))
-        # Officially the last three patches of sound, which a prompt of one or two shares with the reference.
+        # As officially, the last three patches of sound: some are the reference's if the prompt has one or two.
         primer = patches[audio][-PRIMER_PATCHES:] if prompt is not None else patches[:0]
         return Layout(text=ids, patches=patches, audio=audio, spoken_tokens=len(spoken), primer=primer)
 
@@ -126,9 +126,9 @@ def _sound(patches: Samples) -> _Run:
 
 
 def _clean(text: str) -> str:
-    """As the official package does to a text, and we to the words of a clip too: a transcript may have lines.
+    """Collapse white space, as the official package does in a text, and we in a transcript too, which may have lines.
 
-    A blank at either end stays: it may part the words of the clip from the text.
+    A blank at either end stays: it may separate the transcript from the text.
     """
     return _WHITE_SPACE.sub(" ", text)
 
@@ -138,7 +138,7 @@ def _description(instruct: str | None) -> str:
 
 
 def _check_language(language: str) -> None:
-    """Names and codes of the languages that it speaks are taken for the sake of clients that always send one."""
+    """Accept names and codes of the languages that it speaks, for clients that always send one."""
     name = language.lower().replace("_", "-").partition("-")[0]
     if name not in _LANGUAGES and name not in PromptBuilder.languages and name not in _OTHER_CODES:
         raise UnknownLanguage(

@@ -1,4 +1,4 @@
-"""VoxCPM2 as those see it who lay prompts out: config file and tokenizer, neither weights nor torch."""
+"""The half of VoxCPM2 that lays prompts out: it needs config file and tokenizer, neither weights nor torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sonant.sampling import resolve
 from sonant.types import SpeechRequest
 
 _BUDGET = Budget(base_s=1.6, s_per_token=0.96)  # ten patches, and six for each token
-_FULL_BATCH = 256  # a row is 22 in the flow's products: those of 64 rows are bound by arithmetic already
+_FULL_BATCH = 256  # a row is 22 tokens in the flow's products: those of 64 rows are compute-bound already
 _MOST_FRAMES = 4096  # these three are the official package's own
 _BAD_FRAMES_PER_TOKEN = 6
 _MOST_TRIES = 3
@@ -58,7 +58,7 @@ class VoxCPM2Prompter:
             raise misfit(f"its patches are {list(layout.patches.shape[1:])} and not {list(self.spec.frame_shape)}")
         check_prompt(self, prompt, len(layout.text), layout.key_width, frame_limit=prompt.max_frames)
         check_ids("text", layout.text, 0, self.config.lm.vocab_size)
-        if layout.audio.any():  # where there is no sound, nobody reads the patches
+        if layout.audio.any():  # if no position is a patch, nothing reads them
             check_finite("patches", layout.patches)
         check_finite("primer", layout.primer)
 

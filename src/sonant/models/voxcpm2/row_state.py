@@ -12,7 +12,8 @@ from sonant.models.status import Status
 from sonant.models.voxcpm2.config import VoxCPM2Config
 
 COUNTED = ("position", "frame", "text_input", "status")
-"""What every step moves on, side by side; `text_input` is 1 while the next input is a token and no patch."""
+"""The counters that every step writes, side by side in a row's line; `text_input` is 1 while the next input is a text
+token, and not a patch."""
 
 
 def state_fields(
@@ -29,7 +30,7 @@ def state_fields(
 
 
 def settle(memory: Memory) -> None:
-    """Set what must not be arbitrary before a row's first request: the scratch row stays so for ever."""
+    """Set what must not be arbitrary before a row's first request. The scratch row never gets one."""
     rows = memory.rows
     for name in ("position", "frame", "text_input", "codec_frame", "input", "before", "patches", "codec_tails"):
         rows[name].zero_()
@@ -39,7 +40,8 @@ def settle(memory: Memory) -> None:
 def start_rows(memory: Memory, rows: Tensor, lengths: Tensor, inputs: Tensor, audio: Tensor, before: Tensor) -> None:
     """Ready rows [B] to decode from their prompts' last positions; the scratch row may be among them.
 
-    inputs [B, hidden] are what stands there, `audio` [B] whether that is a patch, and `before` which one, or zeros.
+    `inputs` [B, hidden] are the vectors at these positions, `audio` [B] whether each embeds a patch, and `before` that
+    patch, or zeros.
     """
     r = memory.rows
     r["input"][rows] = inputs

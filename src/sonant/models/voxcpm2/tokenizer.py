@@ -1,14 +1,14 @@
-"""Text to token ids, as the official package reads tokenizer.json, without transformers.
+"""Converts text to token ids as the official package does by tokenizer.json, without transformers.
 
 Three things are not in the file itself:
 
-- Chinese words are cut into single characters, as they were in training; otherwise Chinese comes out garbled.
-- A blank at the start of a text counts once. The official package loads the file by transformers' LlamaTokenizerFast,
-  which since version 5 replaces the file's own way of putting "▁" first (always) by one that leaves a text alone
-  that begins with a blank or "▁". " Hello" therefore has the ids of "Hello", not one more. For all other texts the
-  two ways are equal, and this is the one that the reference is run with.
+- Chinese words are split into single characters, as they were in training; otherwise Chinese comes out garbled.
+- A blank at the start of a text counts once. The official package loads the file with transformers' LlamaTokenizerFast.
+  Since version 5 that replaces the file's own rule, which always puts "▁" first, by one that does not do so if a text
+  begins with a blank or "▁". " Hello" therefore has the ids of "Hello", not one more. For all other texts the two rules
+  are equal, and the later one is that of our parity reference.
 - A client's text must never become a control token: "<|audio_start|>" in it is read aloud or skipped like any other
-  text, where the official code would take it for the place where the sound begins.
+  text, where the official code would take it for the start of the audio.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from sonant.errors import BadText, CheckpointError
 from sonant.models.published import Raw, agree, read_json
 
-# Constants of the model, whatever the file calls them; 102 ends a sound in training only.
+# Constants of the model, whatever the file calls them; 102 ends audio in training only.
 AUDIO_START, AUDIO_END, REFERENCE_START, REFERENCE_END = 101, 102, 103, 104
 
 _NAMES = {
@@ -42,7 +42,7 @@ _LIKE_MARKUP = re.compile(r"<.*>", re.DOTALL)
 
 
 class TextTokenizer:
-    """SentencePiece's BPE with bytes to fall back on; `controls` are the ids that no text has."""
+    """SentencePiece's BPE with byte fallback; `controls` are the ids that no text has."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tokenizer.json"
@@ -65,7 +65,7 @@ class TextTokenizer:
         self._bpe = _text_only(raw, control, words, self.path)
 
     def encode(self, text: str) -> list[int]:
-        """No <s> comes first: the official code asks for tokens, and numbers them itself."""
+        """The ids of `text`, without <s> first: the official code asks for tokens, and converts them to ids itself."""
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -90,16 +90,16 @@ def _added_tokens(raw: Raw, path: Path) -> dict[str, Raw]:
 
 
 def _is_control(token: str, number: int, added: Raw | None) -> bool:
-    """An added token that neither is special nor looks like markup is a word that the file wants kept whole."""
+    """An added token that neither is special nor looks like markup is no control token, but a word to be kept whole."""
     if number in _NAMES.values() or _LIKE_CONTROL.fullmatch(token):
         return True
     return added is not None and bool(added.get("special") or _LIKE_MARKUP.fullmatch(token))
 
 
 def _chinese_words(vocab: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
-    """Id of a word of two characters or more → ids of its characters; the "▁" before it goes with it, as officially.
+    """Id of a word of two characters or more → ids of its characters; a "▁" before it is dropped, as officially.
 
-    BPE makes a word of characters that are tokens, so that one with a character that is none is never met.
+    BPE builds words from characters that are tokens, so a word with any other character never occurs.
     """
     words = {token for token in vocab if len(token) > 1 and all("\u4e00" <= c <= "\u9fff" for c in token)}
     cut = {}
@@ -111,15 +111,15 @@ def _chinese_words(vocab: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
 
 
 def _text_only(raw: Raw, control: Set[str], words: Mapping[str, Raw], path: Path) -> Tokenizer:
-    """The same BPE, never told of control tokens, with blanks as LlamaTokenizerFast treats them."""
+    """The same BPE without the control tokens, with blanks as LlamaTokenizerFast treats them."""
     try:
         model: dict[str, Any] = {**raw["model"], "byte_fallback": True, "ignore_merges": False, "dropout": None}
         model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in control}
         # An added token that the vocabulary lacks would be given the next free id instead of its own.
         model["vocab"].update({token: entry["id"] for token, entry in words.items()})
         if model.get("unk_token") in control:
-            model["unk_token"] = None  # every text has bytes
-        # Merges of a converted file may spell control tokens: "<" and "s>", say.
+            model["unk_token"] = None  # no text needs it: all can be encoded as bytes
+        # Merges of a converted file may spell control tokens, for example "<" and "s>".
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         model["merges"] = [[one, two] for one, two in pairs if control.isdisjoint((one, two, one + two))]
         blanks = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": "always", "split": False}

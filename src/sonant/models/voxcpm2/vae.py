@@ -1,11 +1,11 @@
-"""The codec's decoder: latents in, 1920 samples of 48 kHz for each of them out, strictly causal.
+"""The codec's decoder: latents in, 1920 samples at 48 kHz for each of them out, strictly causal.
 
 It runs on a whole utterance (`state=None`) or in pieces, with exact row state: the tails of its convolutions' inputs.
-Residual units are depthwise convolutions with a plain product after each, so values are activated by whatever makes
-them and no activation is a pass of its own.
+Residual units are depthwise convolutions with a pointwise one after each. Activations are applied by the layer that
+produces their input, so that none is a pass of its own.
 
-Before each block the published decoder multiplies and shifts every channel, by which it is told the sample rate that it
-shall speak at. That is always the same one here, and becomes part of the weights of what comes before: see `prepare`.
+Before each block the published decoder scales and shifts every channel, depending on the sample rate of its output.
+That is always the same one here, so it is folded into the weights of the preceding layers: see `prepare`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sonant.models.voxcpm2.vae_config import VAEConfig
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
-_LEAST_SCALE = 2.0**-40  # what a channel is divided by is not zero; so much of it cannot be heard
+_LEAST_SCALE = 2.0**-40  # channels are divided by their scale, so it must not be zero; this little is inaudible
 
 
 class RateCondition(nn.Module):
-    """A scale and a shift for each channel, by the range that the sample rate lies in."""
+    """A scale and a shift for each channel, by the range in which the sample rate lies."""
 
     def __init__(self, ranges: int, channels: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class RateCondition(nn.Module):
 
 
 class ScaledSnake(Snake1d):
-    """May take scale · x in the place of x, and then gives scale · its result."""
+    """A snake that can take scale · x instead of x, and then returns scale · its result."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -56,7 +56,7 @@ class ScaledSnake(Snake1d):
 
     def scale_by(self, scale: Tensor) -> None:
         alpha = self.alpha.view(-1)
-        self.beta = (alpha + 1e-9) / scale - 1e-9  # the little that keeps it from zero is added later, and not scaled
+        self.beta = (alpha + 1e-9) / scale - 1e-9  # the op adds 1e-9 to it, which is not scaled
         alpha.div_(scale)
 
     def values(self) -> Snake:
@@ -65,7 +65,7 @@ class ScaledSnake(Snake1d):
 
 
 def scale_and_shift(layer: nn.Conv1d, scale: Tensor, shift: Tensor | float = 0) -> None:
-    """Make scale · x + shift, by channel, of what was x."""
+    """Change the layer's output from x to scale · x + shift, by channel."""
     assert layer.bias is not None
     layer.weight.mul_(scale[:, None, None])
     layer.bias.mul_(scale).add_(shift)
@@ -85,7 +85,7 @@ class ResidualUnit(nn.Module):
 
     @property
     def opening(self) -> ScaledSnake:
-        """The activation of what this unit is given, applied by whoever makes it."""
+        """The activation of this unit's input, applied by the layer that produces it."""
         return cast(ScaledSnake, self.block[0])
 
     @property
@@ -93,7 +93,7 @@ class ResidualUnit(nn.Module):
         return cast(CausalConv1d, self.block[3]).conv
 
     def scale_by(self, scale: Tensor) -> None:
-        """Take and give scale · x in the place of x."""
+        """Change the unit to take and return scale · x instead of x."""
         self.opening.scale_by(scale)
         cast(DepthwiseConv1d, self.block[1]).conv.weight.div_(scale[:, None, None])
         scale_and_shift(self.mixing, scale)
@@ -101,7 +101,7 @@ class ResidualUnit(nn.Module):
     def forward(
         self, x: Tensor, active: Tensor, state: StreamState | None, following: Snake1d, keep: bool
     ) -> tuple[Tensor, Tensor]:
-        """x and `opening` of it in, the next x and `following` of it out; `keep=False`: only the latter is wanted."""
+        """x and `active`, its `opening` → the next x and `following` of it; `keep=False`: only the latter is needed."""
         inner = self.block[1](active, state, snake=self.block[2])
         return self.block[3](inner, state, residual=x, snake=following, keep=keep)
 
@@ -126,7 +126,7 @@ class UpsampleBlock(nn.Module):
         return [cast(ResidualUnit, unit) for unit in self.block[2:]]
 
     def condition(self, scale: Tensor, shift: Tensor) -> None:
-        """Make scale · x + shift of what was x. The shift comes last: nothing of this block reads what has it."""
+        """Change the output from x to scale · x + shift. The shift is added last: nothing of this block reads it."""
         upsampling = cast(CausalConvTranspose1d, self.block[1]).conv
         assert upsampling.bias is not None
         upsampling.weight.mul_(scale[:, None])
@@ -144,7 +144,7 @@ class UpsampleBlock(nn.Module):
 
 
 class VAEDecoder(StreamedDecoder):
-    """Load it in float32 or more, then `prepare`: what is folded is rounded once, and α is not."""
+    """Load it in float32 or more, then `prepare`: folded weights are rounded only once, and α is not rounded."""
 
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
@@ -161,19 +161,19 @@ class VAEDecoder(StreamedDecoder):
             ]
         )
         ranges = len(config.sr_bin_boundaries) + 1
-        self.sr_cond_model = nn.ModuleDict(  # by the place in `model` that each stands before
+        self.sr_cond_model = nn.ModuleDict(  # by the index in `model` of the block that each precedes
             {str(len(opening) + n): RateCondition(ranges, width) for n, width in enumerate(widths[:-1])}
         )
         self.lay_out_tails()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what passes between layers, and so of the tails."""
+        """The dtype of values between layers, and so of the tails."""
         return cast(CausalConv1d, self.model[1]).conv.weight.dtype
 
     @torch.no_grad()
     def prepare(self, dtype: torch.dtype) -> None:
-        """Derive from the loaded weights what decoding reads, in `dtype`; those that it does not read are given up."""
+        """Derive from the loaded weights what decoding reads, in `dtype`; weights that it does not read are freed."""
         _, opening, *blocks = list(self.model)[:-2]
         conditions = [cast(RateCondition, c).row(self.config.rate_bin) for c in self.sr_cond_model.values()]
         scale_and_shift(cast(CausalConv1d, opening).conv, *conditions[0])

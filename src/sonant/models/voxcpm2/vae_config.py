@@ -1,6 +1,6 @@
 """config.json's `audio_vae_config`: the codec between latents and sound, AudioVAE V2.
 
-It hears at one rate and speaks at another. Published files leave out what the official class has a default for.
+It encodes at one sample rate and decodes at another. Published files omit what the official class has defaults for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class VAEConfig(Published):
         only("depthwise", True),
         only("use_noise_block", False),
         only("cond_out_layer", False),
-        # The two differ in what training started from; the others condition in other ways.
+        # The two differ only in how training initialises them; the others condition in other ways.
         Rule("cond_type", "'scale_bias'", lambda given, _: given in ("scale_bias", "scale_bias_init")),
         Rule("encoder_dim", "a number from 1 on", _at_least_one),
         Rule("latent_dim", "a number from 1 on", _at_least_one),
@@ -57,12 +57,13 @@ class VAEConfig(Published):
     decoder_dim: int = 2048
     decoder_rates: tuple[int, ...] = (8, 6, 5, 2, 2, 2)
     sr_bin_boundaries: tuple[int, ...] = (20_000, 30_000, 40_000)
-    sample_rate: int = 16_000  # of what is encoded
+    sample_rate: int = 16_000  # of clips to be encoded
     out_sample_rate: int = 48_000
 
     @classmethod
     def from_dict(cls, raw: Raw, where: str) -> Self:
-        # To the official class these two nulls are not the defaults: no conditioning, and as wide as the encoder.
+        # In the official class null is not the default of these two: it means no conditioning, and latents as wide as
+        # the encoder.
         for key in ("sr_bin_boundaries", "latent_dim"):
             if key in raw and raw[key] is None:
                 raise CheckpointError(f"{where}: {key} is null; Sonant needs it, or leave it out for the default")
@@ -82,5 +83,5 @@ class VAEConfig(Published):
 
     @property
     def rate_bin(self) -> int:
-        """Which row of the decoder's conditions is that of the rate it speaks at; a boundary belongs below it."""
+        """Which row of the decoder's conditions is for its output rate; a boundary belongs to the range below it."""
         return bisect_left(self.sr_bin_boundaries, self.out_sample_rate)

@@ -1,7 +1,7 @@
 """The codec's encoder: a clip at 16 kHz becomes the latents that the language models continue from.
 
-Attribute names are the published tensor names. Always float32, in convolutions that do not round their inputs: what it
-says of a clip is read by the models in every later step.
+Attribute names are the published tensor names. Always float32, in convolutions that do not round their inputs, since
+the models read a clip's latents in every later step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Side = Literal["left", "right"]
 
 
 class Conv(nn.Conv1d):
-    """[B, C, T] with zeros before it: each result is of the inputs up to its place."""
+    """A causal convolution of [B, C, T], with zeros before it: each result depends on the inputs up to its place."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
@@ -79,7 +79,7 @@ class VAEEncoder(nn.Module):
     def encode(self, clip: Tensor) -> Tensor:
         """[T] at the encoder's rate, T a multiple of `clip_samples_per_latent` → latents [frames, latent_dim].
 
-        The means: the published encoder draws nothing either.
+        The latents are the means: the published encoder does not sample either.
         """
         if len(clip) == 0:
             raise BadAudio("a clip without a single sample cannot be encoded: use some seconds of speech")
@@ -91,7 +91,7 @@ class VAEEncoder(nn.Module):
     def encode_clip(self, clip: Tensor, side: Side) -> Tensor:
         """[T], silence added on `side` up to whole patches → [patches, patch_size, latent_dim].
 
-        A reference ends in silence; one that is continued must not, and starts with it.
+        A reference is padded at its end. A clip that is continued must not end in silence: it is padded at its start.
         """
         missing = -len(clip) % (self.patch_size * self.config.clip_samples_per_latent)
         padded = F.pad(clip, (missing, 0) if side == "left" else (0, missing))

@@ -1,7 +1,7 @@
 """Finds the codec's file beside the language models' and fills its two modules from it.
 
-It is published as a pickle, `audiovae.pth`, with weight norm not folded; as the official loader does, a copy in
-safetensors goes before it.
+It is published as a pickle, `audiovae.pth`, with weight norm not folded; as in the official loader, a copy in
+safetensors takes precedence.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sonant.models.weights import (
 
 _STEM = "audiovae"
 _BOUNDARIES = "decoder.sr_bin_boundaries"
-_UNUSED = "encoder.fc_logvar."  # how far training drew from the means
+_UNUSED = "encoder.fc_logvar."  # the log variance with which training sampled around the means
 _PATCH_SIZE = 4  # the official default
 
-# our streaming layers have their convolution inside
+# Our streaming layers have their convolution inside, as `conv`.
 _DECODER_NAMING = Naming(
     rename=rename_by(
         [(r"(?<!_embed)\.(weight|weight_g|weight_v|bias|parametrizations\.weight\.original[01])$", r".conv.\1")]
@@ -53,7 +53,7 @@ def load_vae(
 ) -> tuple[VAEDecoder, VAEEncoder]:
     """`config` is config.json's audio_vae_config, and `patch_size` stands beside it there.
 
-    The decoder is ready to decode in `codec_dtype`, which it is rounded to last; the encoder is in float32.
+    The decoder is prepared and then rounded to `codec_dtype`; the encoder is in float32.
     """
     read = VAEConfig.from_dict(config, f"{folder / 'config.json'}: audio_vae_config")
     source = _open(folder)
@@ -81,7 +81,7 @@ def _open(folder: Path) -> TensorSource:
 
 
 def _check_boundaries(source: TensorSource, config: VAEConfig) -> None:
-    """They are stored as well, and say what the rows of the conditions are for."""
+    """Raise unless the stored boundaries, which say what the rows of the conditions are for, agree with the config."""
     stored = source.tensors.get(_BOUNDARIES)
     if stored is None:
         raise CheckpointError(

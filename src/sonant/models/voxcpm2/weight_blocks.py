@@ -1,6 +1,6 @@
-"""What of VoxCPM2 can leave a GPU that is too small for it, in the order of use.
+"""The weights of VoxCPM2 that can leave a GPU that is too small for it, in the order of use.
 
-The flow's estimator is read once for each of its steps, so it leaves last.
+The flow's estimator is read once for each step that moves, so it leaves last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonant.models.weight_blocks import LookupTable, ModelWeights, WeightBlock, 
 if TYPE_CHECKING:
     from sonant.models.voxcpm2.model import Modules
 
-_CODEC_READS = 1.0  # by a step, about: with some listeners a chunk of somebody is nearly always due
+_CODEC_READS = 1.0  # in a step, roughly: with several listeners a chunk is nearly always due
 
 
 def model_weights(modules: Modules) -> ModelWeights:
@@ -39,7 +39,7 @@ def stack_lanes(model: VoxCPM2Modules) -> list[WeightBlock]:
 
 
 def codec_blocks(decoder: VAEDecoder) -> list[WeightBlock]:
-    """The activation that opens a block is read by the one before, and stays."""
+    """A block's first activation stays, since the block before it reads that."""
     blocks = [part for part in decoder.model if isinstance(part, UpsampleBlock)]
     return [
         WeightBlock(f"codec {n}", "codec", part, tuple(part.block[1:]), _CODEC_READS) for n, part in enumerate(blocks)

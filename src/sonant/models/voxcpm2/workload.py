@@ -15,7 +15,7 @@ _VOCAB = 73_448
 
 
 def workloads(sizes: Sequence[str]) -> Workloads:
-    """The language models, whose layers are alike, and the flow's estimator, whose rows are eleven tokens twice."""
+    """The language models, whose layers are alike, and the flow's estimator, in which a row is eleven tokens twice."""
     config = model_config("2b", _VOCAB)
     lm, vae = config["lm_config"], config["audio_vae_config"]
     language = StackWorkload(
@@ -48,7 +48,7 @@ def workloads(sizes: Sequence[str]) -> Workloads:
 
 def _flow(config: Json) -> StackWorkload:
     dit, lm, patch = config["dit_config"], config["lm_config"], config["patch_size"]
-    tokens = 2 * patch + 3  # the patch before, the patch, both models' states and the time
+    tokens = 2 * patch + 3  # the previous patch, the patch, both models' states and the time
     return StackWorkload(
         "voxcpm2 flow",
         hidden=dit["hidden_dim"],

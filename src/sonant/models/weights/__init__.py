@@ -1,4 +1,4 @@
-"""Published weights into modules: where tensors are stored, how stored names come to ours, and the filling itself."""
+"""Loads published weights into modules: where tensors are stored, how their names map to ours, and how modules fill."""
 
 from sonant.models.weights.folder import open_weights
 from sonant.models.weights.host_memory import HostMemory

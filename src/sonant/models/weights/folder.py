@@ -13,8 +13,8 @@ from sonant.models.weights.source import TensorSource
 def open_weights(folder: Path, stem: str = "model") -> TensorSource:
     """`stem`.safetensors, else the shards of `stem`.safetensors.index.json.
 
-    One whole file goes before shards, as the official loaders have it: a folder may keep the shards of what it was
-    made from.
+    One whole file takes precedence over shards, as in the official loaders: a folder may still hold the shards of the
+    checkpoint that it was converted from.
     """
     whole, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if whole.exists():

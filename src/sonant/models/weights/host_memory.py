@@ -1,8 +1,8 @@
-"""Host memory that a GPU reads by itself: where weights lie that do not stay on it.
+"""Pinned host memory for the weights that do not stay on a GPU, which reads it by itself.
 
-Each block is one run of pages, laid out as it will lie in its slot on the device, so that it travels in one copy. The
-pages are registered with the driver ("pinned") as they are: torch's own pinned memory comes in powers of two, up to
-twice as much as is asked for. Files are read straight into them, and there is no other copy on the host.
+Each block is one range of pages, laid out as in its slot on the device, so that one copy moves it. The pages are
+registered with the driver ("pinned") after they are allocated: torch's own pinned memory comes in powers of two, up to
+twice the size needed. Files are read straight into them, and there is no other copy on the host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags: for every context, and rea
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where some tensors lie in one run of bytes."""
+    """Where some tensors lie in one range of bytes."""
 
     tensors: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # offset, size, stride
     total_bytes: int
@@ -59,13 +59,13 @@ class HostBlock:
         return self.layout.views(self.memory)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors are those in this memory."""
+        """Whether all these tensors lie in this memory."""
         mine = self.memory.untyped_storage()._cdata
         return all(t.untyped_storage()._cdata == mine for t in tensors)
 
 
 class _Pages(mmap.mmap):
-    """Memory that is unpinned before it is given back."""
+    """Memory that is unpinned before it is freed."""
 
     unpin: Callable[[], object] | None = None
 
@@ -75,7 +75,7 @@ class _Pages(mmap.mmap):
 
 
 class HostMemory:
-    """For the blocks and tables named, of a model on `device`."""
+    """Holds the blocks and tables named, of a model on `device`."""
 
     def __init__(self, names: frozenset[str], device: torch.device) -> None:
         self.names, self.device = names, device
@@ -86,13 +86,13 @@ class HostMemory:
         return sum(block.layout.total_bytes for block in self.blocks.values())
 
     def take(self, name: str, tensors: Sequence[Tensor]) -> HostBlock:
-        """Memory for the like of these tensors, not filled."""
+        """Allocate memory for tensors like these, without filling it."""
         layout = BlockLayout.of(tensors)
         self.blocks[name] = HostBlock(self._pages(max(layout.total_bytes, _ALIGNMENT)), layout)
         return self.blocks[name]
 
     def adopt(self, name: str, tensors: Sequence[Tensor]) -> HostBlock:
-        """The block of these tensors, wherever they lie now."""
+        """The block of these tensors, copied there unless they already lie in it."""
         known = self.blocks.get(name)
         if known is not None and known.holds(tensors):
             return known

@@ -1,8 +1,8 @@
 """Fills modules from stored tensors: every tensor accounted for, nothing held twice.
 
 A source is read in windows of at most `WINDOW_BYTES`: each is a mapping of its own, dropped before the next, so that
-peak memory is the weights plus one window, not the weights twice. What goes to a GPU is read ahead by `staged.py`
-wherever tensors lie in files as they are.
+peak memory is the weights plus one window, not the weights twice. Tensors for a GPU are read ahead by `staged.py` if
+files hold them as plain bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sonant.models.weights.source import Read, TensorSource
 from sonant.models.weights.staged import BUFFER_BYTES, Placed, Rows, StagedReader
 
 WINDOW_BYTES = 128 << 20
-_QUANTIZED_AT_ONCE = 2 << 20  # elements: in float32 they are there several times over
+_QUANTIZED_AT_ONCE = 2 << 20  # elements: quantising makes several copies of them in float32
 M = TypeVar("M", bound=nn.Module)
 Movable = WeightBlock | LookupTable
 
@@ -35,11 +35,11 @@ class Filling:
     """Rows of a parameter and the stored tensors that they come from, row by row."""
 
     target: Weight
-    stored: tuple[str, ...]  # one as it is, or weight norm's magnitude and direction
+    stored: tuple[str, ...]  # one tensor, or weight norm's magnitude and direction
     row_bytes: int
 
     def fill(self, read: Read, start: int, end: int, *, wait: bool = True) -> None:
-        """Without `wait` what was read must stay until the device has taken it."""
+        """Without `wait` what was read must stay valid until the device has copied it."""
         values = [read(name, start, end) for name in self.stored]
         rows = values[0] if len(values) == 1 else fold_weight_norm(*values)
         put(_rows(self.target, start, end), rows, wait=wait)
@@ -69,11 +69,11 @@ def allocate(
     *,
     quantize: str | None = None,
 ) -> M:
-    """Memory for a module made on the meta device, to be filled. The dtype is set while it has none yet, so that
-    nothing is allocated twice. What is `movable` and named by `host` comes to lie there instead. `quantize`: the
-    projections of its layers have weights of eight bits.
+    """Allocate memory, to be filled, for a module made on the meta device. The dtype is set before there is memory, so
+    that nothing is allocated twice. What is `movable` and named by `host` is allocated there instead. `quantize`: the
+    projections of its layers get weights of eight bits.
 
-    Not by `to_empty`: it asks for memory like that of a meta tensor, for which torch imports sympy, half a second.
+    `to_empty` is not used: it calls `empty_like` on meta tensors, for which torch imports sympy, half a second.
     """
 
     module = module.to(dtype)
@@ -107,9 +107,9 @@ def load_into(
 ) -> None:
     """Fill every parameter and buffer of `module` (already on its device and dtype) from `source`.
 
-    `prefix` stands before the module's names once `naming` has renamed the stored ones. Tensors whose stored names
-    start with one of `unused` are known and left alone. A missing, unexpected or mis-shaped tensor raises
-    `CheckpointError` with its name. On the meta device all is checked and nothing is read.
+    Stored names, as renamed by `naming`, are the module's names after `prefix`. Tensors whose stored names start with
+    one of `unused` are known and skipped. A missing, unexpected or mis-shaped tensor raises `CheckpointError` with its
+    name. On the meta device all is checked and nothing is read.
     """
     fillings = _plan(module, source, prefix, unused, naming or Naming())
     wanted = [f for f in fillings if f.device.type != "meta"]
@@ -125,7 +125,7 @@ def load_into(
 
 @torch.no_grad()
 def fill_staged(fillings: Sequence[Filling], source: Placed, device: torch.device) -> None:
-    """By way of memory that the GPU reads itself."""
+    """Fill them by way of pinned buffers."""
     each = [
         (window, [Rows(name, piece.start, piece.end) for piece in window for name in piece.filling.stored])
         for window in windows(fillings, BUFFER_BYTES)
@@ -136,8 +136,8 @@ def fill_staged(fillings: Sequence[Filling], source: Placed, device: torch.devic
 
 
 def put(place: Weight, rows: torch.Tensor, *, wait: bool = True) -> None:
-    """Stored rows into their place, quantised there if that is what it holds: on the place's own device, and little by
-    little, since they are wider on the way."""
+    """Copy stored rows to their place. If it holds quantised values, rows are quantised on its own device, a few at a
+    time, since they are wider until then."""
     if not isinstance(place, QuantizedWeight):
         place.copy_(rows, non_blocking=not wait)
         return
@@ -156,7 +156,7 @@ def _rows(weight: Weight, start: int, end: int) -> Weight:
 
 
 def targets(module: nn.Module) -> Iterator[tuple[str, Weight]]:
-    """All that is to be filled, by the names that it would have if nothing were quantised."""
+    """All tensors to be filled, by the names that they would have if nothing were quantised."""
     quantized = {name: part for name, part in module.named_modules() if isinstance(part, QuantizedLinear)}
     for name, param in module.state_dict(keep_vars=True).items():
         owner, _, own = name.rpartition(".")
@@ -177,7 +177,7 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
 
 
 def windows(fillings: Sequence[Filling], most_bytes: int | None = None) -> Iterator[list[Piece]]:
-    """The fillings in order, in groups of at most so many bytes, or `WINDOW_BYTES`; a larger one is cut by rows."""
+    """The fillings in order, in groups of at most `most_bytes`, or `WINDOW_BYTES`; a larger one is split by rows."""
     most_bytes = most_bytes or WINDOW_BYTES
     window: list[Piece] = []
     held = 0
@@ -198,7 +198,7 @@ def windows(fillings: Sequence[Filling], most_bytes: int | None = None) -> Itera
 def _plan(
     module: nn.Module, source: TensorSource, prefix: str, unused: Collection[str], naming: Naming
 ) -> list[Filling]:
-    """Where all tensors go, in the order in which they are stored."""
+    """The fillings of all tensors, in the order in which they are stored."""
     ignored = tuple(unused)
     ours = naming.renamed((n for n in source.tensors if not n.startswith(ignored)), source.label)
     fillings: list[Filling] = []

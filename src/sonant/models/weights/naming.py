@@ -1,7 +1,7 @@
-"""How stored names come to the names of our parameters: renaming, tensors laid together, and weight norm.
+"""Maps stored names to the names of our parameters: renaming, concatenated tensors, and weight norm.
 
-A stored name is renamed first. A parameter is then looked for under its own name, else as the parts that it is laid
-together from, else as the two halves of weight norm.
+A stored name is renamed first. A parameter is then looked for under its own name, else as the parts of which it is
+concatenated, else as the two halves of weight norm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rename = Callable[[str], str]
 
 
 def rename_by(rules: Sequence[tuple[str, str]]) -> Rename:
-    """Each (pattern, replacement) in turn, wherever in the name the pattern is found."""
+    """A function that applies each (pattern, replacement) in turn, wherever in a name the pattern is found."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
 
     def rename(name: str) -> str:
@@ -43,15 +43,15 @@ def rename_by(rules: Sequence[tuple[str, str]]) -> Rename:
 class Naming:
     """A family's own rules.
 
-    `joined`: a part of our name and what stands there in the stored names, whose tensors are laid together along
-    their first dimension, in that order.
+    `joined` maps a part of our name to the parts in its place in the stored names, whose tensors are concatenated
+    along their first dimension, in that order.
     """
 
     rename: Rename = str
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: FUSED)
 
     def renamed(self, stored: Iterable[str], label: str) -> dict[str, str]:
-        """Our name → the stored one."""
+        """A mapping from our names to the stored ones."""
         found: dict[str, str] = {}
         for name in stored:
             ours = self.rename(name)
@@ -61,9 +61,9 @@ class Naming:
         return found
 
     def parts(self, name: str, stored: Mapping[str, str]) -> list[tuple[str, ...]]:
-        """What a parameter's rows come from, in order: each one tensor, or the magnitude and direction of weight norm.
+        """The tensors that a parameter's rows come from, in order: each one, or weight norm's magnitude and direction.
 
-        Names that `stored` (see `renamed`) lacks are among them: it is for the caller to miss them.
+        Names that `stored` (see `renamed`) lacks may be among them; the caller has to check.
         """
         if name in stored:
             return [(name,)]
@@ -71,7 +71,7 @@ class Naming:
 
 
 def _halves(name: str, stored: Mapping[str, str]) -> tuple[str, ...]:
-    """The magnitude and direction of weight norm, where they are stored in the place of the weight `name`."""
+    """Weight norm's magnitude and direction if they are stored in place of the weight `name`, else `name` alone."""
     head, _, rest = name.rpartition("weight")
     if name not in stored and not rest and (not head or head.endswith(".")):
         for magnitude, direction in _WEIGHT_NORM:

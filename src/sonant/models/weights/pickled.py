@@ -1,7 +1,7 @@
 """Tensors in a file that `torch.save` wrote, for families that are published in no other form.
 
 A pickle is a program. It is read with torch's restricted reader, which builds tensors and plain containers and
-refuses everything else. Only a family that asks for this class by name gets it: `open_weights` never does.
+refuses everything else. Only a family that names this class uses it: `open_weights` never does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PickledTensors:
 
     @contextmanager
     def window(self) -> Iterator[Read]:
-        tensors = self._load()  # only mapped, and again for every window: pages that were read go with the mapping
+        tensors = self._load()  # mapped anew for every window: pages that were read are freed with the mapping
 
         def read(name: str, start: int, end: int) -> torch.Tensor:
             tensor = tensors[name].detach()
@@ -63,7 +63,7 @@ class PickledTensors:
 
 
 def _is_plain(value: object) -> bool:
-    """A dense tensor with numbers in it: not sparse, not quantised, not a mere shape."""
+    """Whether it is a dense tensor with numbers in it: not sparse, not quantised, not on the meta device."""
     if not isinstance(value, torch.Tensor):
         return False
     return value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"

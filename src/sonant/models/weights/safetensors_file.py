@@ -38,7 +38,7 @@ _PICKLE_STARTS = (b"\x80\x02", b"\x80\x04", b"\x80\x05", b"PK")
 
 
 class SafetensorsFile:
-    """Refuses, when made, what is not a whole safetensors file."""
+    """A file whose header has been read. The constructor refuses what is not a whole safetensors file."""
 
     def __init__(self, path: Path) -> None:
         check_whole(path)
@@ -68,9 +68,9 @@ class SafetensorsFile:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a file that is missing, cut short or of another kind, with a reason a person can act on."""
+    """Refuse a file that is missing, cut short or of another kind, with a message that a person can act on."""
     if not path.exists():
-        # Of the same weights: what else lies there, such as a codec, is no help.
+        # Only pickles of the same weights: others in the folder, such as a codec, are no help.
         pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in _PICKLES and path.stem in p.name)
         hint = f"; {pickles[0]} is a pickle, which can run code when read: convert it to safetensors" if pickles else ""
         raise CheckpointError(f"{path} is missing{hint}")
@@ -91,7 +91,7 @@ def check_whole(path: Path) -> None:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """What the file holds, in file order, and where it begins. `check_whole` has seen that the header is sound."""
+    """The file's tensors, in file order, and where their data begins. `check_whole` has found the header valid."""
     with path.open("rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
         start = f.tell()

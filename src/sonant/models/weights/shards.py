@@ -1,7 +1,7 @@
 """Safetensors in several files with an index that says which tensor lies where.
 
-The index is a file from elsewhere: it may name only files of its own folder, and what it says is compared with what
-the shards hold. Nothing is opened by a name that would lead out of the folder.
+The index is not trusted: it may name only files in its own folder, and what it says is compared with what the shards
+hold. Nothing is opened by a name that would lead out of the folder.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardedSafetensors:
 
     def _open(self, shard: str) -> SafetensorsFile:
         parts = PurePosixPath(shard)
-        # Only the name is judged: in a download cache the file itself is often a link to somewhere else.
+        # Only the name is checked: in a download cache the file itself is often a link to somewhere else.
         if not parts.name or parts.is_absolute() or ".." in parts.parts or "\\" in shard or ":" in shard:
             raise CheckpointError(f"{self.index} names {shard!r}, which is no file inside its folder")
         path = self.index.parent / shard
@@ -60,7 +60,7 @@ class ShardedSafetensors:
         return SafetensorsFile(path)
 
     def _compare(self) -> None:
-        """Every tensor is in the shard that the index says, and in no other."""
+        """Raise unless every tensor is in the shard that the index says, and in no other."""
         found: dict[str, str] = {}
         for shard, file in self.shards.items():
             for name in file.tensors:

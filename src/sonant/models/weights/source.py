@@ -1,7 +1,7 @@
 """What all stores of tensors have in common, whether one file, many, or a pickle.
 
-A store is read in windows: whatever a window maps is dropped at its end, so that a store as large as memory can be
-copied out of without ever being held whole.
+A store is read in windows: whatever a window maps is unmapped at its end, so that a store as large as memory can be
+read without ever being held whole.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class StoredTensor:
 class TensorSource(Protocol):
     @property
     def label(self) -> str:
-        """The file, as messages name it."""
+        """The file's name in messages."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """All that is stored, in the order in which it is best read; found without reading a tensor."""
+        """All stored tensors, in the best order to read them; known without reading any."""
 
     def window(self) -> AbstractContextManager[Read]:
-        """Read rows until the window is closed. What was read must have been copied by then."""
+        """A function that reads rows until the window is closed; what it has read must have been copied by then."""

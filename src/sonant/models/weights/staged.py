@@ -1,8 +1,8 @@
-"""Weights on their way to a GPU: threads read files ahead of the copies, into memory that the GPU reads by itself.
+"""Loads weights onto a GPU: threads read files ahead of the copies, into pinned memory that the GPU reads by itself.
 
-Copied from a mapping, a file comes page by page through one thread, and then once more through the driver's own
-memory. Here some threads read the pieces of one window into a pinned buffer, while those of the windows before are
-copied from theirs. A buffer is read into again when the device has taken what was in it.
+A copy from a mapping would read a file page by page in one thread, and copy it once more through the driver's own
+memory. Here several threads read the pieces of one window into a pinned buffer, while those of earlier windows are
+copied from theirs. A buffer is reused once the device has copied its contents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 BUFFER_BYTES = 16 << 20
 _BUFFERS = 4
 _THREADS = 8
-_AT_ONCE = 2 << 20  # bytes that one thread reads
+_AT_ONCE = 2 << 20  # bytes that one thread reads at a time
 _ALIGNMENT = 64
 
 
@@ -42,7 +42,7 @@ class FilePlace:
 
 @runtime_checkable
 class Placed(Protocol):
-    """A source whose tensors lie in files as they are."""
+    """A source whose files hold tensors as plain bytes."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]: ...
@@ -51,7 +51,7 @@ class Placed(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a stored tensor."""
+    """Rows [start, end) of a stored tensor."""
 
     name: str
     start: int
@@ -64,7 +64,7 @@ Window = TypeVar("Window")
 @dataclass
 class _Buffer:
     memory: Tensor  # [bytes] uint8
-    taken: torch.cuda.Event | None = None  # by the device
+    taken: torch.cuda.Event | None = None  # recorded after the device's copies from it
 
     def wait(self) -> None:
         if self.taken is not None:
@@ -78,8 +78,8 @@ class StagedReader:
         self.source, self.device = source, device
 
     def windows(self, wanted: Sequence[tuple[Window, Sequence[Rows]]]) -> Iterator[tuple[Window, Read]]:
-        """Each window with a way to read its rows. What is read holds until the next is asked for, on the host; copies
-        to the device, on the current stream, need not have ended."""
+        """Each window with a function that reads its rows. What it returns is valid on the host until the next window
+        is requested; copies to the device, on the current stream, may still be in flight then."""
         sizes = [sum(self._room(rows) for rows in each) for _, each in wanted]
         buffers = self._buffers(min(_BUFFERS, len(wanted)), max(sizes, default=0))
         ahead: deque[tuple[Window, _Buffer, dict[Rows, Tensor], list[Future[None]]]] = deque()
@@ -114,7 +114,7 @@ class StagedReader:
         like = torch.empty(size, dtype=torch.uint8, device="meta")
         try:
             return [_Buffer(host.take(f"buffer {n}", [like]).memory) for n in range(count)]
-        except ConfigError as error:  # The driver then copies it once more.
+        except ConfigError as error:  # The driver then copies everything once more.
             _LOG.info("weights are read into memory that the GPU does not reach: %s", error)
             return [_Buffer(torch.empty(size, dtype=torch.uint8)) for _ in range(count)]
 
@@ -125,7 +125,7 @@ class StagedReader:
         return -(-self._bytes(rows) // _ALIGNMENT) * _ALIGNMENT
 
     def _laid_out(self, each: Sequence[Rows], memory: Tensor) -> tuple[dict[Rows, Tensor], list[_Part]]:
-        """The rows as tensors in this memory, and what must be read for them to hold what they should."""
+        """The rows as tensors in this memory, and the parts that must be read to fill them."""
         views, parts, at = dict[Rows, Tensor](), list[_Part](), 0
         for rows in each:
             stored, place, size = self.source.tensors[rows.name], self.source.place_of(rows.name), self._bytes(rows)
@@ -154,7 +154,7 @@ class _Part:
 
 
 def _read(files: Mapping[Path, int], part: _Part) -> None:
-    """Python's lock is given away meanwhile."""
+    """Fill the part's memory from its file; the GIL is released meanwhile."""
     done = 0
     while done < len(part.into):
         count = os.preadv(files[part.path], [part.into[done:]], part.offset + done)

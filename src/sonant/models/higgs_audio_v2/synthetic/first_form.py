@@ -1,6 +1,6 @@
-"""What Boson's first layout calls the tensors that transformers' layout names: the way back from its conversion.
+"""Renames tensors of transformers' layout as in Boson's first layout: the inverse of transformers' conversion.
 
-The loaders rename the other way. The two were written apart, so that each tests the other.
+The loaders rename the other way. The two were written independently, so that each tests the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _CODEC = (
     (r"\.codebook\.", "._codebook."),
     (r"^fc\.", "fc_prior."),
     (r"^fc(\d)\.", r"fc_post\1."),
-    # Every convolution of these but those of one tap lies in a module of its own.
+    # Each of these convolutions is wrapped in a module, except those of one tap.
     (r"^((?:en|de)coder_semantic\.(?:conv_blocks\.\d+\.(?:res_units\.\d+\.)?)?conv)\.(weight|bias)$", r"\1.conv.\2"),
     (r"^((?:en|de)coder_semantic\.conv_blocks\.\d+\.res_units\.\d+\.conv1)\.weight$", r"\1.conv.weight"),
     (r"^(decoder_semantic\.conv[12])\.weight$", r"\1.conv.weight"),
 )
-_MAGNITUDE = 3.0  # directions are this much longer than weights, so that a loader that forgets magnitudes is found out
+_MAGNITUDE = 3.0  # directions are this much longer than weights, so that a loader that ignores magnitudes is noticed
 
 
 def language_model_name(name: str) -> str:
@@ -38,7 +38,7 @@ def language_model_name(name: str) -> str:
 
 
 def codec_name(name: str, blocks: int) -> str:
-    """`blocks`: in the acoustic encoder, and in its decoder."""
+    """`blocks` is the number of blocks in the acoustic encoder, and in its decoder."""
     part, _, rest = name.partition(".")
     if part == "acoustic_encoder":
         return _dac_name("encoder.block", rest, blocks, first_unit=0, ends=("snake1", "conv1"), first_end=3)
@@ -48,7 +48,7 @@ def codec_name(name: str, blocks: int) -> str:
 
 
 def _dac_name(stack: str, rest: str, blocks: int, *, first_unit: int, ends: tuple[str, str], first_end: int) -> str:
-    """There a stack is one list: a convolution, the blocks, a snake, a convolution; and so is each block."""
+    """Boson has one list for a stack: a convolution, the blocks, a snake, a convolution. So it has for each block."""
     around = {"conv1": 0, "snake1": blocks + 1, "conv2": blocks + 2}
     found = re.fullmatch(r"block\.(\d+)\.(?:res_unit(\d)\.)?(\w+)\.(\w+)", rest)
     if found is None:
@@ -61,7 +61,7 @@ def _dac_name(stack: str, rest: str, blocks: int, *, first_unit: int, ends: tupl
 
 
 def weight_normed(name: str, weight: torch.Tensor) -> Tensors:
-    """Magnitude and direction along the first dimension, in the place of the tensor called `name`."""
+    """Magnitude and direction along the first dimension, in place of the tensor called `name`."""
     magnitude = weight.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (weight.dim() - 1))
     return {f"{name}_g": magnitude, f"{name}_v": weight * _MAGNITUDE}
 

@@ -2,7 +2,7 @@
 
 Random checkpoints need them: the released weights are never fetched by tests or benchmarks. The numbers are those of
 the release, not the defaults of transformers' config classes, which differ. The tiny model keeps what the algorithm
-is made of (eight codebooks, 960 samples a frame, three query heads to one of keys) and is small in all else.
+depends on (eight codebooks, 960 samples a frame, three query heads to one of keys) and is small in all else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STREAM_BOS, STREAM_EOS = CODES, CODES + 1  # the last two rows of a codebook's v
 RATIOS = (8, 5, 4, 2, 3)
 SAMPLE_RATE = 24000
 TEXT_VOCAB_SIZE = 128256  # of the published size, whichever tokenizer is used
-# Two ways to write one function: both give wavelengths under 2048 and over 8192 the same scale.
+# Two ways to write one function: in both, scaling begins at wavelengths of 2048 and is complete at 8192.
 _ROPE: Mapping[Form, Json] = {
     "transformers": {
         "factor": 32.0,
@@ -83,7 +83,7 @@ def _as_boson(size: Size, ids: Mapping[str, int], vocab_size: int) -> Json:
             "max_position_embeddings": 131072,
             "rope_theta": 500000.0,
             "rope_scaling": _ROPE["boson"],
-            "tie_word_embeddings": True,  # Llama's own; the folder holds a text head beside the embedding
+            "tie_word_embeddings": True,  # Llama's own value, though the folder holds a text head beside the embedding
             "bos_token_id": ids["<|begin_of_text|>"],
             "eos_token_id": ids["<|end_of_text|>"],
         },
@@ -163,8 +163,8 @@ def generation_config(form: Form, ids: Mapping[str, int]) -> Json:
 def codec_config(size: Size, form: Form) -> Json:
     """config.json of the codec.
 
-    Boson's form leaves out what its code has fixed: the widths of both encoders and of the decoder. A tiny codec says
-    them as transformers' form does; the published file of that form has neither of the two objects.
+    Boson's form leaves out what its code fixes: the widths of both encoders and of the decoder. A tiny codec states
+    them as transformers' form does; the published file in Boson's form has neither of the two objects.
     """
     acoustic, semantic = acoustic_config(size), _semantic(size)
     codebook_dim = 8 if size == "tiny" else 64
@@ -213,8 +213,8 @@ def acoustic_config(size: Size) -> Json:
         "downsampling_ratios": list(RATIOS),
         "upsampling_ratios": list(RATIOS),
         "hop_length": 960,
-        "sampling_rate": 16000,  # as published, and not what it takes
-        "codebook_dim": 8,  # of a quantizer of its own that is not there, as are the next two
+        "sampling_rate": 16000,  # as published, though its input is at SAMPLE_RATE
+        "codebook_dim": 8,  # of a quantizer of DAC's own that is absent here, like the next two
         "codebook_size": 1024,
         "n_codebooks": 9,
     }

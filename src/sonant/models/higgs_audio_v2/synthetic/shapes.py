@@ -1,7 +1,7 @@
-"""Every tensor name and shape of transformers' layout, worked out from the config files alone.
+"""Every tensor name and shape of transformers' layout, derived from the config files alone.
 
-Random checkpoints are written from this table, and a test holds it against the published lists, so that a wrong name
-shows up here and not as a puzzling load error. What Boson's layout calls them: see `first_form`.
+Random checkpoints are written from this table, and a test compares it with the published lists, so that a wrong name
+shows up here and not as a puzzling load error. For their names in Boson's layout see `first_form`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAC_UNITS = 3  # residual units in each block
 
 
 def language_model_shapes(config: HiggsConfig) -> dict[str, Shape]:
-    """What `model.safetensors` holds, the text head with it, which speech never asks."""
+    """What `model.safetensors` holds, including the text head, which speech never uses."""
     c = config.llama
     entries: list[Entry] = [("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))]
     for i in range(c.num_hidden_layers):

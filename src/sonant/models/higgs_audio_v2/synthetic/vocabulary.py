@@ -1,7 +1,7 @@
 """Writes the text tokenizer's files, with the real vocabulary or with one of single bytes.
 
-The real vocabulary is another project's data and does not travel with ours. Single bytes tokenise any text, only into
-more tokens. The special tokens are the published ones, and at full size have the published ids.
+The real vocabulary is another project's data and is not part of ours. Single bytes tokenise any text, only into more
+tokens. The special tokens are the published ones, and at full size have the published ids.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def write_tokenizer(folder: Path, *, first_special: int, real: Path | None) -> d
 
 
 def byte_tokenizer(ids: dict[str, int]) -> dict[str, Any]:
-    """tokenizer.json: bytes without merges, and the special tokens, also where their ids leave a gap.
+    """tokenizer.json: bytes without merges, and the special tokens, even where their ids leave a gap.
 
-    As in the published file, a text that is encoded with special tokens is given the first one.
+    As in the published file, a text that is encoded with special tokens gets the first one in front.
     """
     bos = {"id": BOS, "ids": [ids[BOS]], "tokens": [BOS]}
     begin, text, other = ({kind: {"id": name, "type_id": i}} for kind, name, i in _TEMPLATE)

@@ -1,6 +1,6 @@
 """Writes checkpoints of random weights in the published layouts, at a tiny size or at full size.
 
-Tests, benchmarks and a first try of the program need a model without fetching one. It speaks noise. Both layouts hold
+Tests, benchmarks and a first try of the program need a model without a download. It speaks noise. Both layouts hold
 the same numbers: every tensor is drawn by the name that transformers gives it.
 """
 
@@ -35,7 +35,7 @@ CODEC_SEED = 7
 CODEC_FOLDER = "audio_tokenizer"
 SHARDS = 3  # of Boson's layout
 BYTES = 256
-# (gain, bias) of the end of speech: some tens of rows, or never, however one samples
+# (gain, bias) of the end of speech: after some tens of rows, or never, whatever the sampling
 _ENDS = {"tiny": (1.3, 0.0), "3b": (0.0, -40.0)}
 _WAV_GAINS = {"tiny": 0.03, "3b": 0.02}  # of the last convolution: the level of speech
 
@@ -102,7 +102,7 @@ def write_language_model(
 def write_configs(
     folder: Path, *, size: Size, form: Form = "transformers", tokenizer_from: Path | None = None
 ) -> HiggsConfig:
-    """The language model's folder without its weights, read back as the loader will read it."""
+    """Write the language model's folder without its weights, and read it back as the loader will."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny = size == "tiny"
     ids = write_tokenizer(folder, first_special=BYTES if tiny else FIRST_SPECIAL, real=tokenizer_from)
@@ -116,7 +116,7 @@ def write_configs(
 
 
 def write_codec(folder: Path, *, size: Size, device: str | torch.device = "cpu", form: Form = "transformers") -> None:
-    """A folder of its own for the codec, always in float32: `model.safetensors`, or Boson's `model.pth`."""
+    """Write the codec into a folder of its own, always in float32: `model.safetensors`, or Boson's `model.pth`."""
     _refuse_to_overwrite(folder, "model.safetensors", "model.pth")
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", codec_config(size, form))
@@ -135,7 +135,7 @@ def write_codec(folder: Path, *, size: Size, device: str | torch.device = "cpu",
 
 
 def _write_shards(folder: Path, tensors: RandomTensors, dtype: torch.dtype) -> None:
-    """Boson's names in three files, cut wherever a third is full, also inside a layer."""
+    """Write Boson's names into three files, each with a third of the tensors, even if that splits a layer."""
     names = list(tensors.shapes)
     places: dict[str, str] = {}
     for i in range(SHARDS):

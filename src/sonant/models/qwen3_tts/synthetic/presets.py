@@ -56,7 +56,7 @@ def model_config(
         "dtype": "float32" if size == "tiny" else "bfloat16",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_type": kind,
-        # The official code asks this name whether a CustomVoice checkpoint takes instructions.
+        # By this name the official code decides whether a CustomVoice checkpoint takes instructions.
         "tts_model_size": "0b6" if size == "0.6b" or (size == "tiny" and kind == "base") else "1b7",
         "im_start_token_id": text_ids["<|im_start|>"],
         "im_end_token_id": text_ids["<|im_end|>"],

@@ -1,6 +1,6 @@
-"""Every tensor name and shape of the published layout, worked out from the config alone.
+"""Every tensor name and shape of the published layout, derived from the config alone.
 
-Random checkpoints are written from this table, and a test holds it against the published lists, so that a
+Random checkpoints are written from this table, and a test compares it with the published lists, so that a
 wrong name shows up here and not as a puzzling load error.
 """
 
@@ -67,7 +67,7 @@ def _predictor(c: DecoderStackConfig, talker: TalkerConfig) -> Iterator[Entry]:
     for group in range(talker.num_code_groups - 1):  # the talker itself draws the first group
         yield f"{model}.codec_embedding.{group}.weight", (c.vocab_size, talker.hidden_size)
         yield f"talker.code_predictor.lm_head.{group}.weight", (c.vocab_size, c.hidden_size)
-    if c.hidden_size != talker.hidden_size:  # of equal width they are joined without a projection
+    if c.hidden_size != talker.hidden_size:  # with equal widths there is no projection
         yield from linear("talker.code_predictor.small_to_mtp_projection", c.hidden_size, talker.hidden_size)
 
 

@@ -1,7 +1,7 @@
 """Writes a checkpoint's text tokenizer files, with the real vocabulary or with a very small one.
 
-The real vocabulary is another project's data and does not travel with ours, so tests and benchmarks make do
-with a byte-level one that tokenises any text, only into more tokens.
+The real vocabulary is another project's data and is not part of ours, so tests and benchmarks use a byte-level
+one that tokenises any text, only into more tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADDED_TOKENS = (
 )
 PLAIN = frozenset(ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")])
 
-# Prompts are cut by token counts that hold only where each role is one token; the rest is for a few merges.
+# Prompts are sliced by token counts that hold only if each role is one token; the other words give a few merges.
 MINI_WORDS = (*("assistant", "user", "the", "Ġthe", "ing", "and", "Ġand", "er", "on", "hello", "Ġworld", "speech"),)
 
 

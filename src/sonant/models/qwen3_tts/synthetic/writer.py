@@ -1,6 +1,6 @@
 """Writes checkpoints of random weights in the published layout, at a tiny size or at full size.
 
-Tests, benchmarks and a first try of the program need a model without fetching one. Its tensors are scaled so that
+Tests, benchmarks and a first try of the program need a model without a download. Its tensors are scaled so that
 activations stay near one and the sound stays finite. It speaks noise.
 """
 
@@ -77,13 +77,13 @@ def write_checkpoint(
         CODEC_SEED,
         torch.device(device),
         {last_conv: lambda w: w.mul_(wav_gain)},
-    ).write(folder / "speech_tokenizer" / "model.safetensors", torch.float32)  # published so, whatever the talker's
+    ).write(folder / "speech_tokenizer" / "model.safetensors", torch.float32)  # as published, whatever the talker's is
 
 
 def write_configs(
     folder: Path, kind: Kind, size: Size, tokenizer_from: Path | None, code_groups: int = CODE_GROUPS
 ) -> Qwen3TTSConfig:
-    """Everything but the weights, read back as the loader will read it."""
+    """Write everything but the weights, and read it back as the loader will."""
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     text_ids = write_tokenizer(folder, tokenizer_from)
     ids_used = max(text_ids.values()) + 1
@@ -102,7 +102,7 @@ def write_configs(
 
 
 def draw(name: str, shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """A float32 tensor whose spread suits what its name says it is."""
+    """A float32 tensor whose spread suits the kind of tensor that its name tells."""
     leaf = name.rsplit(".", 1)[-1]
     if leaf == "initialized":
         return torch.ones(shape, device=generator.device)

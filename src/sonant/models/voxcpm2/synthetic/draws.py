@@ -1,7 +1,7 @@
-"""How widely each random tensor is spread: activations stay near one, latents bounded, and every part matters.
+"""Draws each random tensor so widely that activations stay near one, latents stay bounded, and every part matters.
 
-Norms stand between what is fed back and all that reads it, so a patch of latents is at most its noise plus a few times
-one, however many came before it.
+Norms stand between what is fed back and all that reads it, so a patch of latents is at most its noise plus a few units,
+however many came before it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 from sonant.models.synthetic_tensors import Draw, Edit, Shape
 
-STEADY, STEADY_VALUE = 0, 4.0  # the unit before the stop head that never moves, and what it holds
+STEADY, STEADY_VALUE = 0, 4.0  # the unit before the stop head that is constant, and its value
 RESIDUAL = 0.3  # of a residual branch in the codec: undamped, their sum blows up
-SOUND = 0.03  # of the codec's last convolution: the level of speech, far from where tanh flattens
+SOUND = 0.03  # of the codec's last convolution: the level of speech, far from where tanh saturates
 _UPSAMPLING = re.compile(r"decoder\.model\.(\d+)\.block\.1\.weight_g")
 _BRANCH_END = re.compile(r"\.block\.\d+\.block\.3\.weight_g$")
 
@@ -34,9 +34,9 @@ def draw_model(name: str, shape: Shape, generator: torch.Generator) -> torch.Ten
 
 
 def end_of_speech(gain: float, bias: float) -> dict[str, Edit]:
-    """`gain` widens what the state says of the end; `bias` is added to the logit of going on, at every step.
+    """Edits: `gain` scales the stop head's weights; `bias` is added to the logit of going on, at every step.
 
-    The head has no bias of its own. One unit before it reads nothing and is always the same, and carries it.
+    The head has no bias of its own. One unit before it reads nothing, so it is constant, and carries the bias.
     """
     steady = STEADY_VALUE / (1.0 + math.exp(-STEADY_VALUE))  # after its SiLU
 
@@ -76,7 +76,7 @@ def vae_draw(config: Mapping[str, Any]) -> Draw:
         if _BRANCH_END.search(name):
             return RESIDUAL
         if found := _UPSAMPLING.fullmatch(name):
-            # It is an input's, spread over half as many outputs and twice the stride, of which two meet in a sample.
+            # It is an input's, spread over half as many outputs and taps of twice the stride, two for each sample.
             return float((rates[int(found[1]) - 2] / 2) ** 0.5)
         return 1.0
 

@@ -1,8 +1,8 @@
 """The contents of config.json, for the published size and for two smaller ones.
 
 Random checkpoints need it: the released weights are never fetched by tests or benchmarks. The smaller models keep what
-the algorithm is made of (four latents to a patch, 640 samples heard and 1920 spoken to a latent); the mid one keeps the
-published heads too, whose width some kernels depend on.
+the algorithm depends on (four latents a patch, 640 samples encoded and 1920 decoded a latent); the mid one keeps the
+published heads too, since some kernels depend on their width.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Size = Literal["tiny", "mid", "2b"]
 Json = dict[str, Any]
 
 PATCH_SIZE = 4
-POSITIONS = 32768  # that the rotation was made for
+POSITIONS = 32768  # for which RoPE was made
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What the sizes differ in."""
+    """The values in which sizes differ."""
 
     vocab_size: int
     hidden: int
@@ -115,7 +115,7 @@ def _language_model(preset: Preset, vocab_size: int) -> Json:
         "kv_channels": preset.head_dim,
         "rope_scaling": {
             "type": "longrope",
-            # Published, both lists are the same; where they differ, taking the wrong one is found out.
+            # The published lists are equal; the tiny model's differ, so that taking the wrong one is noticed.
             "long_factor": list(reversed(factors)) if preset is PRESETS["tiny"] else list(factors),
             "short_factor": list(factors),
             "original_max_position_embeddings": POSITIONS,

@@ -1,6 +1,6 @@
-"""Every tensor name and shape of a published folder, worked out from its config file alone.
+"""Every tensor name and shape of a published folder, derived from its config file alone.
 
-Random checkpoints are written from this table, and a test holds it against the published lists, so that a wrong name
+Random checkpoints are written from this table, and a test compares it with the published lists, so that a wrong name
 shows up here and not as a puzzling load error.
 """
 
@@ -21,7 +21,7 @@ UNITS = 3  # residual units in each block of the codec
 
 @dataclass(frozen=True)
 class _Stack:
-    """The layers of one of the four parts: all are the language model's, at their own width."""
+    """The layers of one of the four parts: all are like the language model's, with their own widths."""
 
     name: str
     hidden: int
@@ -67,7 +67,7 @@ def _stacks(config: VoxCPM2Config) -> Iterator[_Stack]:
 
 
 def _layers(stack: _Stack, key_heads: int) -> Iterator[Entry]:
-    """`key_heads` is said once, for all parts."""
+    """`key_heads` is the same for all parts."""
     hidden, inner = stack.hidden, stack.inner
     queries, keys = stack.heads * stack.head_dim, key_heads * stack.head_dim
     for i in range(stack.layers):

@@ -1,8 +1,8 @@
 """Writes the text tokenizer's files, with the real vocabulary or with a small one.
 
-The real vocabulary is another project's data and does not travel with ours. The small one is of its kind (spaces as
-SentencePiece writes them, merges, bytes for what has no token), so it takes any text, only in more tokens. Some of its
-tokens are of several Chinese characters, which the model must be given one by one.
+The real vocabulary is another project's data and is not part of ours. The small one is of its kind (spaces as
+SentencePiece writes them, merges, byte fallback), so it tokenises any text, only into more tokens. Some of its tokens
+have several Chinese characters, which the model must be given one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTROLS = {101: "<|audio_start|>", 102: "<|audio_end|>", 103: "<|ref_audio_star
 SPECIALS = ("<unk>", "<s>", "</s>")
 SPACE = "▁"
 CHINESE = "你好世界测试语音合成今天气不错人工智能，。！？、（）"
-# The most urgent first.
+# The first in this order is merged first.
 _PAIRS = (
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng ll lo wo ld el ▁t ▁h ▁w ▁a ▁s "
     "你好 世界 测试 语音 合成 今天 天气 不错 人工 智能"
@@ -55,7 +55,7 @@ def write_tokenizer(folder: Path, real: Path | None) -> int:
 
 
 def small_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The tokens' ids, around those that the model has built in, and the merges."""
+    """The tokens' ids, with the ids that the model has built in left to its control tokens, and the merges."""
     merges = [*((pair[0], pair[1]) for pair in _PAIRS.split()), *_LONGER]
     printable = [chr(code) for code in range(33, 127)]
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]

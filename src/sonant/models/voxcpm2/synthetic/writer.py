@@ -1,6 +1,6 @@
 """Writes checkpoints of random weights in the published layout, at a tiny size, at a mid one or at full size.
 
-Tests, benchmarks and a first try of the program need a model without fetching one. It speaks noise.
+Tests, benchmarks and a first try of the program need a model without a download. It speaks noise.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def write_checkpoint(
 ) -> None:
     """Write a model, its codec and its text tokenizer; the folder must not hold one already.
 
-    `tokenizer_from` is a folder with the real tokenizer.json. `end` is how far the state moves the logits of the end of
-    speech, and what is added to the logit of going on: at the smaller sizes utterances end by themselves after some
-    patches; at full size never, which is what a benchmark wants. CPU and GPU draw different values.
+    `tokenizer_from` is a folder with the real tokenizer.json. `end` is a gain of the stop head's weights and a bias to
+    the logit of going on: at the smaller sizes utterances end by themselves after some patches; at full size never,
+    which is what a benchmark wants. CPU and GPU draw different values.
     """
     if kind != "base":
         raise CheckpointError(f"there is only one kind of this model, 'base', and not {kind!r}")
@@ -68,7 +68,7 @@ def write_checkpoint(
 def write_configs(
     folder: Path, *, size: Size, dtype: torch.dtype | None = None, tokenizer_from: Path | None = None
 ) -> VoxCPM2Config:
-    """The folder without its weights, read back as the loader will read it."""
+    """Write the folder without its weights, and read it back as the loader will."""
     folder.mkdir(parents=True, exist_ok=True)
     used, vocab_size = write_tokenizer(folder, tokenizer_from), PRESETS[size].vocab_size
     if used > vocab_size and size == "2b":
@@ -81,7 +81,7 @@ def write_configs(
 
 
 def vae_tensors(config: VoxCPM2Config, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """The codec: all float32, but for the sample rates that its decoder is told apart by."""
+    """The codec's tensors, all float32 but for the boundaries of the sample rates that condition its decoder."""
     draw = vae_draw(config.vae)
     tensors = RandomTensors(vae_shapes(config.vae), draw, VAE_SEED, torch.device(device))
     held = {name: tensors.tensor(name).cpu() for name in tensors.shapes if name != BOUNDARIES}
