@@ -103,10 +103,10 @@ class Qwen3TTS:
     def _packed_shape(self, shape: PrefillShape) -> PackedShape:
         return PackedShape(shape.positions, self.config.talker.num_code_groups, self.config.talker.hidden_size)
 
-    @torch.inference_mode()
     def has_preroll(self, prompt: Prompt) -> bool:
         return prompt.payload.preroll is not None
 
+    @torch.inference_mode()
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         layout: Layout = item.prompt.payload
         if layout.preroll is None:

@@ -109,10 +109,10 @@ class VoxCPM2:
     def _packed_shape(self, shape: PrefillShape) -> PackedShape:
         return PackedShape(shape.positions, shape.kind, (self.config.patch_size, self.config.feat_dim))
 
-    @torch.inference_mode()
     def has_preroll(self, prompt: Prompt) -> bool:
         return len(prompt.payload.primer) > 0
 
+    @torch.inference_mode()
     def preroll(self, item: PrefillItem, start: int, frames: int) -> int:
         """Prime the codec with the end of the clip that is continued, so that sound goes on from there."""
         layout: Layout = item.prompt.payload
