@@ -5,8 +5,8 @@ engine = sonant.load("path/to/checkpoint")
 for chunk in engine.stream("Hello."):
     play(chunk.samples)
 
-A name is imported when it is first asked for: torch takes seconds and hundreds of megabytes, which a process that only
-lays prompts out, or prints help, must not pay.
+A name is imported when it is first used: torch takes seconds and hundreds of megabytes, which a process that only lays
+prompts out, or prints help, must not pay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sonant import errors as errors  # every caller catches some, and they cost nothing
+from sonant import errors as errors  # every caller catches some, and importing them costs nothing
 
 if TYPE_CHECKING:
     from sonant.config import EngineConfig
@@ -50,7 +50,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take it for leave to ask for any name
+if not TYPE_CHECKING:  # with it a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

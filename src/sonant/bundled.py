@@ -1,4 +1,4 @@
-"""The voice inside the package: where it lies, and whether it is the one that was shipped."""
+"""The voice inside the package: where it lies, and a check that it is the one that was shipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 
 
 def bundled_voice() -> Path | None:
-    """Its folder, every file of which has been checked. None: this build has none."""
+    """The voice's folder, in which every file has been checked; None: this build has no voice."""
     folder = Path(str(resources.files("sonant").joinpath(*_VOICE)))
     if not (folder / SUMS).is_file():
         return None

@@ -11,7 +11,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(text: str, where: str) -> int:
-    """`3GiB`, `1.5 GB`, `800MiB` or plain bytes."""
+    """Parse `3GiB`, `1.5 GB`, `800MiB` or plain bytes."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{where} must be a size as 3GiB, 800MiB or 1.5GB are, not {text!r}")
@@ -24,7 +24,7 @@ def rounded_up(count: int) -> str:
 
 
 def shown(count: int) -> str:
-    """For a person."""
+    """`count` bytes, for a person to read."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

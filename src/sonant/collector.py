@@ -6,7 +6,7 @@ import gc
 
 
 def freeze_what_is_alive() -> None:
-    """All that is alive once an engine is there stays alive. A collector that walks over it, as it does when a thousand
-    requests come at once, holds everybody up for a fifth of a second."""
+    """Exempt all that is alive from collection, since it stays alive once an engine is there. A collection that walks
+    over it, as when a thousand requests come at once, holds everybody up for a fifth of a second."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Host values on their way to the device, without waiting for it."""
+"""Sends host values to the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def send_into(array: npt.NDArray[Any], place: Tensor) -> None:
-    """The same, to memory on the device that is there already."""
+    """The same, into memory that the device has already."""
     place.copy_(_pinned(array, place.device), non_blocking=True)
 
 
 def _pinned(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """In memory that a GPU can read by itself; torch keeps it until copies from it are done."""
+    """The array in memory that a GPU can read by itself; torch keeps it until copies from it are done."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     return host.pin_memory() if device.type == "cuda" else host
 
@@ -30,7 +30,7 @@ def _pinned(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 def reserve_pinned(device: torch.device) -> None:
     """Fill torch's cache of pinned memory with as much as `to_device` has on its way at a time.
 
-    It keeps blocks by powers of two. One that is missing comes from the driver, which holds up a step.
+    The cache keeps blocks by powers of two. A block that it lacks comes from the driver, which holds up a step.
     """
     if device.type == "cuda":
         sizes = (1 << power for power in range(3, 18))

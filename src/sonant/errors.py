@@ -1,7 +1,7 @@
 """What can go wrong, as types. Each message says what was wrong and what to do about it.
 
-`BadRequest` and its kin are the caller's to mend; `EngineError` and its kin are ours. Serving maps them to
-HTTP in one place, by class.
+The caller can correct a `BadRequest` or a subclass of it; an `EngineError` or a subclass is our fault. Serving maps
+them to HTTP in one place, by class.
 """
 
 import errno
@@ -40,7 +40,7 @@ class BadAudio(BadRequest):
 
 
 class Unsupported(BadRequest):
-    """This checkpoint cannot do what was asked (cloning with CustomVoice, say)."""
+    """This checkpoint cannot do what was asked (cloning with CustomVoice, for example)."""
 
 
 class CheckpointError(SonantError):
@@ -68,7 +68,7 @@ class Overloaded(EngineError):
 
 
 class TooLate(Overloaded):
-    """It waited for as long as it was promised a first sound within, and none came."""
+    """The request has waited for as long as its first sound may take, and none came."""
 
 
 class Aborted(SonantError):
@@ -84,10 +84,10 @@ class UnknownConsent(BadRequest):
 
 
 class StoreError(SonantError):
-    """The voice store cannot be read or written: disk, permissions or damage, never the caller's doing."""
+    """The voice store cannot be read or written: disk, permissions or damage, never the caller's fault."""
 
 
-# Of the system's: nothing there, not allowed, of another kind, read-only; an address in use, or not this machine's.
+# The system's errors: nothing there, not allowed, of another kind, read-only; an address in use, or not this machine's.
 _PERMANENT_ERRNOS = {
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.EADDRINUSE,
     errno.EADDRNOTAVAIL,
@@ -97,7 +97,7 @@ _PERMANENT_ERRNOS = {
 def is_permanent(error: BaseException) -> bool:
     """Whether the same start would fail again for the same reason, until a person changes something.
 
-    A server ends with exit code 2 and the message then. All else may pass (memory that another process holds, a
+    A server then ends with exit code 2 and the message. Any other error may pass (memory that another process holds, a
     driver that starts anew) and is worth another try.
     """
     if isinstance(error, OSError):

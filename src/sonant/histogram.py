@@ -1,4 +1,4 @@
-"""Quantiles of histograms that are kept as Prometheus keeps them: by how many observations lay below each bound."""
+"""Quantiles of histograms that are kept as in Prometheus: as the number of observations at or below each bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Buckets = Mapping[float, float]  # upper bound → how many observations lay at 
 def quantile(buckets: Buckets, share: float) -> float | None:
     """The value that `share` of the observations do not exceed, taken as evenly spread within a bucket.
 
-    Past the largest finite bound that bound is all that is known. None if nothing was observed.
+    Beyond the largest finite bound the value is not known, and that bound is returned. None if nothing was observed.
     """
     bounds = sorted(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0

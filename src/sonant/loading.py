@@ -56,7 +56,7 @@ def load(
     dtype, codec_dtype: "auto" (bfloat16 on a GPU, float32 on the CPU), "float32", "bfloat16", "float16"
     quantize: "fp8" halves the weights of the models' layers as they are read; None: as `config` says
     sound: "float32" in -1..1, or "int16", rounded on the device: half the bytes, and what most formats hold
-    seats: places on the GPU that several engines take in turns; this one waits for its first, and sleeps without
+    seats: places on the GPU that several engines take in turns; this one waits for its first, and sleeps without one
     """
     folder = bundled_voice() if path is None else Path(path)
     if folder is None:
@@ -78,7 +78,7 @@ def load_engine(
     compiler: Compiler | None = None,
     note: StartNote | None = None,
 ) -> Engine:
-    """`load` of a folder that is there; `compiler`: one that waits already; `note`: for the next start."""
+    """As `load`, for a folder that exists; `compiler`: a process that waits already; `note`: for the next start."""
     target = pick_device(device)
     check_quantize(config.quantize, gpu_of(target))
     dtypes = pick_dtype(dtype_names[0], target), pick_dtype(dtype_names[1], target)
@@ -118,8 +118,8 @@ def load_engine(
 
 
 def expected_weight_bytes(folder: Path, config: EngineConfig, dtypes: tuple[torch.dtype, torch.dtype]) -> int:
-    """About what the weights will take, known before any is read. Quantised they are less than their files: the model
-    is then laid out without memory, as the engine will have it."""
+    """About how much the weights will take, before any is read. Quantised weights are smaller than their files, so
+    the model is then laid out without memory, as the engine will have it."""
     if config.quantize is not None:
         return load_model(folder, config, torch.device("meta"), *dtypes).weights().total_bytes
     return weight_file_bytes(folder, config)
@@ -148,7 +148,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def check_quantize(quantize: Quantization | None, gpu: Gpu | None) -> None:
-    """A CPU widens what it reads, and so does a GPU that has the numbers but no products of them."""
+    """Raise `ConfigError` if the GPU lacks the type. A CPU widens what it reads, and so does a GPU that has the type
+    but cannot multiply it."""
     if quantize is not None and gpu is not None and gpu.capability < _FP8:
         has, needs = (".".join(map(str, numbers)) for numbers in (gpu.capability, _FP8))
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How a caller steers what a model draws: knobs that each family declares by name, and the values that were set."""
+"""How a caller controls a model's sampling: knobs that each family declares by name, and the values that were set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from sonant.errors import BadSampling
 
 Value = bool | int | float
-_SHOWN_CHARS = 60  # of a value that a client made up
-_LARGEST = sys.float_info.max  # also of whole numbers, which Python would let grow past any float
+_SHOWN_CHARS = 60  # of a value that a client sent
+_LARGEST = sys.float_info.max  # also for whole numbers, which Python would let grow past any float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Knob:
     help: str
     low: float = -math.inf
     high: float = math.inf
-    choices: tuple[Value, ...] = ()  # where only some values are possible
+    choices: tuple[Value, ...] = ()  # if only some values are possible
 
     @property
     def kind(self) -> type[Value]:
@@ -42,7 +42,7 @@ class Knob:
         return number if math.isinf(self.high) else f"{number} from {low} to {high}"
 
     def checked(self, value: Any) -> Value:
-        """The value in the knob's type; `BadSampling` if it is none that the knob accepts."""
+        """Return the value in the knob's type; raise `BadSampling` if the knob does not accept it."""
         if self.kind is bool:
             fits = isinstance(value, bool)
         else:
@@ -54,7 +54,7 @@ class Knob:
 
 
 class Sampling(Mapping[str, Any]):
-    """What was set, by the name of a knob. What was not, or was set to None, is the checkpoint's own."""
+    """The values that were set, by the name of the knob. One that was not set, or to None, is the checkpoint's own."""
 
     def __init__(self, /, **values: Value | None) -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
@@ -81,7 +81,7 @@ class Sampling(Mapping[str, Any]):
 
 
 def resolve(knobs: Sequence[Knob], sampling: Sampling) -> dict[str, Value]:
-    """A checked value for every knob: what was set, defaults elsewhere."""
+    """A checked value for every knob: the one that was set, else the default."""
     names = {knob.name for knob in knobs}
     if unknown := sorted(set(sampling) - names):
         raise BadSampling(f"this model has no {unknown[0]!r} to set; it has {', '.join(sorted(names)) or 'nothing'}")

@@ -1,6 +1,6 @@
-"""From a mapping that people or other programs wrote (JSON, TOML, options) to a frozen dataclass, or a clear refusal.
+"""Turns a mapping that people or other programs wrote (JSON, TOML, options) into a frozen dataclass, or refuses it.
 
-Files are read by the type hints of the class they fill, so that a wrong value is told with its place when it is
+Files are read by the type hints of the class they fill, so that a wrong value is reported with its place when it is
 read, not as a strange failure hours later. The caller names the error class, because the same mistake is a
 checkpoint's in one file and an operator's in another.
 """
@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_LISTED = 12  # more names than that help nobody
+_LISTED = 12  # names in a message; more would help nobody
 _NAMES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -30,8 +30,8 @@ _NAMES: Mapping[Any, str] = {
 def build(into: type[T], raw: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False) -> T:
     """The dataclass `into` from the keys of `raw`; `where` is the file, or the place in it, for messages.
 
-    `lenient` is for files that others publish: keys that `into` lacks are passed over, and null is the same as
-    no key, at every depth.
+    `lenient` is for files that others publish: keys that `into` lacks are ignored, and null is the same as no key, at
+    every depth.
     """
     if not is_dataclass(into):
         raise TypeError(f"{into} is no dataclass")
@@ -52,7 +52,7 @@ def build(into: type[T], raw: object, where: str, *, error: type[Exception] = Va
 
 
 def convert(kind: Any, value: object, where: str, *, error: type[Exception] = ValueError, lenient: bool = False) -> Any:
-    """`value` as the type hint `kind` wants it: lists become tuples, whole numbers floats, text a path."""
+    """`value` in the type of the hint `kind`: lists become tuples, whole numbers floats, text a path."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any or kind is object:
         return value
@@ -105,7 +105,7 @@ def refuse_unknown(
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest known name as the end of a message, or nothing where none is near."""
+    """The nearest known name as the end of a message, or nothing if none is near."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 

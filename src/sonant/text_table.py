@@ -1,4 +1,4 @@
-"""Tables for a terminal, as every command of measurement prints them."""
+"""Tables for a terminal, as every command that measures prints them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def grid(rows: Sequence[Sequence[str]], *, words_left: bool = False) -> str:
-    """Columns as wide as they need, to the right; with `words_left`, those that hold words are to the left."""
+    """Columns as wide as they need, aligned right; with `words_left`, those that hold words are aligned left."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     left = [words_left and any(map(_has_word, column[1:])) for column in zip(*rows, strict=True)]
     lines = []

@@ -14,7 +14,7 @@ from sonant.errors import BadRequest, BadSampling, BadText
 from sonant.sampling import Sampling
 from sonant.voice import Voice
 
-MAX_DESCRIPTION_CHARS = 1000  # of a speaker, in words
+MAX_DESCRIPTION_CHARS = 1000  # of a speaker's description in words
 MOST_PRIORITY = 2**31 - 1
 
 Samples = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Spoken:
-    """A piece of a text that has been said: what a model may go on from when it says the next."""
+    """A piece of text that has been spoken, which a model may continue when it speaks the next piece."""
 
     text: str
     frames: Frames
@@ -67,7 +67,7 @@ class SpeechRequest:
 
     text: str
     voice: str | Voice | None = None
-    speakers: tuple[str | Voice, ...] = ()  # of a dialogue: a voice, or in words, for [SPEAKER0], [SPEAKER1] …
+    speakers: tuple[str | Voice, ...] = ()  # of a dialogue: a voice or a description for [SPEAKER0], [SPEAKER1] …
     language: str = "auto"
     instruct: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -77,8 +77,8 @@ class SpeechRequest:
     priority: int = 0  # higher goes first; at most MOST_PRIORITY either way
     context: tuple[Spoken, ...] = ()  # what was said before this text, the oldest first
     live: bool = True  # someone is listening: first sound soon, then never a gap
-    first_audio_within_s: float | None = None  # who has waited so long for a row is told `Overloaded`; None: they wait
-    playback_speed: float = 1.0  # that it is heard at: who hears it faster needs it sooner; the sound is the same
+    first_audio_within_s: float | None = None  # having waited so long for a row it ends as `TooLate`; None: it waits on
+    playback_speed: float = 1.0  # at which it is played: faster playback needs sound sooner; the sound is the same
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -125,11 +125,11 @@ class SpeechRequest:
 class AudioChunk:
     """A piece of sound, in order, as it leaves the codec."""
 
-    samples: Samples  # of int16, if the engine was loaded so
+    samples: Samples  # or int16, if the engine was loaded for that
     sample_rate: int
     start_s: float  # where in the utterance it begins
-    frames: Frames  # that it was made from
-    part: int = 0  # of a text that came in parts: which of them it says
+    frames: Frames  # those that it was made from
+    part: int = 0  # of a text that came in parts: which of them it speaks
     ends_part: bool = False  # nothing more of that part follows
 
 

@@ -21,7 +21,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """What the tensors are is the family's business; it checks them when the voice is used.
+    """The family knows what the tensors are, and checks them when the voice is used.
 
     `text` is what the clip says, if the voice is to be continued and not only imitated.
     """
@@ -29,7 +29,7 @@ class Voice:
     tensors: Tensors
     text: str | None = None
     name: str = "clone"
-    family: str | None = None  # that encoded it; None in files from before it was written down
+    family: str | None = None  # the one that encoded it; None in files from before it was recorded
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Voice:
                 raise BadAudio(f"voice {self.name!r}: its {name} must be finite numbers; encode it again")
             found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
             found.update(np.ascontiguousarray(tensor).tobytes())
-        # What is strided, as a transpose is, safetensors would write as it lies in memory.
+        # A strided tensor, such as a transpose, would be written by safetensors as it lies in memory.
         object.__setattr__(self, "tensors", {n: np.asarray(t, order="C") for n, t in self.tensors.items()})
         object.__setattr__(self, "fingerprint", found.hexdigest())
 

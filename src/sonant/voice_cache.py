@@ -1,4 +1,4 @@
-"""Voices in memory, the least recently used dropped first; one that several ask for at once is made once."""
+"""Voices in memory, the least recently used dropped first; one that several request at once is made once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class VoiceCache:
         self._being_made: dict[str, Future[Voice]] = {}
 
     def get(self, key: str, make: Callable[[], Voice]) -> Voice:
-        """`make` runs with the lock free: one slow disk or clip must not hold up the others. What it raises is raised
-        by all who wait for it, and not kept."""
+        """Return the voice from memory, or from `make`. That runs without the lock, so that one slow disk or clip does
+        not hold up the others. What it raises is raised for all that wait for it, and not kept."""
         with self._lock:
             if key in self._voices:
                 self.hits += 1

@@ -1,6 +1,6 @@
 """Reference clips as callers hand them over: a path, a file's bytes, or an array with its rate.
 
-Whatever comes in, either mono float32 at the asked rate comes out, or a `BadAudio` that says what to mend.
+Whatever comes in, either mono float32 at the requested rate comes out, or a `BadAudio` that says what to correct.
 Length is judged from the header before anything is decoded: a ten-hour file costs no more than a bad one. What
 libsndfile does not know, M4A and WebM among the rest, is left to libav where that is installed.
 """
@@ -81,7 +81,7 @@ def _existing_file(source: str | Path, name: str) -> str:
 
 
 def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple[Samples, int]:
-    import soundfile as sf  # not above, since training and benchmarks run on machines that have no sound libraries
+    import soundfile as sf  # here, since training and benchmarks run on machines that have no sound libraries
 
     try:
         with sf.SoundFile(file) as sound:
@@ -96,7 +96,7 @@ def _decode(file: str | BytesIO, name: str, min_s: float, max_s: float) -> tuple
     # TypeError is soundfile's answer to a name that ends in .raw.
     except (sf.SoundFileError, TypeError) as e:
         kind = libav_clip.kind_of(_start(file))
-        # What else than Vorbis and Opus is in Ogg, Speex say, has error codes of many kinds.
+        # For codecs in Ogg other than Vorbis and Opus, such as Speex, error codes are of many kinds.
         if kind != "ogg" and getattr(e, "code", None) not in _UNKNOWN_TO_LIBSNDFILE:
             kind = None
         if kind is not None and libav_clip.is_installed():
@@ -137,7 +137,7 @@ def _decode_other(file: str | BytesIO, kind: str, name: str, min_s: float, max_s
 
 
 def _start(file: str | BytesIO) -> bytes:
-    """Enough of it to tell its kind."""
+    """The first bytes, which are enough to tell the file's kind."""
     if isinstance(file, BytesIO):
         return file.getbuffer()[:16].tobytes()
     with open(file, "rb") as opened:
@@ -226,5 +226,5 @@ def _resample(samples: Samples, rate_hz: int, sample_rate: int) -> Samples:
 
 
 def _shorten(name: str) -> str:
-    """What was meant as base64 may be megabytes; the end of a path says most."""
+    """The end of a long name: what was meant as base64 may be megabytes, and the end of a path says most."""
     return name if len(name) <= 200 else f"…{name[-200:]}"

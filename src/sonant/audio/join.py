@@ -22,7 +22,7 @@ class Joiner:
     def __init__(self, sample_rate: int) -> None:
         fade = round(FADE_S * sample_rate)
         self.rise: Samples = (0.5 - 0.5 * np.cos(np.pi * (np.arange(fade) + 0.5) / fade)).astype(np.float32)
-        self.buffered: Samples | None = None  # nothing has come yet
+        self.buffered: Samples | None = None  # None: nothing has come yet
         self.faded_in = len(self.rise)  # samples of this part's fade already given; the first part has none
 
     def push(self, samples: Samples) -> Samples:

@@ -18,8 +18,8 @@ import numpy as np
 from sonant.types import Samples
 
 _TIMEOUT_S = 30.0
-_PASSED_OVER = 1 << 16  # bytes of the decoder's words that are read to find its first line
-# libav's names of the demuxers, by what a file begins with at a place. None of them opens another file.
+_PASSED_OVER = 1 << 16  # bytes of the decoder's output that are searched for the end of its first line
+# libav's names of the demuxers, by an offset in the file and the bytes there. None of them opens another file.
 _KINDS: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "mov"),  # M4A, MP4, MOV, 3GP
     (4, b"moov", "mov"),
@@ -40,11 +40,11 @@ _KINDS: tuple[tuple[int, bytes, str], ...] = (
 
 
 class NotDecoded(Exception):
-    """Why not, as the end of a sentence."""
+    """Why a clip was not decoded, as the end of a sentence."""
 
 
 class Decoded:
-    """Mono samples, up to a frame more than was asked for; `stated_s` is what the file says of its length."""
+    """Mono samples, up to a frame more than was asked for; `stated_s` is the length that the file states."""
 
     def __init__(self, samples: Samples, rate_hz: int, channels: int, stated_s: float | None) -> None:
         self.samples, self.rate_hz, self.channels, self.stated_s = samples, rate_hz, channels, stated_s
@@ -60,7 +60,7 @@ def is_installed() -> bool:
 
 
 def decode(data: bytes, kind: str, *, most_s: float, most_channels: int) -> Decoded:
-    """The first of its sounds, video left out. Decoding stops as soon as it is longer than `most_s`."""
+    """Decode the file's first audio stream. Decoding stops as soon as it is longer than `most_s`."""
     script = str(Path(__file__).with_name("libav_decoder.py"))
     command = [sys.executable, "-P", script, kind, str(most_s), str(most_channels)]
     try:

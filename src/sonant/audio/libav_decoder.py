@@ -1,11 +1,11 @@
 """The decoder's own process: a file on stdin, its sound on stdout. Run as a script, by `libav_clip`.
 
 libav reads what strangers send, and its demuxers trust what a file says of its own size: a kilobyte can ask for
-gigabytes. Here that, or a crash, ends a process which nobody else is in. It may take so much memory and so long, and
-it opens nothing: the file's kind is settled before, so that no playlist or script is ever followed.
+gigabytes. Here that, or a crash, ends a process that does nothing else. Its memory and time are limited, and it opens
+nothing: the file's kind is determined before, so that no playlist or script is ever followed.
 
-What comes out: a line of JSON, {"rate", "channels", "stated_s"} or {"error"}; then for each frame its length in
-samples (int32) and the channels' float32 samples, one channel after the other; at the end -1, or -2 if it went wrong.
+The output is a line of JSON, {"rate", "channels", "stated_s"} or {"error"}; then for each frame its length in samples
+(int32) and the channels' float32 samples, one channel after the other; at the end -1, or -2 if decoding failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CPU_S = 20
 _MAX_EMPTY = 2000  # packets in a row without any sound: five seconds of the shortest there are
 _MAX_STREAMS = 32
 _PADDING_S = 0.2  # that encoders add, and a container may count
-# Of sound alone, and of what recorders write: libav knows hundreds, and opens any of them that a file names.
+# Only audio codecs, and only those that recorders write: libav knows hundreds, and opens any that a file names.
 _CODECS = frozenset({
     "aac", "aac_latm", "alac", "mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float", "opus", "libopus", "vorbis",
     "libvorbis", "flac", "speex", "libspeex", "ac3", "eac3", "amrnb", "amrwb", "libopencore_amrnb",
@@ -76,7 +76,7 @@ def _decode(av: Any, file: BinaryIO, demuxer: str, most_s: float, most_channels:
 
 
 def _frames(av: Any, container: Any, stream: Any) -> Any:
-    """Each channel's samples apart, as float32; the layout and the rate are the first frame's throughout."""
+    """Frames of float32, with each channel's samples apart; layout and rate are the first frame's throughout."""
     as_float = None
     empty = 0
     for packet in container.demux(stream):
@@ -91,7 +91,7 @@ def _frames(av: Any, container: Any, stream: Any) -> Any:
 
 
 def _stated_s(demuxer: str, container: Any, stream: Any) -> float | None:
-    """The length that the file states of its sound, where that is a statement and no estimate."""
+    """The length that the file states for its sound; None: it states none, or only an estimate."""
     if demuxer == "mov" and stream.duration is not None:
         return float(stream.duration * stream.time_base)
     if demuxer == "matroska" and container.duration is not None and len(container.streams) == 1:

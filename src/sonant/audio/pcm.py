@@ -22,7 +22,7 @@ _HEADER_BYTES = 44
 
 
 def clipped(samples: Samples) -> Samples:
-    """The samples within -1..1. What is no number cannot be sound, and silence in its place would hide a fault."""
+    """The samples clipped to -1..1. Raises `EngineError` for NaN or infinity: silence instead would hide a fault."""
     if not np.isfinite(samples).all():
         raise EngineError(NO_SOUND)
     return np.clip(samples, -1.0, 1.0)

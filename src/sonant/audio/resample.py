@@ -1,4 +1,4 @@
-"""Changes the sample rate of sound that is still being made, as if it had been there whole.
+"""Changes the sample rate of sound that is still being made, with the same result as for the whole sound.
 
 soxr's HQ filter works in blocks and looks ahead. From 24 kHz, input samples until the first output, how much of
 the first 1,920-sample frame comes out with it, and how far the output then trails the input right after a frame:

@@ -114,7 +114,7 @@ class SpeedChanger:
         spectrum = np.fft.rfft(region, self.fft) * np.fft.rfft(tail.astype(np.float64), self.fft).conj()
         dot = np.fft.irfft(spectrum, self.fft)[: last - first + 1]
         energy = np.cumsum(np.concatenate([[0.0], region**2]))
-        # The tail's own energy scales all alike, but for the penalty: 1 must mean the same sound.
+        # The tail's own energy scales all candidates alike. It is there for the penalty: 1 must mean the same sound.
         own = float(np.sum(tail.astype(np.float64) ** 2))
         likeness = dot / (np.sqrt(np.maximum(energy[self.hop :] - energy[: -self.hop], 0.0) * own) + 1e-9)
         return first + int(np.argmax(likeness - self.penalty[len(self.penalty) - len(likeness) :]))

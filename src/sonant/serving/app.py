@@ -38,7 +38,7 @@ from sonant.serving.voices.voice_store import StoreOptions, VoiceStore
 from sonant.serving.warm_up import warm_encoders
 
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # what stock clients send; all mean the loaded model
-# A browser asks for each header by name. OpenAI's SDK sends all of these.
+# A browser asks whether it may send a header by that header's name. OpenAI's SDK sends all of these.
 _SDK = (
     "lang package-version os arch runtime runtime-version retry-count timeout read-timeout async raw-response "
     "helper-method poll-helper custom-poll-interval"
@@ -53,20 +53,20 @@ CORS_HEADERS = (
 @dataclass(frozen=True)
 class ServedModel:
     link: EngineLink
-    description: Description  # what the folder says of itself
+    description: Description  # what the checkpoint's folder says of it
     name: str  # what clients see
 
     @property
     def mark(self) -> str:
-        """Of voices that it encoded."""
+        """The mark of voices that this model encoded."""
         return f"{self.description.family}/{self.description.kind}/{self.description.size}"
 
 
 def create_app(
     link: EngineLink, options: ServeOptions, model: Description, model_name: str, others: Sequence[ServedModel] = ()
 ) -> FastAPI:
-    """A front end's. `model` is what the folder says of itself; `model_name` is what clients see. `others` are served
-    beside it, by their own names."""
+    """The app of a front end. `model` is what the checkpoint's folder says of it; `model_name` is what clients see.
+    `others` are served beside it, by their own names."""
     models = (ServedModel(link, model, model_name), *others)
     service, store = _service(models, options)
     keys = ApiKeys.of(options)
@@ -86,7 +86,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=DOCUMENTED,
-        redirect_slashes=False,  # a redirect would name this server as a proxy's client never sees it
+        redirect_slashes=False,  # a redirect would name this server by an address that a proxy's clients do not use
     )
     app.router.route_class = JsonRoute
     app.state.service = service
@@ -103,7 +103,7 @@ def create_app(
     app.include_router(page_routes())
     if options.debug_profile == "on":
         app.include_router(debug_routes(service))
-    app.add_middleware(ShortWay, answer=answer)  # within what every request passes first
+    app.add_middleware(ShortWay, answer=answer)  # inside the middleware below, which every request passes first
     app.add_middleware(
         RequestMiddleware,
         options=options,
@@ -112,7 +112,7 @@ def create_app(
         admit=service.check_room,
         finished=service.finished,
     )
-    if options.cors_origins:  # outermost: a browser's question whether it may ask carries no key
+    if options.cors_origins:  # outermost, since a browser's preflight request carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,
@@ -124,7 +124,7 @@ def create_app(
 
 
 def _service(models: Sequence[ServedModel], options: ServeOptions) -> tuple[SpeechService, VoiceStore | None]:
-    """Of all models, and where their uploaded voices are, if there are any."""
+    """The service of all models, and the store of their uploaded voices, if there is a folder for them."""
     store, given = None, parsed_aliases(options.voice_aliases)
     voices = tuple(dict.fromkeys(voice for m in models for voice in m.description.voices))
     uploads = any(m.description.clones for m in models) and options.voices_folder is not None

@@ -1,4 +1,4 @@
-"""From the engine's chunks to the bytes that a client asked for: speed, then sample rate, then format."""
+"""Turns the engine's chunks into the bytes that a client asked for: speed, then sample rate, then format."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _CHEAP = frozenset({"pcm", "wav"})
 
 
 def check_complete(stream: SpeechStream) -> None:
-    """Speech that was cut off, by a shutdown say, must not pass for whole."""
+    """Raise `EngineClosed` if the speech was cut off, by a shutdown for example: it must not pass for complete."""
     if stream.finish_reason is FinishReason.ABORT:
         raise EngineClosed("the speech was cut off before its end; the server is shutting down")
 
 
 class AudioPipeline:
-    """One client's way. Compression runs on the executor, so that many listeners share the machine's cores."""
+    """For one stream to one client. Compression runs on the executor, so that many listeners share the cores."""
 
     def __init__(
         self, form: str, source_hz: int, target_hz: int, speed: float, streaming: bool, executor: Executor
     ) -> None:
         self.form, self.streaming, self.executor = form, streaming, executor
         self.encoder = open_encoder(form, target_hz, streaming=streaming)
-        self.pace = speed  # seconds of the model's sound that are heard in one
+        self.pace = speed  # seconds of the model's sound that are heard in a second
         self.speed = SpeedChanger(source_hz, speed) if speed != 1 else None
         self.resample = StreamResampler(source_hz, target_hz) if source_hz != target_hz else None
-        self.held_s = 0.0  # that the client kept us waiting, reading nothing
-        self.arrivals_s: list[float] = []  # of a clock that stands still meanwhile: who plays nothing hears no gap
+        self.held_s = 0.0  # how long the client kept us waiting by not reading
+        self.arrivals_s: list[float] = []  # by a clock that stops meanwhile: a client that does not read hears no gap
         self.durations_s: list[float] = []
         self.frames = 0
 
@@ -48,14 +48,14 @@ class AudioPipeline:
         return sum(self.durations_s)
 
     def listener(self) -> Continuity:
-        """What someone who began to play at the first chunk has heard; nobody does of a file."""
+        """What a listener who began to play at the first chunk has heard; nobody plays a file before it is whole."""
         return continuity(self.arrivals_s, [made_s / self.pace for made_s in self.durations_s])
 
     def headers(self, stream: SpeechStream) -> dict[str, str]:
         return {
             "content-type": self.encoder.content_type,
             "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # Proxies must not collect sound.
+            "x-accel-buffering": "no",  # Proxies must not buffer sound.
             "x-seed": str(stream.seed),
             **self.encoder.headers,
         }
@@ -65,7 +65,7 @@ class AudioPipeline:
         return {"input_tokens": given, "output_tokens": self.frames, "total_tokens": given + self.frames}
 
     async def sent(self, sending: Awaitable[None]) -> None:
-        """Wait for it; that is as long as the client takes to make room."""
+        """Wait for `sending`, which lasts until the client has made room, and add the time to `held_s`."""
         began_s = time.monotonic()
         await sending
         self.held_s += time.monotonic() - began_s
@@ -85,7 +85,7 @@ class AudioPipeline:
 
     @property
     def _is_cheap(self) -> bool:
-        """Done sooner than a thread would begin to."""
+        """Whether the work is done sooner than another thread could begin to."""
         return self.form in _CHEAP and self.speed is None
 
     def _encode(self, samples: Samples) -> bytes:

@@ -1,8 +1,8 @@
 """How many threads a CPU's engine computes with.
 
 torch takes as many as there are cores, and has them wait for each other at every operator. Where front ends, prompts
-and clients run on the same cores, all wait for the one that was taken away: with two cores a step of four rows takes
-twice as long with two threads as with one.
+and clients run on the same cores, all threads wait for the one whose core was taken away: with two cores a step of four
+rows takes twice as long with two threads as with one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def use_threads(asked: int | None, device: str) -> None:
-    """As many as were asked for; else as the environment says; else all cores but one."""
+    """Use as many threads as were asked for; else as the environment says; else one for each core but one."""
     if asked is None and ("OMP_NUM_THREADS" in os.environ or _on_gpu(device)):
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,8 @@
-"""Sound into the bytes that a client asked for, as it is made.
+"""Encodes sound as it is made, in the format that a client asked for.
 
 Whatever `push` and `finish` return, joined, is a valid stream; nothing is ever written twice, so it can go straight
-to a socket. Each push gives all that the format can already say about the sound so far. What still waits is the
-codec's own: mp3 and aac look a frame or two ahead, Ogg keeps its last page back, as only the end tells that it is.
+to a socket. Each push returns all that the format can encode of the sound so far. What is held back is the format's
+own: mp3 and aac look a frame or two ahead, and Ogg keeps its last page, since only the end tells that it is the last.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ FORMATS = tuple(CONTENT_TYPES)
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """How libav is to make one format."""
+    """How libav makes one format."""
 
     encoder: str
     container: str
     sample_format: str
     rates_hz: tuple[int, ...] = ()  # none: any
-    bits_per_sample: float = 0.0  # the bit rate is this times the sample rate, up to the most that is of use
+    bits_per_sample: float = 0.0  # the bit rate is this times the sample rate, but at most `max_bit_rate`
     max_bit_rate: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
-    stream_muxer: Mapping[str, str] = field(default_factory=dict)  # for output that cannot be mended at the end
+    stream_muxer: Mapping[str, str] = field(default_factory=dict)  # for output that cannot be corrected at the end
     gain: float = 1.0
     frame_s: float | None = None  # where the encoder leaves the choice to us
     lead_samples: Mapping[int, int] = field(default_factory=dict)  # silence put first, by sample rate
@@ -67,7 +67,7 @@ CODECS: Mapping[str, Codec] = {
         # anywhere. Level 7 takes two thirds of the time of LAME's default and measures the same.
         options={"reservoir": "0", "compression_level": "7"},
         gain=1 / 0.95,  # LAME turns all sound down by 5 %; formats should be equally loud
-        # A Xing frame tells what only the end knows. Tags would delay the first frame.
+        # A Xing frame holds what is known only at the end. Tags would delay the first frame.
         stream_muxer={"write_xing": "0", "id3v2_version": "0", "write_id3v1": "0"},
     ),
     "opus": Codec(
@@ -122,7 +122,7 @@ def open_encoder(format: str, sample_rate: int, *, streaming: bool = True) -> En
 
 
 def carried_rate_hz(format: str, sample_rate: int) -> int:
-    """`sample_rate` where the format can carry it, else the next higher rate that it can, or its highest."""
+    """`sample_rate` if the format can carry it, else the next higher rate that it can, or its highest."""
     rates_hz = CODECS[format].rates_hz if format in CODECS else ()
     return min((hz for hz in rates_hz if hz >= sample_rate), default=max(rates_hz, default=sample_rate))
 
@@ -138,14 +138,14 @@ class Encoder(ABC):
         self.finished = False
 
     def push(self, samples: Samples) -> bytes:
-        """What can be sent now. Of an empty array: the container's head, before there is sound."""
+        """Encode samples → the bytes that can be sent now; for an empty array, the container's head before sound."""
         if self.finished:
             raise ValueError("this encoder is finished: open another for more sound")
         flat = np.ascontiguousarray(samples).reshape(-1)
         return self._push(flat if flat.dtype == np.int16 else clipped(as_float(flat)))
 
     def finish(self) -> bytes:
-        """The end of the stream; nothing the second time."""
+        """The bytes at the end of the stream; none the second time."""
         if self.finished:
             return b""
         self.finished = True
@@ -159,7 +159,7 @@ class Encoder(ABC):
 
 
 class PcmEncoder(Encoder):
-    """Bare 16-bit samples: what they mean stands in the headers."""
+    """Bare 16-bit samples, which the headers describe."""
 
     def __init__(self, format: str, sample_rate: int) -> None:
         super().__init__(format, sample_rate)
@@ -195,8 +195,8 @@ class WavEncoder(Encoder):
 class LibavEncoder(Encoder):
     """A libav encoder and muxer that write into memory.
 
-    Streaming, libav is given a sink that cannot seek, so it writes nothing it would want to mend; else it gets a
-    file in memory and mends its header at the end.
+    Streaming, libav is given a sink that cannot seek, so it writes nothing that it would have to correct; else it gets
+    a file in memory and corrects its header at the end.
     """
 
     def __init__(self, format: str, sample_rate: int, streaming: bool) -> None:
@@ -207,7 +207,7 @@ class LibavEncoder(Encoder):
         self.position = 0  # in samples
         muxer = {"flush_packets": "1", **self.codec.stream_muxer} if streaming else {}
         self.container = av.open(self.sink or self.file, "w", format=self.codec.container, container_options=muxer)
-        # Container and stream hold each other. A client that leaves must not cost memory until Python next looks.
+        # Container and stream refer to each other: without this, memory would wait for the garbage collector.
         weakref.finalize(self, self.container.close).atexit = False
         self.stream = self._add_stream()
         self.container.start_encoding()  # the head is ready before the sound is
@@ -232,7 +232,7 @@ class LibavEncoder(Encoder):
 
     def _finish(self) -> bytes:
         if self.position == 0 and self.codec.max_bit_rate:
-            self._encode(np.zeros(self.sample_rate // 50, np.float32))  # players take no lossy stream without a packet
+            self._encode(np.zeros(self.sample_rate // 50, np.float32))  # players reject lossy streams without a packet
         self._mux(None)
         self.container.close()
         return self.sink.take() if self.sink is not None else self.file.getvalue()
@@ -284,8 +284,8 @@ def _on_one_cpu() -> Iterator[None]:
     """For the call that sets up PyAV's framing: it makes a filter graph with a thread for every CPU that the caller
     may run on, up to 16 for each stream, and they never do anything. On one CPU it makes none.
 
-    The calling thread alone is pinned, to the CPU it is on already. Elsewhere than on Linux, or where a sandbox
-    forbids it, the threads are the price.
+    Only the calling thread is pinned, to the CPU it is on already. On systems other than Linux, or where a sandbox
+    forbids it, the threads are started.
     """
     allowed = None
     with suppress(AttributeError, OSError):

@@ -24,12 +24,12 @@ class EngineSupervisor:
     def __init__(
         self, load: Callable[[], Engine], path: Path, admission: Admission, warm: Callable[[Engine], None] = warm_up
     ) -> None:
-        """`path` is where front ends find it; `warm` is run on each new engine before it is shown to anybody."""
+        """`path` is where front ends find the engine; `warm` is run on each new engine before they can."""
         self._load, self._warm, self.path, self.admission = load, warm, path, admission
         self._engine: Engine | None = None
         self._closing = threading.Event()
         self.restarts = 0
-        self.fatal: Exception | None = None  # what would only fail again: no engine will come
+        self.fatal: Exception | None = None  # why loading again would be useless: no engine will come
         self.on_fatal: Callable[[], None] = lambda: None
         self.trouble: str | None = "loading"  # why there is no engine now; None: there is one
         self._thread = threading.Thread(target=self._keep, name="sonant-supervisor", daemon=True)
@@ -79,7 +79,7 @@ class EngineSupervisor:
                 return engine.close()
             pause_s = _FIRST_PAUSE_S
             self._serve(engine)
-            del engine  # This name would hold the one that failed until another is loaded.
+            del engine  # This name would keep the failed engine alive until another is loaded.
             if not self._closing.is_set():
                 self.trouble = "it failed and is being loaded again"
                 self.restarts += 1
@@ -93,12 +93,12 @@ class EngineSupervisor:
         self.on_fatal()
 
     def _serve(self, engine: Engine) -> None:
-        """Until it ends."""
+        """Give front ends the engine until it ends."""
         self._engine, self.trouble = engine, None
-        if self._closing.is_set():  # Whoever closed it since the last look saw no engine to close.
+        if self._closing.is_set():  # Since the last check `close` may have been called and found no engine to close.
             self.drain()
             return engine.close()
-        port = EnginePort(engine, self.path, self.admission, self.restarts)  # a front end that finds it finds an engine
+        port = EnginePort(engine, self.path, self.admission, self.restarts)  # now front ends find the engine
         try:
             return engine.join()
         finally:

@@ -1,10 +1,10 @@
 """What a server's processes ask of glibc's allocator: to keep what they need again at once, and to give the rest back.
 
-glibc keeps what was freed, some hundred megabytes after 200 clients. It is given back when nobody is being served,
-once each time: that holds the allocator for some milliseconds, and whoever comes next waits for pages, which those
-who came one by one are spared. It finds whole free pages only, and the more arenas threads have for themselves, the
-more pages are in use in part: they share one. That also bounds what an engine on the CPU holds while it works: in an
-arena of its own its step thread held a tenth more, and more again with every mixture of sizes.
+glibc keeps what was freed, some hundred megabytes after 200 clients. It is given back when nobody is being served, once
+each time. That holds the allocator for some milliseconds, and the next request waits for new pages, so it is not done
+after requests that came one by one. Only whole free pages are found, and the more arenas threads have for themselves,
+the more pages are partly in use: so all threads share one. That also bounds what an engine on the CPU holds while it
+works: in an arena of its own its step thread held a tenth more, and more again with every mixture of sizes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _IDLE_S = 3.0
 _MANY, _LARGE_BYTES = 8, 64 << 10  # requests at once, and bodies with a clip in them, that leave much behind
 _ARENAS = 1
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # in malloc.h
-_MAPPED_BYTES = 32 << 20  # the largest that glibc takes: what is smaller is cut from memory that is there
-_SPARE_BYTES = 128 << 20  # about what the codec asks for and frees at each turn
+_MAPPED_BYTES = 32 << 20  # the largest threshold that glibc takes: smaller blocks come from memory that it has already
+_SPARE_BYTES = 128 << 20  # about what the codec allocates and frees each time
 _PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"
 
 
@@ -29,7 +29,7 @@ class IdleMemory:
         self._much = False  # whether what has run since then leaves much behind
 
     def look(self, running: int, held_bytes: int, now_s: float) -> None:
-        """Called often, from one thread; `held_bytes` are of bodies."""
+        """Called often, from one thread; `held_bytes` are those of bodies."""
         if running or held_bytes:
             self._last_busy_s = now_s
             self._much = self._much or running >= _MANY or held_bytes >= _LARGE_BYTES
@@ -39,7 +39,7 @@ class IdleMemory:
 
 
 def share_arenas() -> None:
-    """For the whole process; of use only before its threads are started."""
+    """Have all threads of the process share arenas; of use only before they are started."""
     _ask(_M_ARENA_MAX, _ARENAS)
 
 
@@ -48,8 +48,8 @@ def keep_scratch() -> None:
     since the next one needs as much. Else the system clears its pages anew each time, which is a tenth of the codec's
     time.
 
-    torch's convolutions keep code for each shape that they have met, 1,024 of them, which clips and mixtures of chunks
-    take hours to fill: 30 MB and more. A quarter of that many is as fast."""
+    torch's convolutions cache code for 1,024 shapes, which clips and mixtures of chunks take hours to fill: 30 MB and
+    more. A quarter of that many is as fast."""
     os.environ.setdefault(*_PRIMITIVES)
     _ask(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
     _ask(_M_TRIM_THRESHOLD, _SPARE_BYTES)

@@ -30,7 +30,7 @@ _HEALTH_S = 5.0
 
 
 def app(args: dict[str, Any]) -> Application:
-    """What a Serve config builds."""
+    """The application that a Serve config builds."""
     model, serving, engine, cluster = options_from(args)
     folder = None if model.model is None else Path(model.model)
     setup = ReplicaSetup(folder=folder, model=model, serving=serving, engine=engine)

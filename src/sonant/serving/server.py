@@ -1,8 +1,8 @@
-"""Runs the app until it is told to stop, and then lets those who are being spoken to hear the end.
+"""Runs the app until it is told to stop, and then lets running requests finish.
 
-The first SIGTERM (or SIGINT) begins the drain: the port stays open, so that whoever comes is told 503 and not refused
-like a stranger, and running requests go on for at most `drain_s`. Those that are left then are told so, and it ends. A
-second signal ends it at once.
+The first SIGTERM (or SIGINT) begins the drain: the port stays open, so that new requests get a 503 instead of a refused
+connection, and running requests go on for at most `drain_s`. Those that are left then are told that they are cut off,
+and the server ends. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sonant.serving.service import SpeechService
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 2  # for connections to close after the drain
-_KEEP_ALIVE_S = 75  # longer than proxies keep theirs, and than an agent is silent between two utterances
+_KEEP_ALIVE_S = 75  # longer than proxies keep connections, and than an agent is silent between two utterances
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,14 +36,14 @@ class DrainingServer(uvicorn.Server):
         self.idle_memory = IdleMemory()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not kept for raising again later, as uvicorn does: a drained server ends with 0.
+        # Unlike in uvicorn, the signal is not raised again at the end: a drained server ends with 0.
         if self.signalled_s is None:
             self.signalled_s = time.monotonic()
         else:
             self.end()
 
     def end(self) -> None:
-        """At once, and from any thread."""
+        """End at once; may be called from any thread."""
         self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -62,7 +62,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
         elif time.monotonic() - signalled_s >= drain_s:
             logger.warning("cutting off %d running after %g s", work.running, drain_s)
-            self.cutting_off = True  # They have until the next look to be told.
+            self.cutting_off = True  # The server ends at the next tick; until then clients can be told.
             self.service.cut_off()
 
 
@@ -72,7 +72,7 @@ def server_for(app: FastAPI, options: ServeOptions) -> DrainingServer:
         app,
         host=options.host,
         port=options.port,
-        log_config=None,  # as the rest of the process logs
+        log_config=None,  # logging is configured for the whole process
         log_level="info" if options.log_level == "debug" else options.log_level,  # its debug lines show what is sent
         access_log=False,  # the request log says more
         http=connection_type(options),

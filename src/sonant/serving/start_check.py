@@ -1,7 +1,7 @@
-"""What can be known before a server loads a model, and would end it for good afterwards. Costs no torch.
+"""Checks, before a server loads a model, for what would end it for good afterwards. Needs no torch.
 
-A port that is taken, a folder that cannot be written: trying again would only fail again, so that it is told at once.
-Which of the errors that come later are of this kind, `errors.is_permanent` says.
+If a port is taken, or a folder cannot be written, trying again would only fail again, so it is reported at once.
+`errors.is_permanent` says which of the later errors are of this kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def check_start(options: ServeOptions) -> None:
 
 
 def port_problem(host: str, port: int) -> str | None:
-    """Why nobody can listen there now. A port that was in use a moment ago is free, as it is for the server."""
+    """Why nobody can listen there now; None: the port is free. So is one that was in use a moment ago, as it is for the
+    server."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -43,7 +44,7 @@ def port_problem(host: str, port: int) -> str | None:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Why no file can be made in it. It is made if it is not there, as the server would do."""
+    """Why no file can be made in the folder; None: one can. A missing folder is made, as the server would do."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -53,7 +54,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def is_public(host: str) -> bool:
-    """Whether other machines can reach it. Of a name it is supposed, but for this machine's own."""
+    """Whether other machines can reach this address. A name is assumed to be public, unless it is `localhost`."""
     if host in _EVERYWHERE:
         return True
     try:

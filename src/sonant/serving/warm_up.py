@@ -1,4 +1,4 @@
-"""What is slow the first time, done before anybody waits for it: libraries, encoders, one utterance.
+"""Does what is slow the first time before anybody waits for it: libraries, encoders, one utterance.
 
 Kernels are compiled and graphs captured when the engine is loaded; this is the rest of the way to a listener.
 """
@@ -24,7 +24,7 @@ _CLIP_S = 2.0
 
 
 def warm_up(engine: Engine) -> None:
-    """The engine's half."""
+    """Warm up an engine."""
     voice = _voice(engine) if engine.spec.clones else None
     with engine.stream(_TEXT[: engine.config.max_text_chars], voice=voice, seed=0, max_frames=_FRAMES) as stream:
         for _ in stream:
@@ -34,7 +34,7 @@ def warm_up(engine: Engine) -> None:
 
 
 def warm_encoders(sample_rate: int) -> None:
-    """A front end's half."""
+    """Warm up a front end's encoders for this sample rate."""
     from sonant.audio.resample import StreamResampler
     from sonant.audio.speed import SpeedChanger
     from sonant.serving.encode import FORMATS, carried_rate_hz, open_encoder
@@ -50,7 +50,7 @@ def warm_encoders(sample_rate: int) -> None:
 
 
 def _voice(engine: Engine) -> Voice:
-    """Of noise that comes and goes: nobody's, but it takes the way of every clip."""
+    """A voice from noise that swells and fades: it is nobody's, but it takes the path of every clip."""
     clip_s = min(max(_CLIP_S, engine.config.clip_min_s), engine.config.clip_max_s)
     count = round(clip_s * engine.sample_rate)
     noise = np.random.default_rng(0).standard_normal(count)

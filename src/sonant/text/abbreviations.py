@@ -53,7 +53,7 @@ _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 # Up to 399. L and C alone are letters: nobody says "Class one hundred".
 _ROMAN = r"(?=[IVXLC])(?![LC](?![IVXLC]))C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 
-# What is numbered so. In small letters some of these are other words: a title, a bowl, a mark.
+# What is numbered with Roman numerals. In small letters some of these are other words: a title, a bowl, a mark.
 _DIVISION = "|".join(
     [f"[{w[0].upper()}{w[0]}]{w[1:]}|{w.upper()}" for w in (
         "chapter", "canto", "psalm", "part", "volume", "book", "act", "scene", "section", "war", "phase", "stage",
@@ -73,7 +73,7 @@ def _word_before(match: re.Match[str]) -> str:
 
 
 def _may_be_named(before: str) -> bool:
-    """Whether a street may have the name that ends so. No name goes on behind a mark: "Chicago, St. Louis"."""
+    """Whether a street's name may end with this word. No name goes on after a mark: "Chicago, St. Louis"."""
     return before[:1].isupper() and before[-1].isalnum() and before not in _BEFORE_SAINT
 
 
@@ -143,7 +143,7 @@ RULES: tuple[TextRule, ...] = (
         lambda m: spelled(m[1].replace(".", "")) + ends_sentence(m),
     ),
     (re.compile(rf"\b({_DIVISION}) (?!I\b)({_ROMAN})(?!\w|'|-)"), numbered),
-    # The book I read is not the first.
+    # "I" is a number only in some contexts: "the book I read" is not the first.
     (re.compile(r"\b((?i:World War)) (I)\b"), numbered),
     (re.compile(rf"\b({_DIVISION}) (I)(?=\s*$|\s*\n|[,;:.!?)]| (?:of|and) )"), numbered),
     (

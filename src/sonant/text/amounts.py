@@ -1,4 +1,4 @@
-"""Digits in words, by what they stand for: money, units, percentages, fractions, telephone numbers, plain numbers.
+"""Writes digits in words, by what they stand for: money, units, percentages, fractions, telephone and plain numbers.
 
 Every pattern begins at the first digit of a run and has bounded or unambiguous repetition, so that a pass takes
 time in proportion to the text. Order matters: a rule sees what the ones before it left as digits.
@@ -50,7 +50,7 @@ _UNITS = {
     "µm": "micrometer", "µg": "microgram", "ug": "microgram", "mcg": "microgram", "µs": "microsecond",
     "µl": "microliter", "µL": "microliter", "µV": "microvolt", "µA": "microamp", "mV": "millivolt",
 }  # fmt: skip
-# What a price or a rate is for, where a stroke stands before it.
+# What a price or a rate is per, after a slash.
 _PER = {
     **{w: w for w in (
         "month", "year", "annum", "week", "day", "night", "hour", "minute", "second", "user", "person", "seat", "head",
@@ -61,22 +61,22 @@ _PER = {
 }  # fmt: skip
 _UNIT = "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True))
 _NO_PLURAL = frozenset({"hertz", "kilohertz", "megahertz", "gigahertz"})
-# Words in s that follow a year without making it a count: "In 1900 was", not "1900 horses".
+# Words ending in s that follow a year without making it a count: "In 1900 was", not "1900 horses".
 _NOT_COUNTED = word_set(
     "was is has as its his this does across perhaps always towards yes us plus versus thus during besides"
 )
 _DENOMINATORS = frozenset({2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100})
 
 
-# How long numbers that count nothing are dealt out; others by fours.
+# How the digits of numbers that count nothing are grouped, by their number; others in fours.
 _CODE_GROUPS = {3: (3,), 5: (5,), 6: (3, 3), 7: (3, 4), 9: (3, 3, 3), 10: (3, 3, 4), 11: (1, 3, 3, 4)}
-# What has a number for its name, and is no count of anything.
+# What is followed by a number that identifies it, and counts nothing.
 _NUMBERED = (
     r"(?i:(?:pass|zip |area |security |access |verification |confirmation |tracking |post)?code|pin|otp|zip|id|"
     r"(?:order|case|account|ticket|invoice|tracking|confirmation|reference|phone|fax|booking|policy|member|serial|card)"
     r" (?:number|no\.|id))(?: is|:)?|(?i:account|ticket|invoice|tracking|extension)"
 )
-# … of as many digits as follow: "The code is 5000 lines" counts, and so do "12345678901 km".
+# What follows such a number if it counts nothing: in "The code is 5000 lines" it counts, and in "12345678901 km".
 _COUNTS_NOTHING = rf"(?![\w/-]|[.,:]\d|\s?(?:[£€¥₹¢%°]|(?:{_UNIT})(?!\w))| [a-z]+s\b)"
 
 
@@ -170,7 +170,7 @@ RULES: tuple[TextRule, ...] = (
     (re.compile(r"(?<![\w-])\d{3}-\d{4}(?![\w-])|(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), telephone),
     (re.compile(r"(?<!\w)\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?!\d)"), telephone),
     (re.compile(r"~\s?(?=[$£€¥₹]?\.?\d)"), _words(" about ")),
-    # Between white space they have a rule of their own, in `normalize.py`; "<3" is a heart, "b>" a tag's end.
+    # Between white space these signs have rules of their own, in `normalize.py`; "<3" is a heart, "b>" a tag's end.
     (re.compile(r"(?<![<>=-])<=\s?(?=[$£€¥₹]?\.?\d)"), _words(" at most ")),
     (re.compile(r"(?<![<>=-])>=\s?(?=[$£€¥₹]?\.?\d)"), _words(" at least ")),
     (re.compile(r"(?<![<>=-])<(?=[$£€¥₹]?\.?\d)(?!3(?:\s*$|\s+[A-Za-z]))"), _words(" less than ")),

@@ -39,7 +39,7 @@ _SPELLED = word_set(
     "UX API CPU GPU USB IRA IRS NYC EPA FDA IPO ICU AOL ABC ESL GOP IOU IVF MIA POW RIP RSVP SOS SUV UPS YMCA ADHD "
     "AC AM PA PE PI VAT EBIT OECD OED"
 )
-# Of two letters and more: a shout has no other words of these letters.
+# Of two letters and more, since a shout has no other words of only these letters.
 _ROMAN = re.compile(r"(?=[IVXLC]{2})C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _FIXED = {"OK": "okay", "JPEG": "J peg", "COVID": "Covid"}
 _TOKEN = re.compile(r"(?<![A-Za-z'])([A-Z]{2,})('?s|'S)?(?![A-Za-z])")
@@ -67,7 +67,7 @@ def _reads_as_word(token: str) -> bool:
 
 
 def calm(text: str) -> str:
-    """Puts sentences that shout in small letters; what would be spelled out anyway keeps its capitals."""
+    """Puts sentences that shout into small letters; what would be spelled out anyway keeps its capitals."""
     return _SENTENCE.sub(lambda m: _calm_sentence(m[0]), text)
 
 

@@ -1,4 +1,4 @@
-"""Dates and times of day in words. Where the digits leave their order open, it is the American one."""
+"""Dates and times of day in words. Where the order of day and month is ambiguous, it is the American one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ RULES: tuple[TextRule, ...] = (
     (re.compile(rf"(?<=\d )({_SHORTS})\b\.?(?!\w)"), lambda m: _SHORT[m[1]]),
     (re.compile(r"(?<![\w-])(\d{4})-(\d{1,2})-(\d{1,2})(?![\w-])"), iso_date),
     (re.compile(r"(?<![\w-])(\d{1,2})-(\d{1,2})-(\d{4})(?![\w-])"), slash_date),
-    # From one time of day to another: a colon, or which half of the day it is, must follow for that.
+    # From one time of day to another: the second must have a colon, or AM or PM.
     (
         re.compile(
             r"(?<![\w:.,/-])(\d{1,2}(?::\d{2})?(?:\s?[AaPp](?:\.\s?[Mm]\.|[Mm]\b))?)\s?-\s?"

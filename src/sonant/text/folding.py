@@ -1,7 +1,7 @@
-"""Any Unicode text as ASCII and a few symbols that have a spoken name: the alphabet that the rules after it read.
+"""Any Unicode text as ASCII and a few symbols that have a spoken name: the alphabet that the later rules read.
 
-Accents go, other Latin letters take their usual spelling, Greek and Cyrillic are transliterated, kana and Hangul
-are read off their Unicode names. What has no sound that we know (emoji, Chinese) leaves a space.
+Accents are dropped, other Latin letters get their usual spelling, Greek and Cyrillic are transliterated, kana and
+Hangul are read off their Unicode names. What has no sound that we know (emoji, Chinese) leaves a space.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import unicodedata
 from functools import lru_cache
 
 CURRENCIES = "$£€¥₹¢"
-# Where a unit follows it is the sign for a millionth, which keyboards and normal forms give as the Greek letter.
+# Before a unit it is the sign for a millionth, which keyboards and normal forms give as the Greek letter.
 _MICRO = re.compile(r"(?<![Ͱ-Ͽ])μ(?=(?:[gmslLVAFWJ]|mol|Sv)(?![A-Za-zͰ-Ͽ]))")
-# Small raised digits are a power behind a digit, a bracket or a lone letter, and where they have a sign; else a note's.
+# Superscript digits are a power after a digit, a bracket or a lone letter, or with a sign; else the number of a note.
 _RAISED = re.compile(r"(?P<base>(?<![A-Za-zÀ-ɏͰ-ӿ])[A-Za-zÀ-ɏͰ-ӿ]|[\d)])?(?P<sign>[⁺⁻]?)(?P<digits>[⁰¹²³⁴-⁹]+)")
 _SPACES = re.compile(r"[^\S\n]+")
 KEPT = frozenset(CURRENCIES + "°±×÷µ")  # beyond ASCII: later rules know how to say these
@@ -62,7 +62,7 @@ _CYRILLIC = _spellings(
 
 
 def fold(text: str) -> str:
-    """White space comes out as single spaces and line ends."""
+    """The text in that alphabet; white space becomes single spaces and line ends."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(map(_fold_character, _named_letters(_RAISED.sub(_raised, _MICRO.sub("µ", text)))))
     return _SPACES.sub(" ", text)
@@ -77,7 +77,7 @@ def _raised(match: re.Match[str]) -> str:
 
 
 def _named_letters(text: str) -> list[str]:
-    """The characters of a text. A Greek letter that stands alone is a symbol, and is called by its name."""
+    """The characters of a text. A Greek letter that stands alone is a symbol, and is replaced by its name."""
     letters = list(text)
     for i, c in enumerate(text):
         if not "α" <= c.lower() <= "ω":

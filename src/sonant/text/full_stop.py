@@ -1,6 +1,6 @@
 """Where a sentence ends although its full stop belongs to an abbreviation.
 
-Such a full stop counts twice where nothing follows or a usual first word does; it is then kept.
+Such a full stop also ends the sentence if nothing follows, or a usual first word does; it is then kept.
 """
 
 from __future__ import annotations

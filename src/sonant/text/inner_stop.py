@@ -1,6 +1,6 @@
-"""Full stops that end no sentence: of abbreviations and initials, and of numbers that count something off.
+"""Full stops that end no sentence: those of abbreviations and initials, and of ordinals and numbers in a list.
 
-In every language that is spoken here, since nobody says which one a text is in. To take an end for none costs little:
+For every language that is spoken here at once, since nobody says which one a text is in. To miss an end costs little:
 two sentences are spoken as one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-# Of alphabets that have capitals. In others one letter can be a word, and so a sentence's last.
+# A letter of an alphabet that has capitals. In others one letter can be a word, and so the last one of a sentence.
 _LETTER = "[A-Za-zÀ-ɏͰ-ӿ]"
 _SHORT_FORMS = (
     "Mr|Mrs|Ms|Messrs|Dr|Prof|St|Mt|Ft|Sr|Jr|Gen|Col|Capt|Lt|Sgt|Cpl|Maj|Cmdr|Rev|Hon|Sen|Rep|Gov|Pres|Supt|"
@@ -24,7 +24,7 @@ _ABBREVIATION = re.compile(rf"(?<![\w.-])(?<!\w['’])(?:(?:{_LETTER}\.)*{_LETTE
 _ORDINAL = re.compile(r"(?<!\w)(?i:am|ab|beim|bis|das|dem|den|der|des|die|im|seit|und|vom|zum) \d{1,2}\.$")
 # "1. Buy milk", at the beginning of a sentence or of a line.
 _FIRST_MARKER, _MARKER = re.compile(r"\W*\d{1,3}\.$"), re.compile(r"\n[^\w\n]*\d{1,3}\.$")
-_LOOKED_AT = 24  # characters up to the full stop: more than any of these has, so that time grows with the text only
+_LOOKED_AT = 24  # characters searched up to the full stop: more than any of these has, so that time stays linear
 
 
 def is_inner_stop(text: str, start: int, stop: int) -> bool:

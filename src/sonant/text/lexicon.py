@@ -1,4 +1,4 @@
-"""How words sound: a table that a small voice carries along, since spelling is the hardest thing it would learn.
+"""How words sound: a table that comes with a small voice, since English spelling would be hardest for it to learn.
 
 A word that the table holds is replaced by its sounds, written in an alphabet of their own (IPA, with wide letters where
 IPA has plain ones), so that the voice can tell sounds from letters. Any other word stays as it is spelt, and a voice
@@ -36,7 +36,7 @@ def never(word: str) -> bool:
 
 class Lexicon:
     def __init__(self, sounds: Mapping[str, str]) -> None:
-        """Lower-case words and their sounds."""
+        """`sounds`: by lower-case word."""
         self.sounds = sounds
 
     @classmethod
@@ -54,7 +54,7 @@ class Lexicon:
         path.write_bytes(zlib.compress(text.encode(), 9))
 
     def pronounce(self, text: str, spelt: Callable[[str], bool] = never) -> str:
-        """`text` as `normalize_english` leaves it, with sounds for every word that is known and not to be `spelt`."""
+        """`text`, as `normalize_english` returns it, with sounds for words that are known and not to be `spelt`."""
 
         def sounding(match: re.Match[str]) -> str:
             word = match[0]

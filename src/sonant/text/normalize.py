@@ -25,7 +25,7 @@ _ADDRESS = re.compile(
     rf"|(?P<host>(?:[A-Za-z0-9_-]+\.)+(?:{_ENDINGS})(?::\d+)?(?:/\S*)?)"
 )
 _CHUNK = re.compile(r"\S+")
-# Of a link in Markdown its words are read, and of a note's number nothing: only behind a mark can it be no index.
+# Of a Markdown link only the text is read, and a note's number is not: after a mark it cannot be an index.
 _LINK = re.compile(r"!?\[([^\[\]\n]*)\]\((?:[^()\s]|\([^()\s]*\))*(?: \"[^\"\n]*\")?\)")
 _NOTE = re.compile(r"(?<=[.,;:!?\"')])(?:\[\d{1,3}\])+")
 _ADDRESS_SIGNS = {

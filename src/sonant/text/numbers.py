@@ -16,7 +16,7 @@ LONGEST = 3 * len(_SCALES)  # digits of the longest number that has a name here
 
 
 def digits(text: str) -> str:
-    """Digits one after another; anything that is no digit is passed over."""
+    """Digits one after another; any other character is skipped."""
     return " ".join(_SMALL[int(c)] for c in text if c.isdigit())
 
 

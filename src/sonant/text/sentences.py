@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from sonant.errors import BadText
 from sonant.text.inner_stop import is_inner_stop
 
-# What may stand between a mark and the white space behind it: quotes and brackets (German closes with what opens in
-# English), the end of what is bold or slanted in Markdown, the number of a note.
+# What may stand between a mark and the white space after it: quotes and brackets (German closes with the quotes that
+# open in English), the end of bold or italic text in Markdown, the number of a note.
 _CLOSING = r"(?:[\"'“”‘’«»‹›)\]*_]|\[\d{1,3}\]|[⁰¹²³⁴-⁹])*"
 _WIDE, _WIDE_CLOSING = "。！？｡।॥။።", "”’」』）》】"
-# A sentence ends at a full stop before white space, or anywhere at one that stands nowhere else, such as the full-width
-# one and the danda. A run of marks is matched from its beginning only, or a long one would take time by its square.
+# A sentence ends at a mark before white space, or at any mark that has no other use, such as the full-width full stop
+# and the danda. A run of marks is matched from its beginning only, or a long one would take quadratic time.
 SENTENCE_END = re.compile(rf"(?:(?<![.!?…؟۔])[.!?…؟۔]+{_CLOSING}(?=\s)|[{_WIDE}]+[{_WIDE_CLOSING}]*|\n+)")
-# Of a text that is there as a whole, a line's end is none of a sentence unless the line after it is blank: books are
-# broken into lines anywhere.
+# In a complete text the end of a line ends no sentence unless the line after it is blank: books are broken into lines
+# anywhere.
 _WHOLE_SENTENCE_END = re.compile(SENTENCE_END.pattern.replace(r"\n+", r"\n\s*\n"))
 _LINE_END = re.compile(r"\n+")
 WIDE_END = re.compile(f"[{_WIDE}{_WIDE_CLOSING}]+")
@@ -63,7 +63,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 def fit(sentence: str, max_chars: int) -> list[str]:
-    """What a sentence is cut into to be within `max_chars`: lines, clauses if it has any, else as many words as fit."""
+    """Cut a sentence into parts within `max_chars`: into lines, else clauses, else as many words as fit."""
     if len(sentence.strip()) <= max_chars:
         return [sentence]
     for ends in (_LINE_END, CLAUSE_END):
@@ -84,7 +84,7 @@ def _fit_words(clause: str, max_chars: int) -> list[str]:
 
 
 def _before_tag(text: str, cut: int) -> int:
-    """Where to cut instead if it would be inside of a tag such as [music start], of which each half were words."""
+    """The cut, moved to before a tag such as [music start] that it would split: halves of a tag would be spoken."""
     opened = text.rfind("[", max(0, cut - _LONGEST_TAG), cut)
     return opened if opened > 0 and "]" not in text[opened:cut] and text[:opened].strip() else cut
 

@@ -1,8 +1,8 @@
-"""Text that comes bit by bit, split into segments that can be spoken as soon as each is known to be whole.
+"""Splits text that comes bit by bit into segments that can be spoken, each as soon as it is known to be complete.
 
-A full stop may still become a decimal point and "Mr." is no end: a mark counts once the white space behind it has
-come, or at once where the script leaves no doubt. The cuts are those of `sentences.py`, but that a quote which closes
-behind such a mark is left out if it comes only when the segment has been taken.
+A full stop may still become a decimal point and "Mr." is no end: a mark counts once the white space after it has
+come, or at once where the script leaves no doubt. The cuts are those of `sentences.py`, except that a quote that closes
+after such a mark is left out if it comes only when the segment has been taken.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from sonant.text.turns import without_turns
 
 Granularity = Literal["auto", "none", "sentence", "clause"]
 
-_LEAST_CLAUSE = 12  # letters of a segment that only a comma ends: shorter ones are spoken badly, and heard as haste
+_LEAST_CLAUSE = 12  # letters of a segment that ends with a comma: shorter ones are spoken badly, and sound hasty
 _WIDE_FROM, _WIDE = "\u2e80", 3  # an ideograph says about as much as three letters
 
 
 class IncrementalSplitter:
     """Feed it with `push`; take the segments that are ready.
 
-    "sentence" and "clause" are what a segment is. "auto" gives sentences, but also clauses when the listener is waiting
-    (`eager`) and no sentence is whole. With "none" only `flush` gives anything, and all of it.
+    With "sentence" and "clause" these are the segments. "auto" gives sentences, but also clauses when the listener is
+    waiting (`eager`) and no sentence is complete. With "none" only `flush` gives anything, and all of it.
     """
 
     def __init__(self, granularity: Granularity, max_chars: int) -> None:
         self.granularity, self.max_chars = granularity, max_chars
         self._buffer = ""
-        self._may_close = False  # nothing has come since the last segment, whose end may have more marks or a quote
+        self._may_close = False  # True: nothing has come since a segment that more marks or a quote may still follow
 
     @property
     def buffered_chars(self) -> int:
@@ -51,13 +51,13 @@ class IncrementalSplitter:
             end = self._end(window, eager)
             if end is None and len(window) <= self.max_chars:
                 return None
-            # Without an end nobody would pause here, but a breath is better than waiting.
+            # No sentence ends here, but a pause is better than waiting.
             segment = self._cut(self._breath(window) if end is None else end)
             if speakable(segment):
                 return segment
 
     def flush(self) -> str | None:
-        """The same as `take`, knowing that nothing more will come. Call it until it gives None."""
+        """As `take`, when nothing more will come. Call it until it gives None."""
         segment = self.take(eager=False) or self._cut(len(self._buffer))
         return segment if speakable(segment) else None
 
@@ -71,11 +71,11 @@ class IncrementalSplitter:
         *_, clause = (
             None,
             *ends_in(text, CLAUSE_END),
-        )  # the last, since more at once is spoken better, and as soon
+        )  # the last one, since more text at once is spoken better, and as soon
         return clause if clause is not None and _letters(text[:clause]) >= _LEAST_CLAUSE else None
 
     def _breath(self, window: str) -> int:
-        """Where a sentence that is too long can be cut, as late as can be."""
+        """The last place where a sentence that is too long can be cut."""
         *clauses, rest = fit(window, self.max_chars)
         return len(window) - len(rest) if clauses else len(window)
 
@@ -92,7 +92,7 @@ class IncrementalSplitter:
 
 
 def _has_words(text: str) -> bool:
-    """Whose turn it is belongs to what they say, though a line may end between."""
+    """Whether there are words besides tags of speakers: a tag is kept with the words after it, on whatever line."""
     return speakable(without_turns(text))
 
 

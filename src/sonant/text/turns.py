@@ -1,4 +1,4 @@
-"""Whose turn it is in a text of several speakers, whatever pieces it is cut into: [SPEAKER0] Hello. [SPEAKER1] Hi."""
+"""Whose turn it is in each part of a text of several speakers, wherever it is cut: [SPEAKER0] Hello. [SPEAKER1] Hi."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def without_turns(text: str) -> str:
 
 
 def with_turns(parts: Iterable[str], speaker: str = "") -> tuple[list[str], str]:
-    """The parts, each beginning with the speaker who has the word there, and who has it after the last.
+    """The parts, each beginning with the tag of the speaker whose turn it is there, and the speaker after the last.
 
-    `speaker` has it before the first; "": nobody was named. A part that only names a speaker is none.
+    `speaker` is the one before the first part; "": none was named. A part that only names a speaker is left out.
     """
     named: list[str] = []
     for part in parts:

@@ -1,5 +1,5 @@
-"""Which implementation of an op the environment asks for, where there is one in CUDA C++: kernels are found before any
-config is."""
+"""Which implementation the environment asks for, of an op that exists in CUDA C++. It is read here, since kernels are
+chosen before any config."""
 
 from __future__ import annotations
 

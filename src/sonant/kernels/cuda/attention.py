@@ -1,13 +1,13 @@
 """Attention over the paged cache in CUDA C++: the wrappers of `source/decode.cu` and `source/prefill.cu`.
 
-They take what the reference takes (kernels/reference/transformer.py). What they have no kernel for (another head size,
-type or layout) goes to Triton's. Lengths stay on the device; grids follow from shapes alone, so one CUDA graph serves
+They take what the reference takes (kernels/reference/transformer.py). Inputs without a kernel here (another head size,
+type or layout) go to Triton's. Lengths stay on the device; grids follow from shapes alone, so one CUDA graph serves
 every length.
 
-`paged_step` reads positions, tables and the keys and values of earlier positions before the kernel in front of it has
-ended: that hides most of the way to them. It is right because none of it comes from a kernel with a dependent launch of
-its own (kernels/triton/pdl.py): a frame's lines are gathered, and the last frame's cache was left, by torch's, after
-which the stream starts afresh. Only the fused projection and the rotations are waited for.
+`paged_step` reads positions, tables and the keys and values of earlier positions before the previous kernel has ended,
+which hides most of their latency. This is correct because no kernel with a dependent launch (kernels/triton/pdl.py) has
+written them since the last one without: torch's kernels gather a frame's lines, after all that the last frame left in
+the cache, and the stream starts afresh after them. It waits only for the fused projection and the rotations.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sonant.kernels.gpu import Gpu
 from sonant.kernels.reference import Heads
 
 _DIMS = (64, 128)
-_CACHES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}  # and the bytes of a value
+_CACHES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}  # a cache's types, and the bytes of a value
 _QUERIES = (8, 16)  # query heads of one key-value head that a tensor core's tile has room for: in columns, in rows
-_MOST_SPLITS = 64  # as decode.cu has it
+_MOST_SPLITS = 64  # as in shares.cuh
 _PROCESSORS = 132  # of an H100 or H200
-_RING_UNIT, _TABLE_BYTES = 8192, 4096  # as decode.cu has them
+_RING_UNIT, _TABLE_BYTES = 8192, 4096  # as in decode.cuh and decode.cu
 _BLOCKS = 4 * _PROCESSORS  # that a decode step of many rows should have, if they are long enough
-_LEAST_SHARE = 256  # positions of a long row: fewer are put together more slowly than they gather
+_LEAST_SHARE = 256  # positions of a long row: combining smaller shares would take longer than attention over them
 _MOST_ALONE = 512  # positions of a row that one block has alone
-_COHORT = 32  # rows that have helpers, blocks that share the long ones among them
-_POSTED = 4 * _PROCESSORS  # parts of a launch that have room: of the largest grid, and one more for each group
+_COHORT = 32  # rows that have helpers in common: blocks that share the long ones among them
+_POSTED = 4 * _PROCESSORS  # parts of a launch that have room: those of the largest grid, and one more for each group
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "attention", "heads of other sizes than 64 and 128, or not in bfloat16, go to Triton"
 VARIABLE = "SONANT_ATTENTION"
@@ -52,12 +52,12 @@ class DecodeForm(NamedTuple):
     """A block of a decode step."""
 
     warps: int
-    stages: int  # times 8 KiB that each warp has for keys and values on their way
+    stages: int  # times 8 KiB: each warp's ring for keys and values in flight
     resident: int  # blocks that a processor has room for
     holds_table: bool = False
-    blocks: int = 0  # of all of a grid, which few long rows share (decode_long.cu); 0: a grid of rows
-    uneven: bool = False  # of long rows: some blocks have two units more than others, so that not all end at once
-    let_in: int = -1  # of long rows: the chunk of a warp behind which the next launch may begin; -1: at once
+    blocks: int = 0  # of the whole grid, which few long rows share (decode_long.cu); 0: the grid follows from the rows
+    uneven: bool = False  # for long rows: some blocks have two units more than others, so that not all end at once
+    let_in: int = -1  # for long rows: the chunk of a warp after which the next launch may begin; -1: at once
 
     def shared_bytes(self, dim: int, queries: int) -> int:
         ring = self.warps * self.stages * _RING_UNIT
@@ -67,8 +67,8 @@ class DecodeForm(NamedTuple):
 ALONE, PAIR, WIDE = DecodeForm(4, 4, 1, holds_table=True), DecodeForm(6, 2, 2), DecodeForm(4, 3, 2)
 NARROW, SMALL = DecodeForm(2, 3, 4), DecodeForm(2, 2, 6)
 FORMS = (ALONE, PAIR, WIDE, NARROW, SMALL)
-# No rule takes these yet: 1 × 8,192 is said to have taken 9.6 µs in an unfinished `LONG`, where `ALONE` takes 12.0, and
-# tests/gpu_long_row.py has not been run with what is here.
+# No rule chooses these yet: an unfinished `LONG` is said to have taken 9.6 µs for 1 × 8,192, where `ALONE` takes 12.0,
+# and tests/gpu_long_row.py has not been run with the code as it is.
 LONG, LONG_PAIR = DecodeForm(8, 3, 1, blocks=116), DecodeForm(4, 3, 2, blocks=248)
 
 
@@ -76,7 +76,7 @@ class PrefillForm(NamedTuple):
     """A block of a prefill."""
 
     queries: int  # that it has at once: 64 or 128
-    wgmma: bool = False  # prefill_wgmma.cu; no rule asks for it until tests/gpu_attention.py --sweep has been run
+    wgmma: bool = False  # prefill_wgmma.cu; no rule chooses it until tests/gpu_attention.py --sweep has been run
 
 
 @cache
@@ -107,14 +107,14 @@ def programs() -> Iterator[Program]:
 
 
 def trial_programs() -> Iterator[Program]:
-    """Of forms that no rule takes yet: who measures builds them, a wheel has none."""
+    """Programs of forms that no rule chooses yet: they are built for measurements, and not part of a wheel."""
     for dim, kv_bytes, queries in product(_DIMS, _CACHES.values(), _QUERIES):
         yield _decode_program(dim, kv_bytes, queries, long=True)
     yield from prefill_wgmma.programs()
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu)
 
 
@@ -146,7 +146,7 @@ def _step_refusal(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, posi
 def paged_attention(
     q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, *, form: PrefillForm | None = None
 ) -> Tensor:
-    """`form` is for who measures; where it cannot be had, what can be is."""
+    """`form` is for measurements; where its kernel cannot run, another one does."""
     batch, length, heads, dim = q.shape
     form = form or prefill_form_for(batch, length, heads, cache)
     refused = refusal(q, heads, cache, tables, positions)
@@ -170,7 +170,7 @@ def paged_attention(
 
 
 def prefill_form_for(batch: int, length: int, heads: int, cache: Tensor) -> PrefillForm:
-    """Large tiles read less for each query; small ones where large ones would leave processors idle."""
+    """Large tiles, which read less for each query, or small ones where large ones would leave processors idle."""
     kv_heads = cache.shape[3]
     blocks = batch * kv_heads * -(-length * (heads // kv_heads) // 128)
     return PrefillForm(128 if blocks >= _PROCESSORS else 64)
@@ -181,8 +181,8 @@ def paged_step(
     splits: int | None = None, form: DecodeForm | None = None, early: bool = True,
     helpers: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The options are for who measures: blocks that share a row at most, what they are, reads before the wait, and
-    helpers for each 32 rows, which must be 0 where `splits` are given."""
+    """The options are for measurements: how many blocks share a row at most, their form, whether they read before the
+    wait, and helpers for each 32 rows, which must be 0 where `splits` is given."""
     from sonant.kernels.triton.scaled_product import mixed_dtype
     from sonant.kernels.triton.split_k import counters, workspace
 
@@ -203,7 +203,7 @@ def paged_step(
     qkv, cos, sin = qkv.contiguous(), heads.cos.contiguous(), heads.sin.contiguous()
     out = qkv.new_empty(batch, 1, heads.heads, dim, dtype=mixed_dtype(qkv, heads))
     norm = heads.q_weight is not None
-    owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
+    owner = cache if cache._base is None else cache._base  # as in triton/paged.py
     gains = [w.data_ptr() for w in (heads.q_weight, heads.k_weight) if w is not None] or [0, 0]
     if form.blocks:
         grid = (max(form.blocks, groups), 1, 1)
@@ -225,13 +225,13 @@ def paged_step(
 
 
 def splits_for(groups: int, span: int) -> int:
-    """Blocks for one row and head, of rows that may be as long as `span`: as many as the GPU has room for, no share
-    shorter than is worth it. How many of them have work the device decides, by each row's length.
+    """How many blocks share one row and head, if rows may be as long as `span`: as many as the GPU has room for, with
+    no share too short to be worth it. The device decides by each row's length how many of them have work.
 
-    Few rows have one block on each processor, unless that leaves many idle: what more blocks' rings bring is in the way
-    of sums, which are put together while the next launch reads already. Measured on an H200, in brackets what it was
-    with up to 528 blocks and products not yet turned round: 1 row × 8,192 and 16,384 positions 12.3 and 20.5 µs (14.2
-    and 31.7), 4 × 8,192 35.2 (39.2), 16 × 300 7.6 (8.7).
+    Few rows have one block on each processor, unless that leaves many idle: reads of more blocks' rings would delay
+    partial results, which are combined while the next launch already reads. Measured on an H200, in brackets as it was
+    with up to 528 blocks and products not yet transposed: 1 row × 8,192 and 16,384 positions 12.3 and 20.5 µs (14.2 and
+    31.7), 4 × 8,192 35.2 (39.2), 16 × 300 7.6 (8.7).
     """
     busy = _PROCESSORS // groups * groups
     most = _PROCESSORS if 4 * busy >= 3 * _PROCESSORS else _BLOCKS
@@ -239,11 +239,11 @@ def splits_for(groups: int, span: int) -> int:
 
 
 def helpers_for(groups: int, span: int) -> int:
-    """Blocks for each 32 rows that come after those of all rows, and share the long ones with them if there are any.
+    """How many helpers each 32 rows have: blocks that come after those of all rows, and share long rows with them.
 
-    Measured on an H200 (µs): among 256 rows of 30 to 400 positions one of 4,000 takes 165 without, 71 with 6 of them,
-    among 64 rows 138 without, 43 with 3; where all are short they cost 0.1. More than 3 cost 64 × 90 1.1, since with
-    them the blocks are more than one wave.
+    Measured on an H200 (µs): among 256 rows of 30 to 400 positions one of 4,000 takes 165 without helpers, 71 with 6,
+    among 64 rows 138 without, 43 with 3; where all rows are short they cost 0.1. More than 3 cost 64 × 90 1.1, since
+    the blocks are then more than one wave.
     """
     if groups <= _PROCESSORS * WIDE.resident or span <= _MOST_ALONE:
         return 0
@@ -251,14 +251,14 @@ def helpers_for(groups: int, span: int) -> int:
 
 
 def form_for(groups: int, splits: int, kv_bytes: int = 2) -> DecodeForm:
-    """Few blocks have much on their way; many begin and end while others read, so there are small ones then, with
-    room for many: a short row's block spends most of its life on its way to the first bytes and from the last.
+    """Few blocks have much in flight each. Many blocks are small, so that a processor has room for many, and some begin
+    and end while others read: a short row's block spends most of its life before its first bytes and after its last.
 
     Measured on an H200 (µs; rows × positions, as it was with blocks of four warps only, and now): 16 × 90 4.5 and 3.3,
-    64 × 90 and 4,096 10.9 and 239.4, 8.4 and 239.2, 128 × 90 18.8 and 16.8, 256 × 90 and 400 33.6 and 103.2, 28.0 and
-    98.2. Blocks of one warp are faster still at 256 × 90 (26.3), but a row of 400 among shorter ones then takes as long
-    as all the others. Up to two waves the form is taken that fills its last one best: half a wave of small blocks
-    lies unevenly on the processors (64 × 1,024: 82 instead of 61).
+    64 × 90 10.9 and 8.4, 64 × 4,096 239.4 and 239.2, 128 × 90 18.8 and 16.8, 256 × 90 33.6 and 28.0, 256 × 400 103.2
+    and 98.2. Blocks of one warp are faster still at 256 × 90 (26.3), but a row of 400 among shorter ones then takes as
+    long as all the others. Up to two waves the form that fills its last wave best is chosen: half a wave of small
+    blocks is unevenly distributed over the processors (64 × 1,024: 82 instead of 61).
     """
     if groups * splits <= _PROCESSORS:
         return PAIR if 2 * groups > _PROCESSORS or kv_bytes == 1 else ALONE
@@ -270,5 +270,5 @@ def form_for(groups: int, splits: int, kv_bytes: int = 2) -> DecodeForm:
 
 
 def magic(block_tokens: int) -> int:
-    """So that the upper half of a product with it is the quotient by block_tokens; 0 stands for a division by one."""
+    """The number whose product with n has n // block_tokens as its upper half; 0 stands for a division by one."""
     return 0 if block_tokens == 1 else -(-(1 << 32) // block_tokens)

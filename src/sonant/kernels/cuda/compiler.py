@@ -1,9 +1,9 @@
-"""CUDA sources to machine code: by nvcc, once, into a cache on disk that is named by what went into it.
+"""Compiles CUDA sources with nvcc, once, into a cache on disk whose files are named by all that went into them.
 
 A cubin is looked for beside the sources first, where a wheel may ship it (`python -m sonant.kernels.cuda.compiler 90
-FOLDER` builds all of them), then in the user's cache. There nvcc puts what it makes, under another name until it is
-whole: whoever comes second finds the old state or the new one, and two who build the same thing do so in peace. What
-nvcc refused is noted, so that it is not tried by every process; another nvcc, or an hour, and it is tried again.
+FOLDER` builds all of them), then in the user's cache. nvcc's output goes there, under another name until it is whole:
+another process finds the old state or the new one, and two can build the same program at once. Failures are recorded,
+so that not every process tries again; with another nvcc, or after an hour, the program is tried again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HOPPER = (9, 0)
 _FLAGS = ("-cubin", "-std=c++17", "-O3")
 _TIMEOUT_S = 120.0
 _RETRY_S = 3600.0
-_SAID = 2000  # characters of what a compiler said that are kept
-_STRANGE = "backslashreplace"  # for bytes that are no text here: it speaks the machine's own language, and names files
+_SAID = 2000  # characters of a compiler's messages that are kept
+_STRANGE = "backslashreplace"  # for undecodable bytes: messages are in the machine's own language, and name files
 
 
 class BuildError(RuntimeError):
-    """There is no machine code, and why."""
+    """There is no machine code; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Program:
 
     source: str
     defines: Mapping[str, int] = field(hash=False)
-    features: str = ""  # "a": what only this very architecture has
+    features: str = ""  # "a": with what only this very architecture has
 
     def __hash__(self) -> int:
         return hash((self.source, *self.defines.items()))
 
     def file_name(self, arch: int) -> str:
-        """By all that decides what it does: sources, constants and architecture."""
+        """The cubin's name, from all that decides what it does: sources, constants and architecture."""
         return f"{self.source.removesuffix('.cu')}-sm{arch}-{_digest(self, arch)}.cubin"
 
 
@@ -70,7 +70,7 @@ def _digest(program: Program, arch: int) -> str:
 
 
 def cache_folder() -> Path:
-    # like tuning.user_path, which says why the environment is asked here
+    # like tuning.user_path, which says why the environment is read here
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "sonant" / "cuda"
 
@@ -88,7 +88,7 @@ def find_compiler() -> Compiler | None:
 
 @cache
 def _version(path: str) -> str:
-    """Empty: it does not run."""
+    """The last line of --version; empty if it does not run."""
     command = [path, "--version"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, errors=_STRANGE, timeout=20, check=True).stdout
@@ -98,20 +98,20 @@ def _version(path: str) -> str:
 
 
 def find(program: Program, arch: int) -> Path | None:
-    """None: nobody has built it yet, or nobody who lets us read it."""
+    """The program's cubin; None: it has not been built yet, or is not readable."""
     name = program.file_name(arch)
     return next((path for path in (SHIPPED / name, cache_folder() / name) if os.access(path, os.R_OK)), None)
 
 
 def refused(program: Program, arch: int) -> str | None:
-    """Why this nvcc did not compile it when somebody last tried; None: nobody did, or it is worth another try."""
+    """Why this nvcc failed to compile it when last tried; None: it was not tried, or is worth another try."""
     compiler = find_compiler()
     return None if compiler is None else _noted(_note_path(program, arch), compiler)
 
 
 def obstacle_to(programs: Iterable[Program], gpu: Gpu, *, on_later: bool = True) -> str | None:
-    """Why programs for Hopper do not run there; None: all are compiled, or can be. Not `on_later`: its products of
-    warpgroups are on no newer GPU."""
+    """Why programs for Hopper do not run on this GPU; None: all are compiled, or can be. Not `on_later`: they use
+    wgmma, which no newer GPU has."""
     if gpu.capability < _HOPPER or (gpu.capability > _HOPPER and not on_later):
         return f"it needs compute capability 9.0, and {gpu.name} has {gpu.capability[0]}.{gpu.capability[1]}"
     arch = gpu.arch
@@ -127,7 +127,7 @@ def _note_path(program: Program, arch: int) -> Path:
 
 
 def build(program: Program, arch: int, *, timeout_s: float = _TIMEOUT_S) -> Path:
-    """The cubin, which is compiled if it must be. BuildError if it cannot."""
+    """Return the cubin, compiled if necessary; raise BuildError if it cannot be."""
     if (found := find(program, arch)) is not None:
         return found
     compiler = find_compiler()
@@ -146,7 +146,7 @@ def build(program: Program, arch: int, *, timeout_s: float = _TIMEOUT_S) -> Path
 
 
 def compile_to(target: Path, program: Program, arch: int, compiler: Compiler, *, timeout_s: float = _TIMEOUT_S) -> None:
-    """Whole or not at all."""
+    """Compile into `target`, whole or not at all."""
     defines = [f"-D{name}={value}" for name, value in program.defines.items()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def _noted(path: Path, compiler: Compiler) -> str | None:
 
 
 def _note(path: Path, compiler: Compiler, reason: str) -> None:
-    """If even that cannot be written, the next process finds out for itself."""
+    """Record why nvcc failed. If even that cannot be written, the next process finds out for itself."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             file.write(f"{compiler.version}\n{reason}")

@@ -1,1 +1,1 @@
-"""The routes, their bodies and messages, and how each answer or error is written."""
+"""The routes, their bodies and messages, and the form of every answer and error."""

@@ -1,6 +1,7 @@
 """Several texts in one request, each spoken into a file: vllm-omni's batch shape.
 
-All items run at once; one that fails says so in its place and the others go on. Who hangs up stops them all.
+All items run at once. An item that fails has its error in its place, and the others go on. A client that hangs up stops
+them all.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class BatchResponse(Response):
             record.voice = record.asked_voice if len(failures) < len(results) else None
             record.audio_s = sum(r.pop("audio_s") for r in results if isinstance(r, dict))
             if len(failures) == len(results) and isinstance(failures[0], EngineError):
-                return await response_for(failures[0])(scope, receive, send)  # It is our doing and not the items'.
+                return await response_for(failures[0])(scope, receive, send)  # The server failed, not the items.
             response = await run_in_threadpool(self._response, results)
             return await response(scope, receive, send)
 

@@ -1,7 +1,7 @@
 """Records the steps of the engine while it serves: `POST /debug/profile`. Off unless the operator turned it on.
 
-A recording slows everybody down and shows how the server is built, so it is behind the API keys like every route, one
-at a time, and bounded in steps and time.
+A recording slows everybody down and shows how the server is built, so it needs an API key like every route, there is
+one at a time, and its steps and time are bounded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ProfileBody(BaseModel):
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 100
     timeout_s: Annotated[float, Field(gt=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 60.0
-    stacks: bool = False  # Python lines, shapes and memory: the recorded steps take far longer
-    graphs: bool = True  # false: operators one by one, so that each kernel has a source
+    stacks: bool = False  # record Python lines, shapes and memory: the recorded steps take far longer
+    graphs: bool = True  # false: launch operators one by one, so that each kernel has a source
 
 
 def debug_routes(service: SpeechService) -> APIRouter:
@@ -39,7 +39,7 @@ def debug_routes(service: SpeechService) -> APIRouter:
 
     @router.post("/profile", response_class=FileResponse)
     async def profile(body: ProfileBody) -> FileResponse:
-        """A gzipped Chrome trace of the next steps; `x-steps` says how many came in time."""
+        """Return a gzipped Chrome trace of the next steps; the header `x-steps` says how many ran in time."""
         if turn.locked():
             raise Refused(409, "profile_under_way", "a recording is under way; wait for it to end", retry_s=1.0)
         async with turn:

@@ -1,6 +1,7 @@
-"""What is loaded, and how it does: for the page at `/`, and for people with curl.
+"""Which models are loaded, and how their engines are doing: for the page at `/`, and for people with curl.
 
-Counters and the lengths of lists are read, without a lock that the step thread takes; the engine's process tells them.
+Only counters and the lengths of lists are read, without a lock that the step thread takes; the engine's process
+reports them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ def engine_routes(service: SpeechService, model_name: str) -> APIRouter:
 
     @router.get("")
     async def facts(model: str | None = None) -> dict[str, Any]:
-        """What does not change while an engine runs; 503 while there is none."""
+        """Return what does not change while an engine runs; 503 while there is none."""
         chosen = service.of(model)
         return _facts(chosen, chosen.link.engine, names[id(chosen)])
 
     @router.get("/stats")
     async def stats(model: str | None = None) -> dict[str, Any]:
-        """While there is no engine, `ready` is false, `trouble` says why, and its own figures are left out."""
+        """Return current figures. While there is no engine, `ready` is false, `trouble` says why, and the engine's own
+        figures are left out."""
         chosen = service.of(model)
         link, report, recent = chosen.link, await chosen.link.report(), readers[id(chosen)]
         shown: dict[str, Any] = {"ready": link.ready, "trouble": link.trouble, "restarts": link.restarts}
@@ -61,15 +63,15 @@ def _facts(service: SpeechService, engine: RemoteEngine, model_name: str) -> dic
         "clones": spec.clones,
         "speaks_without_voice": spec.speaks_without_voice,
         "most_speakers": spec.most_speakers,  # in one text; 1: it takes no `speakers`
-        "context_segments": spec.context_segments,  # of a long text that its next part goes on from
-        "knobs": [_knob(knob) for knob in spec.knobs],  # that `extra_params` may set
+        "context_segments": spec.context_segments,  # of a long text, in the prompt of its next segment
+        "knobs": [_knob(knob) for knob in spec.knobs],  # what `extra_params` may set
         "uploads": uploads,  # null: the server takes none
         "max_text_chars": config.max_text_chars,
     }
 
 
 def _knob(knob: Knob) -> dict[str, Any]:
-    """JSON has no infinity: an end that is open is null."""
+    """An open end of a knob's range is null, since JSON has no infinity."""
     low, high = (None if math.isinf(end) else end for end in (knob.low, knob.high))
     shown: dict[str, Any] = {"name": knob.name, "type": knob.kind.__name__, "default": knob.default}
     return {**shown, "low": low, "high": high, "choices": list(knob.choices) or None, "help": knob.help}

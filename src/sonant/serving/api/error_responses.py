@@ -23,7 +23,7 @@ from sonant.serving.refused import Refused
 
 logger = logging.getLogger(__name__)
 
-# The most particular types come first: an error is answered as the first class that it belongs to.
+# More specific types come first, since the first class that an error belongs to decides the response.
 _RESPONSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (errors.VoiceExists, 409, "voice_exists", "name"),
     (errors.UnknownConsent, 400, "consent_not_found", "consent"),
@@ -46,7 +46,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every error looks like, for the OpenAPI document."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
@@ -72,7 +72,7 @@ def error_response(
 
 @dataclass(frozen=True)
 class ClientError:
-    """What a client may know of an error."""
+    """What a client may see of an error."""
 
     status: int
     code: str
@@ -82,7 +82,7 @@ class ClientError:
 
 
 def client_error(error: Exception) -> ClientError:
-    """Errors of ours are shown in full; anything else is a 500 that shows nothing of our insides."""
+    """Our own errors are shown in full; any other is a 500 that reveals nothing of our internals."""
     known = _known(error)
     if known is not None:
         return known
@@ -91,7 +91,7 @@ def client_error(error: Exception) -> ClientError:
 
 
 def outcome_of(error: Exception) -> str:
-    """Whose doing it was, for metrics and the log: the client's (bad_request), its number's (refused), or ours."""
+    """Who caused it, for metrics and the log: the client (bad_request), too many requests (refused), or we (error)."""
     known = _known(error)
     if isinstance(error, Refused | errors.Overloaded) and known is not None and known.status in (429, 503):
         return "refused"
@@ -125,7 +125,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, Refused):  # FastAPI wraps what is raised while the body is read.
+        if isinstance(error.__cause__, Refused):  # FastAPI wraps exceptions raised while the body is read.
             return response_for(error.__cause__)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_body")
         return error_response(error.status_code, str(error.detail), code, headers=error.headers)

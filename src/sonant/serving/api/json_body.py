@@ -1,7 +1,7 @@
-"""JSON from strangers. It is read on the event loop, which all listeners share, so what costs time is bounded first.
+"""JSON from untrusted clients. It is parsed on the event loop, which all share, so what costs time is bounded first.
 
 A clip of some megabytes is one value and costs nothing; a million small values in as many bytes would hold everybody
-up for seconds, in the parser and again in the list of all that is wrong with them.
+up for seconds, in the parser and again in the list of validation errors.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_VALUES = 100_000  # in one body or message: far more than the longest list t
 
 
 def parsed(raw: str | bytes) -> Any:
-    """Raises `Refused` for what is too much, and `json.JSONDecodeError` for what is no JSON."""
+    """Raises `Refused` for JSON beyond our limits or not in UTF-8, and `json.JSONDecodeError` for what is not JSON."""
     commas = raw.count(",") if isinstance(raw, str) else raw.count(b",")
-    if commas > MAX_VALUES:  # those in strings are counted too, which spares us from looking for strings
+    if commas > MAX_VALUES:  # commas in strings count too, which saves looking for strings
         raise Refused(400, "too_many_values", f"the JSON holds over {MAX_VALUES:,} values; send less at once")
     try:
         return json.loads(raw)
@@ -32,7 +32,7 @@ def parsed(raw: str | bytes) -> Any:
         raise Refused(400, "too_deep", "the JSON has lists or objects nested too deeply; no field needs that") from None
     except UnicodeDecodeError as e:
         raise Refused(400, "invalid_utf8", f"the JSON is not valid UTF-8 at byte {e.start}") from None
-    except ValueError:  # Python reads no longer one, since the time that it takes grows with the square.
+    except ValueError:  # Python refuses longer integers, since parsing time grows with the square of their length.
         raise Refused(400, "number_too_long", "the JSON holds a whole number of over 4,300 digits") from None
 
 
@@ -45,7 +45,7 @@ class JsonRequest(Request):
                     chunks.append(chunk)
                 self._body = b"".join(chunks)
             finally:
-                chunks.clear()  # What ends it keeps this frame, until somebody looks for garbage.
+                chunks.clear()  # An exception keeps this frame alive until the garbage collector runs.
         return self._body
 
     async def json(self) -> Any:

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in plain words: a client's author knows neither our classes nor the validator's."""
+"""Says what is wrong with a body in plain words: a client's author knows neither our classes nor the validator's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-_SHOWN_CHARS = 100  # of a field's name, which may be whatever a client made up
+_SHOWN_CHARS = 100  # of a field's name, which a client may have made up
 _PLACES = ("body", "query", "path")
 _KINDS = ("str", "int", "float", "bool", "constrained-str", "constrained-int", "VoiceId", "[key]")
 _WHOLE, _NUMBER, _OBJECT, _BOOL = "a whole number", "a number", "an object", "true or false"
-# What was expected, by the validator's name for the mistake; several of one field are told together.
+# What was expected, by the validator's type of error; those of one field are joined by "or".
 _EXPECTED: Mapping[str, str] = {
     "string_type": "text",
     "int_type": _WHOLE,
@@ -45,7 +45,7 @@ _SAID: Mapping[str, str] = {
 
 
 def first_mistake(error: ValidationError | RequestValidationError) -> tuple[str, str | None]:
-    """The first thing that is wrong with a body or a message, and where."""
+    """Return the first thing that is wrong with a body or a message, and where."""
     found = error.errors()
     first = found[0]
     if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
@@ -55,14 +55,14 @@ def first_mistake(error: ValidationError | RequestValidationError) -> tuple[str,
     field = _parts(first)[:1]
     of_field = [(_parts(e), e) for e in found if _parts(e)[:1] == field]
     depth = max(len(parts) for parts, _ in of_field)
-    # Where a field may be of several kinds, what is wrong deepest inside is about the kind that was meant.
+    # If a field may have several types, the deepest error is about the type that was meant.
     where = next(parts for parts, _ in of_field if len(parts) == depth)
     shown = ".".join(map(str, where))[:_SHOWN_CHARS]
     return f"{shown or 'the body'}: {_said([e for parts, e in of_field if parts == where])}", shown or None
 
 
 def _parts(mistake: Any) -> tuple[str | int, ...]:
-    """The way to the value as the client wrote it: without the names that the validator gives to kinds of values."""
+    """The path to the value as the client wrote it, without the validator's names for types of values."""
     parts = [part for n, part in enumerate(mistake["loc"]) if n > 0 or part not in _PLACES]
     named = mistake["type"] in ("extra_forbidden", "missing")
     last = len(parts) - 1

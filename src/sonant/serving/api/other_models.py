@@ -1,7 +1,7 @@
-"""Models that others serve: a request that names one is sent on to where it is, by a redirect that keeps its body.
+"""Models that are served elsewhere: a request that names one is redirected there, with a status that keeps its body.
 
-Clients follow it by themselves (OpenAI's SDK does), and sound then comes straight from there: nothing is copied through
-here. Any other name means the model that is loaded.
+Clients follow it by themselves (OpenAI's SDK does), and the sound then comes straight from there: nothing is copied
+through this server. Any other name means the model that is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sonant.serving.voices.labels import label_key
 
 class OtherModels:
     def __init__(self, given: tuple[str, ...]) -> None:
-        """NAME=PLACE each, where a place is a path of this address, or another address."""
+        """`given`: NAME=PLACE each, where a place is a path at this address, or another address."""
         self._places: dict[str, tuple[str, str]] = {}
         for pair in given:
             name, _, place = pair.partition("=")
@@ -27,7 +27,7 @@ class OtherModels:
         return tuple(name for name, _ in self._places.values())
 
     def place(self, model: str | None) -> str | None:
-        """Where it is; None: here."""
+        """Where the model is served; None: here."""
         _, place = self._places.get(label_key(model), (None, None)) if self._places and model else (None, None)
         return place
 

@@ -1,4 +1,4 @@
-"""From a request's fields to what is asked of an engine: who speaks, in what way, and for how long."""
+"""Turns a request's fields into a request for an engine: who speaks, in what way, and for how long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonant.voice import Voice
 
 
 class RequestBuilder:
-    """Of one model, whose voices `names` knows. Used on the event loop."""
+    """For one model, whose voices `names` knows. Used on the event loop."""
 
     def __init__(self, names: VoiceNames, clips: Clips, options: ServeOptions) -> None:
         self._names, self._clips, self._options = names, clips, options
@@ -108,7 +108,8 @@ def _name(voice: str | VoiceId | None) -> str | None:
 
 
 def _check_task(task: TaskType | None, spec: SpeechSpec) -> None:
-    """A task is vllm-omni's word for one way of giving a voice; a model may know several."""
+    """Raise `Unsupported` unless this model knows the task: vllm-omni's word for a way of giving a voice. A model may
+    know several."""
     known: dict[TaskType, bool] = {
         "Base": spec.clones,
         "CustomVoice": bool(spec.voices),

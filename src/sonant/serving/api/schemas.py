@@ -1,7 +1,7 @@
 """The bodies and messages that clients send, field by field with their limits. An unknown field is refused by name.
 
-The batch and WebSocket shapes are vllm-omni's, so that its clients need no change. Where its fields steer what we do
-anyway (`initial_codec_chunk_frames`), they are taken and change nothing.
+The batch and WebSocket shapes are vllm-omni's, so that its clients need no change. Its fields that ask for what we do
+anyway (`initial_codec_chunk_frames`) are accepted and change nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ StreamFormat = Literal["audio", "sse"]
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
 Name = Annotated[str, Field(max_length=256)]
 Frames = Annotated[int, Field(ge=1, le=2**20)]
-MAX_INPUT_CHARS = 100_000  # the engine's own limit, with its own message, lies below
+MAX_INPUT_CHARS = 100_000  # the engine's own limit is lower, and has its own message
 MAX_BATCH_ITEMS = 32
 MAX_EMBEDDING = 8192
 MAX_FIELDS = 100
@@ -32,12 +32,12 @@ _KOKORO_CODES = {"a": "en", "b": "en", "e": "es", "f": "fr", "h": "hi", "i": "it
 
 
 def _null_is(default: object, kind: Any) -> BeforeValidator:
-    """Clients with typed settings send null for what was not set."""
+    """Clients with typed settings send null for a field that was not set."""
     return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=kind | None)
 
 
 class Closed(BaseModel):
-    """Refuses fields that it does not know, and does so once: not in a list of a hundred thousand complaints."""
+    """Refuses unknown fields; very many of them with a single error, not with one for each of a hundred thousand."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -73,7 +73,7 @@ class SpeakerFields(Closed):
 
 
 class SpeechFields(Closed):
-    """How to speak: what every route takes."""
+    """How to speak: the fields that every speech route takes."""
 
     model: Name | None = None
     voice: Annotated[Name | VoiceId | None, Field(validation_alias=AliasChoices("voice", "speaker"))] = None
@@ -87,18 +87,18 @@ class SpeechFields(Closed):
     top_p: float | None = None
     repetition_penalty: float | None = None
     extra_params: Annotated[dict[KnobName, Value], Field(max_length=MAX_KNOBS)] | None = None  # the model's own knobs
-    sample_rate: Literal[8000, 16000, 24000, 48000] | None = None  # the model's own, unless it is given
+    sample_rate: Literal[8000, 16000, 24000, 48000] | None = None  # None: the model's own
     max_frames: Frames | None = None
     max_new_tokens: Frames | None = None  # another server's name for max_frames
-    ref_audio: str | None = None  # base64, a data: URI, or the address of an allowed host
+    ref_audio: str | None = None  # base64, a data: URI, or a URL on an allowed host
     ref_text: Annotated[str, Field(max_length=4096)] | None = None
     x_vector_only_mode: bool | None = None  # true: the clip's timbre only, whatever ref_text says
     speaker_embedding: Annotated[list[float], Field(min_length=1, max_length=MAX_EMBEDDING)] | None = None
-    task_type: TaskType | None = None  # what the client takes the model for; refused if it is another
+    task_type: TaskType | None = None  # what the client expects of the model; refused if the model does not know it
     non_streaming_mode: bool | None = None  # true: the prompt holds the whole text
     initial_codec_chunk_frames: Annotated[int, Field(ge=0)] | None = None  # the first chunk is one frame already
-    word_timestamps: Annotated[Literal[False], _null_is(False, Literal[False])] = False  # there are none
-    lang_code: Name | None = None  # Kokoro's name for language, with its letters or a tag
+    word_timestamps: Annotated[Literal[False], _null_is(False, Literal[False])] = False  # we have none
+    lang_code: Name | None = None  # Kokoro's name for language: one of its letters, or a tag
     user: Annotated[str, Field(max_length=1024)] | None = None  # OpenAI's; it changes nothing
 
     @model_validator(mode="after")
@@ -106,7 +106,7 @@ class SpeechFields(Closed):
         if self.lang_code is not None and self.language is None:
             code = self.lang_code.lower()
             self.language = _KOKORO_CODES.get(code, code.replace("_", "-").partition("-")[0]) or None
-        self.lang_code = None  # so that an item's code goes before its batch's language
+        self.lang_code = None  # so that an item's code takes precedence over its batch's language
         return self
 
     @property
@@ -118,7 +118,7 @@ class SpeechFields(Closed):
             raise BadRequest("ref_text is what ref_audio says, and there is no ref_audio; send both, or neither")
 
     def sampling(self) -> Sampling:
-        """What the client sets of the model's knobs, by field or by `extra_params`. Only the model knows its knobs."""
+        """The knobs that the client sets, by field or in `extra_params`. Only the model knows which knobs it has."""
         fields = {
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -141,13 +141,13 @@ class SpeechBody(SpeechFields):
 
 
 class ConsentUpdate(Closed):
-    """`POST /v1/audio/voice_consents/{id}`: nothing but the label of a consent may change."""
+    """`POST /v1/audio/voice_consents/{id}`: only the label of a consent may change."""
 
     name: Name
 
 
 class BatchItem(SpeechFields):
-    """One text of a batch; what it sets goes before what the batch sets."""
+    """One text of a batch; its own fields take precedence over the batch's."""
 
     input: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
     response_format: AudioFormat | None = None
@@ -169,7 +169,7 @@ class SessionConfig(SpeechFields):
     """The `session.config` message of `WS /v1/audio/speech/stream`."""
 
     response_format: Annotated[AudioFormat, _null_is("wav", AudioFormat)] = "wav"
-    stream_audio: bool | None = None  # true: sound as it is made; false: a file a piece; None: true for pcm
+    stream_audio: bool | None = None  # true: sound as it is made; false: a file for each segment; None: true for pcm
     split_granularity: Annotated[Granularity, _null_is("auto", Granularity)] = "auto"
 
     @property
@@ -178,7 +178,7 @@ class SessionConfig(SpeechFields):
 
 
 def _merged(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """An item that says who speaks, alone or in turns, leaves nothing of what the batch says of it."""
+    """An item's fields replace the batch's. Its speakers also replace the batch's voice, and its voice the speakers."""
     one = {"voice", "ref_audio", "speaker_embedding"}
     replaced = {*one, "ref_text"} if "speakers" in own else {"speakers"} if one & own.keys() else set()
     return {**{name: value for name, value in shared.items() if name not in replaced}, **own}

@@ -1,11 +1,11 @@
-"""`POST /v1/audio/speech`: nothing is sent before there is sound, and no body ends cleanly that is not whole.
+"""`POST /v1/audio/speech`: nothing is sent before there is sound, and no incomplete body ends cleanly.
 
 Up to the first sound any failure is a proper error response. After it, a failure breaks the connection off, because
 a body that ends cleanly would pass for a complete utterance. A client that hangs up frees its row at once.
 
-Nearly every request is a small, valid JSON body. It goes to its response past FastAPI's routing, dependencies and exit
-stacks, which are a fifth of what a request costs (`ShortWay`). Anything else goes through FastAPI, from its first byte
-on: so there is one place where requests are refused, and one where the API is described.
+Nearly every request is a small, valid JSON body. `ShortWay` answers it without FastAPI's routing, dependencies and exit
+stacks, which are a fifth of what a request costs. Any other goes through FastAPI from its first byte on, so that there
+is one place where requests are refused, and one where the API is described.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def speech_routes(answer: Answer) -> APIRouter:
 
 
 def speech_answer(service: SpeechService) -> Answer:
-    """Answers a valid body."""
+    """Return a function that answers a valid body."""
 
     def answer(body: SpeechBody, state: dict[str, Any]) -> Response:
         record: RequestRecord = state["record"]
@@ -85,7 +85,7 @@ class ShortWay:
         return await response(scope, receive, send)
 
     def _answer(self, scope: Scope, message: Message) -> Response | None:
-        """None: there is more of it, or something is wrong with it."""
+        """None: there is more of the body, or something is wrong with it."""
         raw = message.get("body", b"")
         if message["type"] != "http.request" or message.get("more_body", False) or len(raw) > _SHORT_BYTES:
             return None
@@ -96,7 +96,7 @@ class ShortWay:
 
 
 class _Again:
-    """A `receive` that gives a message again that was received already."""
+    """A `receive` that first repeats a message that was received already."""
 
     def __init__(self, first: Message, receive: Receive) -> None:
         self._first: Message | None = first
@@ -113,7 +113,7 @@ def _is_json(scope: Scope) -> bool:
 
 
 async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> bool:
-    """Run `work` to its end, or cancel it when the client of an HTTP request is gone; then False."""
+    """Run `work` to its end → True; or cancel it once the client of an HTTP request is gone → False."""
     task, left = asyncio.current_task(), False
     assert task is not None
 
@@ -205,7 +205,7 @@ class SpeechResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _encoded(self, stream: SpeechStream, pipeline: AudioPipeline) -> AsyncIterator[bytes]:
-        """The sound as it is encoded, never empty; with SSE, wrapped in events."""
+        """The encoded sound in pieces, none of them empty; with SSE, wrapped in events."""
         async for chunk in stream:
             data = await pipeline.push(chunk)
             if data:

@@ -31,10 +31,10 @@ from sonant.serving.observability.request_log import RequestRecord
 from sonant.serving.refused import Refused
 from sonant.serving.service import SpeechService
 
-CONFIG_S = 10.0  # for the first message
+CONFIG_S = 10.0  # within which the first message must come
 MAX_TEXT_MESSAGE_CHARS = 128 * 1024
-# What may wait to be spoken before no more is read. It is ample: with the text a client's pings are not read either,
-# and many clients give up when nobody answers those for 20 s.
+# How much may wait to be spoken before reading stops. The limits are ample, since while reading stops a client's pings
+# are not read either, and many clients give up when nobody answers those for 20 s.
 MAX_WAITING_CHARS, MAX_QUEUED_UTTERANCES = 256 * 1024, 256
 
 CLOSED, POLICY, TOO_BIG, FAILED, RESTARTING, TRY_LATER = 1000, 1008, 1009, 1011, 1012, 1013
@@ -69,7 +69,7 @@ class SpeechSession:
         self.record: RequestRecord = socket.scope["state"]["record"]
         self.config: SessionConfig | None = None
         self.current: UtteranceText | None = None  # the one that text is added to
-        self.queue: deque[UtteranceText] = deque()  # begun, and not spoken to the end yet
+        self.queue: deque[UtteranceText] = deque()  # begun, and not yet spoken to the end
         self.speaker: UtteranceSpeaker | None = None
         self.begun = 0  # utterances so far
         self.closing = False  # session.close has come
@@ -147,7 +147,7 @@ class SpeechSession:
                 await self._send({"type": "error", "message": str(e), "code": "invalid_message"})
 
     def _is_full(self) -> bool:
-        """Whether some of what has come must be spoken before more is read."""
+        """Whether some of the text received must be spoken before more is read."""
         ready = [u for u in self.queue if u.complete or u.config.split_granularity != "none"]
         waiting = sum(u.splitter.buffered_chars for u in ready)
         return waiting >= MAX_WAITING_CHARS or len(self.queue) > MAX_QUEUED_UTTERANCES
@@ -261,7 +261,7 @@ class SpeechSession:
             error = _first(e)
             if record.outcome is None and isinstance(error, WebSocketDisconnect):
                 record.outcome = "client_gone"
-            elif record.outcome is None:  # It failed before it was begun.
+            elif record.outcome is None:  # It failed before it began.
                 record.outcome = outcome_of(error)
                 self.service.metrics.requests.labels("stream", record.outcome).inc()
             raise

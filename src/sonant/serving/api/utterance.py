@@ -42,7 +42,7 @@ class Segment:
 
 
 class UtteranceText:
-    """The text of an utterance that has come so far. The session's reader adds to it, its speaker takes from it."""
+    """The text of an utterance that has arrived so far. The session's reader adds to it, its speaker takes from it."""
 
     def __init__(self, index: int, config: SessionConfig, max_segment_chars: int) -> None:
         self.index, self.config = index, config
@@ -82,10 +82,10 @@ class UtteranceSpeaker:
         self.admitted: Admitted | None = None
         self.segments: list[Segment] = []  # those given to the engine, in order
         self.sent = 0  # how many of them were sent whole
-        self.sentences = 0  # segments so far, with those that were refused
+        self.sentences = 0  # segments so far, including those that were refused
         self.sound_s = 0.0
         self.first_sound_s: float | None = None
-        self.reported = False  # the client has been told what it failed with
+        self.reported = False  # the client has been told the error
         self.over = False  # no more sound will come, even if text is left
 
     @property
@@ -177,7 +177,7 @@ class UtteranceSpeaker:
             self.text.changed.clear()
             await self.text.changed.wait()
         index, self.sentences = self.sentences, self.sentences + 1
-        self.record.outcome = outcome_of(error)  # unless some of it is spoken
+        self.record.outcome = outcome_of(error)  # `run` replaces it if some of the utterance is spoken
         await self._send_start(index, text)
         await self.send(self._error(index, error))
         await self._send_done(index, 0, failed=True)
@@ -215,7 +215,7 @@ class UtteranceSpeaker:
             raise
 
     def _end_text(self) -> None:
-        """All was spoken, or as much as `max_frames` allows: what is left of the text is dropped."""
+        """The sound is over, at the end of the text or of `max_frames`: drop what is left of the text."""
         self.over, self.sent = True, len(self.segments)
         self.text.drop_rest()
 

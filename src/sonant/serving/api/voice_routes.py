@@ -20,11 +20,11 @@ from sonant.serving.voices.consents import ConsentRecord
 from sonant.serving.voices.voice_store import VoiceRecord, VoiceStore
 
 Name = Annotated[str, Form(max_length=256)]
-_CHECK_HZ = 16_000  # of a recording that is only looked at: is it sound, and of a length that can be listened to
+_CHECK_HZ = 16_000  # for a recording that is only checked: for being readable sound, and for its length
 
 
 def voice_routes(service: SpeechService, store: VoiceStore) -> APIRouter:
-    """A voice is marked with what encoded it: only the same model can speak with it."""
+    """A voice is marked with the model that encoded it, since only that model can speak with it."""
     router = APIRouter(prefix="/v1/audio", route_class=JsonRoute)
 
     @router.post("/voices")
@@ -98,7 +98,7 @@ def _add_consents(router: APIRouter, service: SpeechService, store: VoiceStore) 
 
 @contextmanager
 def _of_field(name: str) -> Iterator[None]:
-    """A clip that is none is told as what it was sent as."""
+    """Report a bad clip as an error of the form field that it came in."""
     try:
         yield
     except BadAudio as e:

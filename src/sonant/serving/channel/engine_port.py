@@ -65,12 +65,12 @@ class EnginePort:
     # The step thread
 
     def mark(self) -> None:
-        """Some peer has something to be sent when the step's results have been delivered."""
+        """Note that a peer has something to be sent once the step's results have been delivered."""
         self._to_flush = True
 
     def _flush_soon(self, at_once: bool) -> None:
-        """`at_once`: from this thread, since a first sound would be late by the hop to the other. Where this thread
-        cannot, it waits, or the channel's thread would wait for the GIL until the next launch."""
+        """`at_once`: send from this thread, since the hop to the channel's thread would delay a first sound. If this
+        thread cannot, it waits for the other, which would else wait for the GIL until the next launch."""
         if not self._to_flush:
             return
         self._to_flush = False
@@ -115,7 +115,7 @@ class EnginePort:
         self._flushed.set()
 
     def before_message(self) -> None:
-        """Send what has been made before many messages that come are worked off."""
+        """Send what has been made before handling what may be many messages."""
         if self._flush_wanted:
             self._flush()
 

@@ -1,4 +1,4 @@
-"""An app below a path of its own, such as /models/large, which it need not know of: its keys and routes do not."""
+"""An app below a path of its own, such as /models/large, which neither its routes nor its rules for keys contain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class AtPrefix:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ray tells the prefix as `root_path`, and leaves it in the path."""
+        """Ray gives the prefix as `root_path`, and leaves it in the path."""
         root = scope.get("root_path", "")
         if root and scope["path"].startswith(root):
             raw = scope.get("raw_path")

@@ -1,11 +1,13 @@
-"""How many replicas there should be: so many that a burst would still be heard in time, and nobody's sound runs out.
+"""How many replicas there should be: enough that a burst would still be heard in time, and no listener runs out of
+sound.
 
-Ray asks this of its controller every few seconds, with what each replica has told of its listeners
+Ray's controller calls this every few seconds, with what each replica has reported of its listeners
 (`listener_load.py`), and keeps to the bounds and delays of the deployment's own settings.
 
 The number of requests says little: a hundred long texts that are far ahead of their listeners lend their rows. What
-counts is the first sound that the engine predicts. A replica takes long to start, so it is asked ahead of time: what if
-a quarter of the rows were wanted at once? And before one is taken away: what if the others had its listeners as well?
+counts is the time to first sound that the engine predicts. A replica takes long to start, so the prediction looks
+ahead: what if a quarter of the rows were wanted at once? And before one is removed: what if the others had its
+listeners as well?
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BURST_SHARE = 0.25  # of the rows
-LATE_SHARE = 0.5  # of the promised first sound: what a burst may take
-EARLY_SHARE = 0.25  # … and still takes when one replica is fewer
+LATE_SHARE = 0.5  # of the promised time to first sound: what a burst may take
+EARLY_SHARE = 0.25  # … and what it may take with one replica fewer
 GAPS_UP, GAPS_DOWN = 0.01, 0.001  # share of chunks whose listener had run out of sound
-_MOST_GROWTH = 2.0  # at a time
+_MOST_GROWTH = 2.0  # factor, at a time
 
 Figures = Mapping[str, float]
 
@@ -35,7 +37,7 @@ def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 def wanted(replicas: int, told: Sequence[Figures]) -> int:
-    """Replicas that have told nothing yet are taken for as loaded as the others."""
+    """Replicas that have reported nothing yet are assumed to be as loaded as the others."""
     if not told:
         return replicas
     pressure = sum(_pressure(figures) for figures in told) / len(told)
@@ -54,7 +56,7 @@ def _pressure(figures: Figures) -> float:
 
 
 def _could_take_more(figures: Figures, others: int) -> bool:
-    """Whether it would be no worse off with its part of a replica's listeners, and a burst on top."""
+    """Whether a replica could take its part of the listeners of one that is removed, and a burst on top."""
     stats = stats_of(figures)
     more = math.ceil((stats.running + stats.parked) / others + BURST_SHARE * stats.rows)
     return figures[GAPS] <= GAPS_DOWN and stats.first_sound_s(more) <= EARLY_SHARE * figures[PROMISE]

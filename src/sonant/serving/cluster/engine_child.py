@@ -1,7 +1,7 @@
 """The engine of a replica: a process of its own, started again when it dies.
 
-The replica's process answers HTTP and has no torch, so that steps never wait for its lock. What is killed takes the
-other along: the engine ends when the pipe that its settings came by is closed.
+The replica's process answers HTTP and has no torch, so that steps never wait for its GIL. If it is killed its engine
+ends too, when the pipe by which its settings came is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EngineChild:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.deaths = 0
-        self.fatal: str | None = None  # what would only fail again: no engine will come
+        self.fatal: str | None = None  # why starting it again would be useless: no engine will come
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sonant-engine-child", daemon=True)
@@ -40,7 +40,7 @@ class EngineChild:
         self._thread.start()
 
     async def ready(self) -> None:
-        """Returns when it is warm: it listens for front ends no sooner. Raises what another try would not mend."""
+        """Return once the engine is warm: it does not listen for front ends before. Raise if it cannot be loaded."""
         while not self.setup.channel.exists():
             self.check()
             await asyncio.sleep(_LOOK_S)
@@ -78,13 +78,13 @@ class EngineChild:
 
     def _run(self) -> int:
         command = [sys.executable, "-m", "sonant.serving.processes.engine_process"]
-        # Without a buffer: what one that died could not be told would be written again, and fail again, at the end.
+        # Unbuffered: what could not be written to a process that died would be written, and fail, again at the end.
         with subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, start_new_session=True) as process:
             self._process = process
-            if self._closing.is_set():  # and whoever closed it may not have seen this one
+            if self._closing.is_set():  # `close` may not have seen this process
                 process.terminate()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.write(replace(self.setup, restarts=self.deaths).to_json() + b"\n")
-            # Not `communicate`, nor leaving this block: both would close the pipe, which tells it to go.
+            # Neither `communicate` nor leaving this block: both would close the pipe, which tells the engine to end.
             return process.wait()

@@ -1,4 +1,4 @@
-"""What listeners of a replica feel now, in numbers that Ray carries to where replicas are added and taken away."""
+"""How the listeners of a replica fare now, in figures that Ray carries to where replicas are added and removed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ GAPS, PROMISE = "gap_share", "max_first_audio_s"
 
 
 class ListenerLoad:
-    """Asked again and again by one caller, who learns what has happened since the last time."""
+    """Polled by one caller: each answer covers the time since the last."""
 
     def __init__(self, link: EngineLink, max_first_audio_s: float) -> None:
         self.link, self.max_first_audio_s = link, max_first_audio_s
         self._seen = (0, 0)  # chunks in all, and those that came late
 
     async def figures(self) -> dict[str, float]:
-        """The engine's state, the share of chunks that came too late, the promise; nothing while there is no engine."""
+        """The engine's state, the share of chunks that came too late since the last call, and the promised time to
+        first sound; nothing while there is no engine."""
         report = await self.link.report()
         if report is None:
             return {}
         chunks, late = _chunks(report.tallies["frames_ahead"])
         before, self._seen = self._seen, (chunks, late)
-        if chunks < before[0]:  # Another engine began at nothing.
+        if chunks < before[0]:  # A new engine has begun at zero.
             before = (0, 0)
         new = chunks - before[0]
         share = (late - before[1]) / new if new else 0.0
@@ -35,7 +36,7 @@ class ListenerLoad:
 
 
 def stats_of(figures: Mapping[str, float]) -> EngineStats:
-    """The engine's state again. What was averaged over time is rounded where it counts."""
+    """Turn the figures back into the engine's state. Ray has averaged them over time, so counts are rounded."""
     values = {}
     for f in fields(EngineStats):
         value = figures[f.name]
@@ -44,5 +45,5 @@ def stats_of(figures: Mapping[str, float]) -> EngineStats:
 
 
 def _chunks(ahead: Counts) -> tuple[int, int]:
-    """In all, and those of which the listener had run out: no frame was ahead."""
+    """The number of chunks in all, and of those that found their listener out of sound: with no frame ahead."""
     return sum(ahead.counts), ahead.counts[ahead.bounds.index(0.0)]

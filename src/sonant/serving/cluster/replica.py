@@ -1,8 +1,8 @@
 """A replica: one engine, and the whole API over it. Ray Serve runs as many as there are GPUs.
 
-It is shown to nobody before its engine has spoken once. Requests come from Ray's proxy straight into the app, on the
-event loop of this process; how many connections there may be is the proxy's (see `ray_settings.py`), all other limits
-are our own.
+It gets no requests before its engine has spoken once. Requests come from Ray's proxy straight into the app, on the
+event loop of this process. The proxy limits the number of connections (see `docs/scale.md`); all other limits are our
+own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sonant.serving.processes.setup import Setup
 
 DEPLOYMENT = "SpeechReplica"
 _TICK_S = 1.0
-_PAGES_S = 5.0  # for the other replicas to tell their figures
+_PAGES_S = 5.0  # for the other replicas to report their metrics
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSetup:
-    """What a replica is told; the same for all of an application."""
+    """What a replica is started with; the same for all of an application."""
 
     folder: Path | None  # of the checkpoint, on every machine; None: the built-in voice
     model: ModelOptions
@@ -57,7 +57,7 @@ class SpeechReplica:
         self._ticks = asyncio.create_task(self._tick())
 
     async def _load(self, setup: ReplicaSetup) -> None:
-        """Until its engine has spoken. What is there by then is held, so that it goes if the rest cannot come."""
+        """Load, and wait until the engine has spoken. What is made is held, so that it is closed if the rest fails."""
         from sonant.models.registry import describe, load_prompter
         from sonant.serving.app import create_app
         from sonant.serving.channel.engine_link import EngineLink
@@ -88,33 +88,33 @@ class SpeechReplica:
         return AtPrefix(self.app_of_replica)
 
     def check_health(self) -> None:
-        """Raises where only another replica can help. An engine that is being loaded again answers 503 meanwhile."""
+        """Raise if only another replica can help. While an engine is being loaded again requests are answered 503."""
         self.engine.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return await self.load.figures()
 
     async def metrics_page(self) -> tuple[str, bytes]:
-        """This replica's name and figures, for whichever of them is asked for those of all."""
+        """This replica's name and metrics, for the replica that is asked for those of all."""
         from ray import serve
 
         return serve.get_replica_context().replica_id.unique_id, await self.service.metrics_text()
 
     async def _all_metrics(self) -> bytes:
-        """Of all replicas; of this one alone where the others cannot be asked, or one of them does not answer."""
+        """The metrics of all replicas; of this one alone if the others cannot be asked, or one of them is too late."""
         from ray import serve
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
         context = serve.get_replica_context()
         try:
-            # The first time it asks the controller and waits, which this loop, and all that it streams, must not.
+            # The first call asks the controller and waits, which would hold up this loop and all that it streams.
             handle = await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
             pages = await handle.broadcast("metrics_page").results_async(timeout_s=_PAGES_S, return_exceptions=True)
         except (TimeoutError, RayError, RayServeException) as e:
             logger.warning("/metrics is of this replica only: %s", e)
             pages = [await self.metrics_page()]
-        told = dict(page for page in pages if not isinstance(page, BaseException))  # One that is going tells nothing.
+        told = dict(page for page in pages if not isinstance(page, BaseException))  # A replica that ends may raise.
         return await asyncio.to_thread(merged, told)
 
     async def _tick(self) -> None:
@@ -124,7 +124,7 @@ class SpeechReplica:
             await asyncio.sleep(_TICK_S)
 
     async def __del__(self) -> None:
-        """After the last of its listeners has heard the end, or their time is up."""
+        """Called by Ray after the last of its listeners has heard the end, or the time for that is up."""
         if hasattr(self, "_ticks"):
             self._ticks.cancel()
         await asyncio.to_thread(self._held.close)

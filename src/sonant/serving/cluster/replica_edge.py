@@ -1,8 +1,8 @@
-"""The outermost layer of a replica's HTTP server, which is Ray's: what that does to a request is undone here.
+"""The outermost layer of a replica's HTTP server, which is Ray's: what Ray does to a request is undone here.
 
 Ray reads a request's body to its end, and into memory, before it is asked for, and cancels the request's task when the
-client is gone; our limits and our own way of ending a stream need neither, and one header tells Ray so. It also adds an
-`x-request-id` to answers that have theirs, which clients then read as two.
+client is gone. Our limits and our own way of ending a stream need neither, and one header turns both off. Ray also adds
+an `x-request-id` to answers that have one already, which clients then read as two.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _one_id(headers: object) -> list[tuple[bytes, bytes]]:
 
 
 def middlewares() -> list[Middleware]:
-    """Ray calls this in every process that answers HTTP. Its own proxies must go on watching for clients that leave."""
+    """Ray calls this in every process that answers HTTP. Its own proxies get no middleware of ours, since they must go
+    on watching for clients that leave."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
@@ -59,9 +60,9 @@ def middlewares() -> list[Middleware]:
 
 
 def use_own_connections(options: ServeOptions) -> None:
-    """Ray makes uvicorn's server with none of our options, so its connections are set where uvicorn looks for them.
+    """Set our connection types where uvicorn looks for them, since Ray makes uvicorn's server with none of our options.
 
-    To be called in a replica's process before its server is made, which comes after its deployment is.
+    To be called in a replica's process before its server is made, which is after its deployment is made.
     """
     from uvicorn.protocols.http import auto as http
     from uvicorn.protocols.websockets import auto as sockets
@@ -69,6 +70,6 @@ def use_own_connections(options: ServeOptions) -> None:
     from sonant.serving.limits.connection import connection_type
     from sonant.serving.limits.socket_connection import socket_type
 
-    # A proxy reads on in large pieces, seldom: who reads nothing from it is known there alone.
+    # A proxy reads seldom, in large pieces: only the proxy knows whether its client reads nothing.
     http.AutoHTTPProtocol = connection_type(options, cuts_off_unread=False)
     sockets.AutoWebSocketsProtocol = socket_type(options)

@@ -15,7 +15,7 @@ from sonant.serving.cluster.replica import ReplicaSetup
 from sonant.serving.start_check import page_address
 
 _KEEP_ALIVE_S = 75  # as without Ray, see `server.py`
-_LOOK_S = 30.0  # for some machine of the cluster to tell its settings
+_LOOK_S = 30.0  # for some machine of the cluster to report its settings
 
 NAME = "sonant"  # of the application
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_on_ray(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
-    """Until a signal comes, or the application cannot be deployed."""
+    """Serve until a signal comes, or the application cannot be deployed → the exit code."""
     # Ray reads these when it is imported, and its processes inherit them; what the operator has set stays.
     for name, value in ray_environment(setup.serving, cluster.route).items():
         os.environ.setdefault(name, value)
@@ -43,7 +43,7 @@ def run_on_ray(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
 
 
 def _check_settings(wanted: Mapping[str, str]) -> None:
-    """Of a Ray that others started: it works without them, but more slowly and with Ray's own limits."""
+    """Warn if a Ray that others started lacks our settings: it works, but more slowly and with Ray's own limits."""
     import ray
     from ray.exceptions import GetTimeoutError
 
@@ -70,7 +70,7 @@ async def _deploy(setup: ReplicaSetup, cluster: ClusterOptions) -> int:
         loop.add_signal_handler(what, stop.set)
     try:
         return await _until_stopped(setup, cluster, stop)
-    except (RayError, RayServeException, RuntimeError) as e:  # Ray tells a deployment that failed by the last of these.
+    except (RayError, RayServeException, RuntimeError) as e:  # Ray raises the last of these if a deployment failed.
         logger.error("the replicas could not be started: %s", reason_of(e))
         return 1
     finally:
@@ -89,7 +89,7 @@ async def _until_stopped(setup: ReplicaSetup, cluster: ClusterOptions, stop: asy
     deployed = asyncio.create_task(asyncio.to_thread(serve.run, application(setup, cluster), name=NAME))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({deployed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not deployed.done():  # Whatever is said of it when it is taken away is of no interest.
+    if not deployed.done():  # Its result is of no interest, since the application is taken down.
         deployed.add_done_callback(lambda task: task.cancelled() or task.exception())
         return 0
     stopped.cancel()
@@ -101,6 +101,6 @@ async def _until_stopped(setup: ReplicaSetup, cluster: ClusterOptions, stop: asy
 
 
 def reason_of(error: Exception) -> str:
-    """What HAProxy says of itself, else all of it: the cause is somewhere inside what Ray wraps around."""
+    """HAProxy's own alerts if there are any, else the whole message: the cause is somewhere inside Ray's wrapping."""
     alerts = [line.strip() for line in str(error).splitlines() if line.startswith("[ALERT]")]
     return "; ".join(alerts) or str(error)

@@ -54,10 +54,10 @@ def socket_type(options: ServeOptions) -> type[SocketConnection]:
 def _of_sockets(config: Config, options: ServeOptions) -> Config:
     own = copy(config)
     own.ws_max_size = options.ws_max_message_bytes
-    own.ws_per_message_deflate = False  # Sound does not shrink.
+    own.ws_per_message_deflate = False  # Sound hardly compresses.
     # A silent session may still read: its answers to pings show that to a proxy that counts `unread_s`.
     own.ws_ping_interval = min(config.ws_ping_interval or options.unread_s, options.unread_s / 2)
     # A client that reads slowly answers a ping late, and the answer of one that is held back is not read. Neither is
-    # gone: one that is acknowledges no ping, and is cut off by the kernel or the proxy.
+    # gone: one that is gone does not acknowledge the ping's bytes, and is cut off by the kernel or the proxy.
     own.ws_ping_timeout = None
     return own

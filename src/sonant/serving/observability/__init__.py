@@ -1,1 +1,1 @@
-"""What the server tells of itself: metrics, recent figures, the GPU."""
+"""What the server reports about itself: metrics, recent figures, the GPU."""

@@ -1,4 +1,4 @@
-"""The engine's state and its telemetry at the moment of a scrape. Nothing is done for it while requests run."""
+"""The engine's state and its telemetry at the moment of a scrape. Nothing is done for them while requests run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def engine_families(link: EngineLink, report: EngineReport | None) -> Iterator[M
 
 
 def families_by_model(engines: Mapping[str, tuple[EngineLink, EngineReport | None]]) -> Iterator[Metric]:
-    """Of several engines: the same, with the model as a label."""
+    """The same of several engines, with the model as a label."""
     merged: dict[str, Metric] = {}
     for model, (link, report) in engines.items():
         for family in engine_families(link, report):
@@ -91,7 +91,7 @@ def _steps(report: EngineReport) -> Iterator[Metric]:
 
 
 def _weights(report: EngineReport) -> Iterator[Metric]:
-    """Nothing but zeros where all weights stay on the device."""
+    """All zero if all weights stay on the device."""
     paged = report.paged
     yield GaugeMetricFamily(
         "sonant_weights_host_bytes", "weights that lie in host memory and come when needed", report.host_weight_bytes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """A histogram: how many at or below each bound, then the rest."""
+    """A histogram: how many values lie at or below each bound and above the last, then the rest; and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -40,7 +40,7 @@ class EngineReport:
 
 
 class EngineReporter:
-    """In the engine's process."""
+    """Makes reports, in the engine's process."""
 
     def __init__(self, engine: Engine) -> None:
         from sonant.serving.observability.gpu import GpuReader

@@ -29,7 +29,7 @@ class GpuFigures:
 
 
 class GpuReader:
-    """In the engine's process, which alone knows its device."""
+    """Used in the engine's process, since only that knows its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,7 +39,7 @@ class GpuReader:
         self._absent = device.type != "cuda"
 
     def read(self) -> dict[str, float] | None:
-        """By name, or None where there are none."""
+        """The figures by name; None: there are none."""
         if self._absent:
             return None
         with self._lock:

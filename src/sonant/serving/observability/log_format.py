@@ -1,4 +1,4 @@
-"""How lines of the log look: for people, or JSON for programs. A request's facts are fields in either."""
+"""The format of log lines: text for people, or JSON for programs. A request's facts are fields in either."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class JsonFormatter(logging.Formatter):
 
 
 class WithoutAccesses(logging.Filter):
-    """uvicorn's own lines for each WebSocket: ours tell more, and theirs may show a key that came in a query."""
+    """Drops uvicorn's own lines for each WebSocket: ours tell more, and theirs may show a key that came in a query."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(_UNWANTED)
 
 
 class BrokenStreams(logging.Filter):
-    """A stream that the engine's failure broke off is a line, and no traceback of ours for each of hundreds.
+    """Makes one line of each stream that the engine's failure broke off, instead of hundreds of our tracebacks.
 
-    It ends with an exception because only that makes a server close the connection before the body is whole.
+    Such a stream ends with an exception because only that makes a server close the connection before the body is whole.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -57,7 +57,7 @@ class BrokenStreams(logging.Filter):
 
 
 def configure_logging(level: str, form: LogFormat) -> None:
-    """For the whole process, on stderr."""
+    """Log to stderr, for the whole process."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter("%(levelname)s: %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

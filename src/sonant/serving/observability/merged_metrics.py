@@ -1,4 +1,4 @@
-"""The metrics of several replicas as one page: the same families, each figure with the name of whose it is."""
+"""The metrics of several replicas as one page: the same families, each sample labelled with its replica."""
 
 from __future__ import annotations
 

@@ -67,13 +67,13 @@ class Metrics:
             self.aborted.labels(reason)
 
     def count(self, route: str, stream: SpeechStream, pipeline: AudioPipeline, started_s: float) -> None:
-        """An utterance that was sent to its end."""
+        """Count an utterance that was sent to its end."""
         self.requests.labels(route, str(stream.finish_reason)).inc()
         self.count_sound(pipeline, started_s)
 
     def count_sound(self, pipeline: AudioPipeline, started_s: float) -> None:
         self.audio.inc(pipeline.audio_s)
-        if pipeline.streaming:  # A file is made when others can wait, and nobody hears how.
+        if pipeline.streaming:  # Files give way to streams, and nobody listens to one while it is made.
             heard = pipeline.listener()
             self.underrun.observe(heard.gap_s)
             self.underruns.inc(heard.gaps)
@@ -81,12 +81,12 @@ class Metrics:
             self.rtf.observe((time.monotonic() - started_s) / pipeline.audio_s)
 
     def families(self) -> Iterable[Metric]:
-        """Of all front ends: their counters lie in files that all of them read."""
+        """The metrics of all front ends, whose counters lie in files that all of them read."""
         folder = shared_folder()
         return self.registry.collect() if folder is None else MultiProcessCollector(None, folder).collect()
 
     def text(self, more: Iterable[Metric]) -> bytes:
-        """The whole page, with what is not counted here. Figures of a process are those of the one that is asked."""
+        """The whole page, with `more`, which is not counted here. Figures of a process are of the one that is asked."""
         facts = {"version": version("sonant"), "python": platform.python_version(), "torch": version("torch")}
         build = InfoMetricFamily("sonant_build", "which build this is", facts)
         return generate_latest(_Page([*self.families(), build, *self.process.collect(), *more]))

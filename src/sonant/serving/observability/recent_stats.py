@@ -1,7 +1,7 @@
-"""What the counters did lately, as the difference of two readings of them.
+"""Recent figures, as the difference of two readings of the counters.
 
-Nothing is recorded for it while requests run. Requests are looked at over a minute, since there may be few of them;
-steps over some seconds. A quantile comes from a histogram's buckets, as Prometheus would compute it, and so is as
+Nothing is recorded for them while requests run. Requests are looked at over a minute, since there may be few of them;
+steps over some seconds. A quantile comes from a histogram's buckets, as Prometheus would compute it, and so is only as
 fine as they are.
 """
 
@@ -21,7 +21,7 @@ from sonant.serving.observability.metrics import Metrics
 
 WINDOW_S = 60.0
 STEPS_WINDOW_S = 5.0
-_LEAST_APART_S = 0.5  # of two readings that are kept, however many ask
+_LEAST_APART_S = 0.5  # between readings that are kept, however many callers ask
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ class Reading:
 @dataclass(frozen=True)
 class RecentStats:
     window_s: float  # how far back the figures of requests reach
-    requests: int  # that got their first sound
+    requests: int  # those that got their first sound
     ttfp_p50_s: float | None
     ttfp_p99_s: float | None
     rtf_p50: float | None
     rejected: int
-    steps_window_s: float  # and those of steps
+    steps_window_s: float  # how far back the figures of steps reach
     steps_per_s: float
     step_s: float | None  # mean; None: no steps
     step_phases_s: dict[str, float]
-    batch_rows: float | None  # that decoded a frame in a step, mean
-    audio_s_per_s: float  # made, for all listeners
+    batch_rows: float | None  # mean number of rows that decoded a frame in a step
+    audio_s_per_s: float  # made for all listeners
     paged_bytes_per_s: float  # of weights that are brought from host memory
     weight_wait_share: float | None  # of the device's time in steps; None: all weights stay there, or no steps
 
 
 class RecentStatsReader:
-    """Call from one thread. The first answer reaches back to the start; later ones to the oldest fresh reading."""
+    """Call from one thread. The first answer reaches back to the start, later ones to the oldest reading kept."""
 
     def __init__(self, metrics: Metrics, now_s: float) -> None:
         self.metrics = metrics
@@ -115,7 +115,7 @@ def _requests(old: Reading, new: Reading) -> dict[str, Any]:
 
 def _steps(old: Reading, new: Reading) -> dict[str, Any]:
     window_s = max(new.at_s - old.at_s, 1e-3)
-    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # Another engine began at nothing.
+    before = old.steps if new.steps.count >= old.steps.count else StepTotals()  # A new engine has begun at zero.
     count, frame_steps = new.steps.count - before.count, new.steps.frame_steps - before.frame_steps
     paged, paged_before = new.steps.paged, before.paged
     passed_s = paged.pass_s - paged_before.pass_s

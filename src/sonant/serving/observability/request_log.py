@@ -1,7 +1,7 @@
 """One line a request, for operators: who asked for how much, with which voice, how soon it sounded, how it ended.
 
-Handlers fill the record that lies in a request's state; whoever made it writes it when the request is over. No word of
-what was to be spoken is ever in it, nor an API key.
+Handlers fill in the record in a request's state; whoever made it writes it when the request is over. It never holds a
+word of what was to be spoken, nor an API key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 logger = logging.getLogger("sonant.requests")
 
-# Asked for by machines, every few seconds for ever; written only where everything is (`--log-level debug`).
+# Machines request these every few seconds for ever, so they are logged only with `--log-level debug`.
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/v1/engine/stats"})
 _FILES = "/page/"
 _SHOWN_CHARS = 64  # of a voice's name
@@ -30,12 +30,12 @@ class RequestRecord:
     tracestate: str | None = None
     started_ns: int = field(default_factory=time.time_ns)
     started_s: float = field(default_factory=time.monotonic)
-    asked_voice: str | None = None  # whatever it is
+    asked_voice: str | None = None  # valid or not
     # What handlers fill in; seconds are from the start
     status: int | None = None
-    voice: str | None = None  # once it was found to be one
+    voice: str | None = None  # `asked_voice`, once it is known to be valid
     characters: int | None = None
-    queued_s: float | None = None  # when the engine had it
+    queued_s: float | None = None  # when the engine had the request
     first_sound_s: float | None = None
     audio_s: float | None = None
     outcome: str | None = None  # see `metrics.OUTCOMES`; for other routes ok, bad_request, refused, error
@@ -50,11 +50,11 @@ class RequestRecord:
         return self.seconds / self.audio_s if self.seconds is not None and self.audio_s else None
 
     def asks(self, fields: Any, characters: int) -> None:
-        """What a speech body says, but for what it wants said."""
+        """Note what a speech body asks for, but not its text."""
         self.characters, self.asked_voice = characters, _voice(fields)
 
     def opened(self) -> None:
-        """The engine has taken it, so that its voice is one."""
+        """The engine has accepted the request, so its voice is valid."""
         self.voice, self.queued_s = self.asked_voice, self.now_s
 
     def sounded(self) -> None:
@@ -67,7 +67,7 @@ class RequestRecord:
             self.outcome = _outcome(self.status)
 
     def shown(self) -> dict[str, str | int | float]:
-        """In the order of the line, without what is not known."""
+        """The facts in the order of the line, without those that are not known."""
         facts: dict[str, str | int | float | None] = {
             "id": self.id,
             "client": self.client,
@@ -93,7 +93,7 @@ class Tracer(Protocol):
 class RequestLog:
     def __init__(self, tracer: Tracer | None = None) -> None:
         self.tracer = tracer
-        self.cutting_off = False  # what fails from now on fails of that
+        self.cutting_off = False  # True: a shutdown cuts requests off, which is why they fail from now on
 
     def write(self, record: RequestRecord) -> None:
         record.ended()
@@ -113,7 +113,7 @@ def is_probe(path: str) -> bool:
 
 
 def route_name(scope: Any) -> str:
-    """The route as it is written in the docs; what no route has is cut short."""
+    """The route as it is written in the docs; a path that no route has is cut short."""
     method = scope.get("method", "WS")
     path = getattr(scope.get("route"), "path", None) or scope["path"][:_PATH_CHARS]
     return f"{method} {path}"

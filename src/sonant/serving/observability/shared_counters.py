@@ -1,6 +1,7 @@
-"""Counters of several front ends in files that each of them reads, so that any can tell the sum (prometheus_client's).
+"""Counters of several front ends in files that each of them reads, so that any can report the sum (a feature of
+prometheus_client).
 
-What a front end had counted stays when it is gone, but for gauges of what it held.
+What a front end has counted stays when it is gone, but for gauges of what it held.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ _ROOM_BYTES = 1 << 20  # more than one process fills
 
 
 def share_counters(folder: Path) -> None:
-    """In this process; before prometheus_client is imported, which looks for it once. `OSError` if there is no room."""
+    """Share this process's counters. To be called before prometheus_client is imported, which reads the setting once.
+    Raises `OSError` if there is no room."""
     folder.mkdir(mode=0o700, exist_ok=True)
     _check_room(folder)
     os.environ[SHARED_FOLDER] = str(folder)
 
 
 def _check_room(folder: Path) -> None:
-    """The files are written through memory: on a full disk that kills the process, and nothing would say why."""
+    """The files are memory-mapped: writing them on a full disk kills the process, and nothing would say why."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             left = _ROOM_BYTES
@@ -37,6 +39,6 @@ def shared_folder() -> str | None:
 
 
 def forget_process(folder: Path, pid: int) -> None:
-    """What a process held, it holds no more."""
+    """Remove the gauges of what a process held, since it is gone."""
     for file in folder.glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Traces for OpenTelemetry: a span a request, made when the request is over, from what its record holds.
+"""Traces for OpenTelemetry: a span for each request, made from its record when the request is over.
 
-So that nothing is done for it while sound is made, and nothing is imported unless an endpoint is set.
+So nothing is done for it while sound is made; and nothing is imported unless an endpoint is set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OtelTracer:
         span.end(end_time=_at(record, record.seconds or 0.0))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send the spans that are left."""
         self.provider.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The uploaded voices that front ends have in memory, in counters of them all: a scrape asks one of them, any one."""
+"""Figures of the uploaded voices that front ends have in memory, in counters that all share: a scrape asks any one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VoiceFigures:
         self._told = (0, 0)
 
     def tell(self) -> None:
-        """What has come since the last time."""
+        """Count what has come since the last call."""
         before, self._told = self._told, (self.cache.hits, self.cache.misses)
         self.entries.set(len(self.cache))
         self.hits.inc(self._told[0] - before[0])

@@ -1,7 +1,7 @@
 """The page at `/` and the files it is made of.
 
 All of them are read once, at start, and served from memory by exact name: a request's path never becomes a file's.
-The page holds no secrets and shows nothing by itself; what it shows it asks of `/v1`, with the visitor's key.
+The page holds no secrets and shows nothing by itself; what it shows it requests from `/v1`, with the visitor's key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "microphone=(self), camera=(), geolocation=()",
-    "cache-control": "no-cache",  # kept by browsers, but asked for each time: an upgrade shows at once
+    "cache-control": "no-cache",  # browsers cache the file, but revalidate it each time: an upgrade shows at once
 }
 
 
@@ -56,6 +56,6 @@ def _endpoint(content: bytes, media_type: str) -> Callable[[Request], Awaitable[
 
 
 def _known(if_none_match: str, etag: str) -> bool:
-    """Whether the browser has it. Proxies that compress make a tag weak, which changes nothing here."""
+    """Whether the browser has this file. Proxies that compress make a tag weak, which changes nothing here."""
     tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
     return etag in tags or "*" in tags

@@ -11,7 +11,7 @@ from sonant.collector import freeze_what_is_alive
 from sonant.serving.idle_memory import keep_scratch, share_arenas
 from sonant.serving.processes.setup import Setup, run_child
 
-_SWITCH_S = 0.00005  # The step thread must not wait long for one that reads or writes messages, at any of its calls.
+_SWITCH_S = 0.00005  # how long any call of the step thread may wait for the GIL, while another handles messages
 
 
 def main() -> int:
@@ -28,11 +28,11 @@ def _serve(setup: Setup) -> int:
     from sonant.engine.start_note import StartNote
 
     m = setup.model
-    begin_context(m.device)  # all of this before the seconds that torch takes
+    begin_context(m.device)  # all of this before torch is imported, which takes seconds
     asked = (m.device, m.dtype, m.codec_dtype)
     note = StartNote.of(setup.folder, setup.engine, *asked) if has_gpu() else None
     compiler = compiler_for(m.device, setup.engine.compile_workers, note)
-    gc.disable()  # All that is imported stays alive, and need not be looked through again and again.
+    gc.disable()  # All that is imported stays alive, and need not be traversed again and again.
     from sonant.engine.seats import Seats
     from sonant.engine.start_times import process_age_s
     from sonant.loading import load_engine

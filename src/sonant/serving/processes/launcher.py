@@ -1,7 +1,7 @@
-"""The first process of the server: starts the engine's and the front ends', and starts again what has died.
+"""The first process of the server: starts those of the engine and the front ends, and starts again what has died.
 
 It answers nobody and holds no model, so that nothing but a signal ends it. The first SIGTERM (or SIGINT) drains: front
-ends let those who are being spoken to hear the end, then the engine is told to go. A second one ends it at once.
+ends let running requests finish, then the engine is told to end. A second one ends it at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sonant.serving.start_check import page_address
 
 _GRACE_S = 5.0  # for a process to end after it was told to
 _STEADY_S = 1.0  # a process that was killed after so long was not killed at its start
-_START_S = 60.0  # one that ended by itself before that has failed at its start, which may take it long
+_START_S = 60.0  # a process that ended by itself before that failed at its start, which may take long
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before a process is started again, by how often it failed at its start
-_STARTUP_FAILED, _MOST_FAILURES = 3, 4  # uvicorn's exit code: a front end holds nothing whose lack may pass
+_STARTUP_FAILED, _MOST_FAILURES = 3, 4  # uvicorn's exit code; front ends need nothing whose shortage may pass
 
 _ENGINE = "sonant.serving.processes.engine_process"
 
@@ -41,7 +41,7 @@ class Child:
         self.deaths = 0
 
     async def run(self) -> int:
-        """Start one, and wait for its end."""
+        """Start a process and wait for its end → its exit code."""
         setup = replace(self.setup, restarts=self.deaths)
         command = (sys.executable, "-m", self.module)
         # A session of its own: what is typed at a terminal is for the launcher alone.
@@ -87,7 +87,7 @@ class Launcher:
         return self.exit_code
 
     async def _announce(self) -> None:
-        """Where the page is, as soon as it is there."""
+        """Log where the page is, as soon as it can be reached."""
         address = page_address(self.setup.host, self.setup.port)
         reached = urlsplit(address)
         while True:
@@ -101,7 +101,7 @@ class Launcher:
     def _on_signal(self) -> None:
         self._signals += 1
         self._closing.set()
-        if self._signals > 1:  # They count too: the second one ends them at once.
+        if self._signals > 1:  # Front ends count too: their second signal ends them at once.
             for child in self.front_ends:
                 child.tell(signal.SIGTERM)
 
@@ -125,7 +125,7 @@ class Launcher:
             if self._closing.is_set():
                 return
             child.deaths += 1
-            if code == EXIT_ERROR:  # It has said what is wrong, and it would be wrong again.
+            if code == EXIT_ERROR:  # The process has said what is wrong, and would fail again.
                 self.exit_code = EXIT_ERROR
                 self._closing.set()
                 return

@@ -1,4 +1,4 @@
-"""Engine and front end in one process, by the same channel: what a small machine runs."""
+"""Engine and front end in one process, connected by the same channel: for small machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_process(
     model_name: str,
     warm: Callable[[Engine], None] = warm_up,
 ) -> Iterator[tuple[DrainingServer, EngineSupervisor]]:
-    """A server that is yet to be run, and who loads its engine meanwhile."""
+    """Yield a server that is yet to be run, and the supervisor that loads its engine meanwhile."""
     keep_scratch()
     with scratch_folder() as folder:
         path = folder / "engine"
@@ -39,4 +39,4 @@ def one_process(
         try:
             yield server, supervisor
         finally:
-            supervisor.close()  # also when uvicorn had no time to: no thread may step while Python ends
+            supervisor.close()  # even if uvicorn had no time to, since no thread may step while Python ends

@@ -1,7 +1,7 @@
 """A folder for what a server's processes share while it runs: the channel's socket, and files of counters.
 
-It goes with the server. One that was killed could not take its folder along: the next server does, knowing by the
-process in the folder's name that nobody is there any more.
+It is removed with the server. If a server was killed, the next one removes its folder, since the process id in the
+folder's name tells that nobody uses it any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"sonant-(\d+)-\w+")
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Only this user can open it."""
+    """A folder that only this user can open."""
     remove_stale(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"sonant-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -1,7 +1,7 @@
-"""What a process of the server is told when it is started, as one line of JSON on its standard input.
+"""The settings that a process of the server is started with, as one line of JSON on its standard input.
 
 Not on its command line, which all users of a machine can read: there are keys in it. The pipe stays open as long as the
-process that wrote it lives; its end tells a child that nobody looks after it any more.
+process that wrote it lives; its end tells a child that its parent is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonant.serving.options import ModelOptions, ServeOptions
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     folder: Path  # of the checkpoint
-    scratch: Path  # a folder for all processes of this server; it goes with them
+    scratch: Path  # a folder for all processes of this server; it is removed with them
     model: ModelOptions
     serving: ServeOptions
     engine: EngineConfig
@@ -38,7 +38,7 @@ class Setup:
 
     @property
     def each(self) -> list[Setup]:
-        """What each model's engine is told."""
+        """The setup of each model's engine."""
         folders = (self.folder, *self.beside)
         return [replace(self, folder=folder, beside=(), number=n) for n, folder in enumerate(folders)]
 
@@ -59,7 +59,7 @@ class Setup:
 
 
 def read_setup(when_orphaned: Callable[[Setup], None]) -> Setup:
-    """From standard input; `when_orphaned` is called on a thread of its own if the parent is gone, and must end all."""
+    """Read it from standard input. Once the parent is gone, a thread calls `when_orphaned`, then ends this process."""
     setup = Setup.from_json(sys.stdin.buffer.readline())
 
     def wait() -> None:
@@ -73,7 +73,7 @@ def read_setup(when_orphaned: Callable[[Setup], None]) -> Setup:
 
 
 def run_child(serve: Callable[[Setup], int], when_orphaned: Callable[[Setup], None]) -> int:
-    """A child's whole life, and its exit code: 2 where another try would only fail again."""
+    """Run a child to its end → its exit code: 2 if another try would only fail again."""
     setup = read_setup(when_orphaned)
     configure_logging(setup.serving.log_level, setup.serving.log_format)
     try:

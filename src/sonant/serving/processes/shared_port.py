@@ -6,9 +6,9 @@ import socket
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on it that does not listen yet. Whoever holds one keeps the port for others who come.
+    """A socket bound to the port that does not listen yet. While it is open it keeps the port for others like it.
 
-    Not a check: a port that is shared takes one more listener from whoever asks, see `start_check.py`.
+    This is no check that the port is free: a shared port takes one more listener from anybody, see `start_check.py`.
     """
     shared = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
 """Other names for voices: OpenAI's thirteen, which its clients send whatever the model, and those an operator sets.
 
-OpenAI's keep their gender where that of the checkpoint's voices is known: onyx and echo are men, nova and shimmer
-women, and whoever built an app around them chose them for that.
+OpenAI's names keep their gender if that of the checkpoint's voices is known: onyx and echo are men, nova and shimmer
+women, and authors of apps chose them for that.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ OPENAI_VOICES = (
     "marin",
     "cedar",
 )
-# Those that are asked for most come first, and get a voice of their own first. The others are neither's.
+# The most requested names come first, so that they get a voice of their own first. The other names are neither's.
 _OPENAI_WOMEN = ("nova", "shimmer", "coral", "sage", "marin")
 _OPENAI_MEN = ("onyx", "echo", "ash", "cedar", "ballad")
-# Voices of published checkpoints and our own, by whom they are meant to sound like. Those that speak a
+# Voices of published checkpoints and our own, by the gender they are meant to sound like. Those that speak a
 # dialect come last.
 _WOMEN = ("vivian", "serena", "sohee", "ono_anna", "heart", "bella")
 _MEN = ("ryan", "aiden", "uncle_fu", "dylan", "eric", "michael", "fenrir")
 
 
 def aliases(own: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What each alias stands for: OpenAI's names in their order, if there are voices, and `given` over and after them.
+    """The voice of each alias: OpenAI's names in their order, if there are voices, then `given`, which override them.
 
-    The first name is the first voice. Where nothing is known of the voices the names are spread evenly over them.
+    The first name stands for the first voice. If no voice's gender is known, the names are spread evenly over the
+    voices.
     """
     found = {name: own[n * len(own) // len(OPENAI_VOICES)] for n, name in enumerate(OPENAI_VOICES) if own}
     by_key = {label_key(name): name for name in own}
@@ -52,7 +53,7 @@ def aliases(own: Sequence[str], given: Mapping[str, str] | None = None) -> dict[
 
 
 def parsed_aliases(given: Sequence[str]) -> dict[str, str]:
-    """From NAME=VOICE; `ConfigError` for what is not that."""
+    """Parse strings of NAME=VOICE; raise `ConfigError` for any other."""
     found: dict[str, str] = {}
     for line in given:
         name, equals, voice = (part.strip() for part in line.partition("="))
@@ -63,7 +64,7 @@ def parsed_aliases(given: Sequence[str]) -> dict[str, str]:
 
 
 def check_aliases(own: Sequence[str], given: Mapping[str, str], uploads: bool) -> None:
-    """That none takes a voice's own name, and that each leads to a voice, unless it may be one that is uploaded."""
+    """Raise `ConfigError` if an alias takes a voice's own name, or stands for no voice and there are no `uploads`."""
     by_key = {label_key(name): name for name in own}
     for name, voice in given.items():
         if label_key(name) in by_key:

@@ -1,4 +1,4 @@
-"""An S3-compatible bucket as the voice store needs it: whole objects, and writes that hold only if nothing changed.
+"""An S3-compatible bucket as the voice store needs it: whole objects, and writes that succeed only if nothing changed.
 
 Conditional writes (`If-Match`, `If-None-Match`) are what keeps many servers from overwriting each other without a
 database; S3 has them since 2024, and so have MinIO, Ceph and R2.
@@ -20,14 +20,14 @@ _SAME = {"304", "NotModified"}
 
 
 class Changed(Exception):
-    """The object is no longer what it was, or there is one by now."""
+    """The object is no longer the one expected, or there is one by now."""
 
 
 class Bucket:
     """Safe to use from any thread."""
 
     def __init__(self, url: str) -> None:
-        """`s3://bucket/prefix`. Where it is and who we are comes from the environment, as for all AWS clients:
+        """`url`: `s3://bucket/prefix`. Endpoint and credentials come from the environment, as for all AWS clients:
         AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, a role …
         """
         parts = urlsplit(url)
@@ -41,7 +41,7 @@ class Bucket:
         self._s3 = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
 
     def get(self, key: str, unless: str | None = None) -> tuple[bytes, str] | None:
-        """What it holds and its tag; None if there is none. `Same` is raised if it still has the tag `unless`."""
+        """The object's content and tag; None if there is no object. Raises `Same` if it still has the tag `unless`."""
         more = {} if unless is None else {"IfNoneMatch": unless}
         with _told(key):
             try:
@@ -64,7 +64,8 @@ class Bucket:
                 raise
 
     def put(self, key: str, data: bytes, *, match: str | None = None, absent: bool = False) -> str:
-        """Write it whole → its tag. With `match` only over the one of that tag, with `absent` only a new one."""
+        """Write the object whole → its tag. With `match` only over one with that tag, with `absent` only if there is
+        none, else raise `Changed`."""
         more = ({} if match is None else {"IfMatch": match}) | ({"IfNoneMatch": "*"} if absent else {})
         with _told(key):
             try:
@@ -103,7 +104,7 @@ class Bucket:
 
 
 class Same(Exception):
-    """It is what the asker has already."""
+    """The object is the one that the caller already has."""
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def _told(key: str) -> Iterator[None]:
 
 
 def _code(error: BaseException) -> str:
-    """S3's own word for it, which s3fs keeps as the cause of what it raises."""
+    """S3's own error code, which s3fs keeps in the cause of what it raises."""
     for found in (error, error.__cause__):
         response = getattr(found, "response", None)
         if isinstance(response, dict):

@@ -1,7 +1,7 @@
-"""Voices' files in a bucket, with a copy of each that was used in a folder of this machine.
+"""The voice store's files in a bucket, with a local folder that has a copy of each file that was used here.
 
-They are named by their content and never change, so a copy is right if its hash is; what another server deleted is not
-asked for, since its row is gone.
+Files are named by their content and never change, so a copy is valid if its hash matches. A file that another server
+deleted is not asked for, since its row is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class BucketFiles(ContentFiles):
     def __init__(self, folder: Path, bucket: Bucket) -> None:
-        """`folder` is for the copies."""
+        """`folder` holds the copies."""
         super().__init__(folder)
         self.bucket = bucket
 
@@ -47,7 +47,7 @@ class BucketFiles(ContentFiles):
             return super().path(name)
 
     def intact(self, name: str, size: int) -> bool:
-        """Asked for each of a list: what is not here yet is believed to be there."""
+        """Called for every voice of a list, so a file without a copy here is assumed to be in the bucket."""
         return super().intact(name, size) or not (self.folder / name).exists()
 
     def release(self, index: StoreIndex, names: Collection[str]) -> None:
@@ -56,11 +56,11 @@ class BucketFiles(ContentFiles):
                 for name in set(names) - wanted_files(db):
                     self.bucket.delete(f"{_FOLDER}/{name}")
                     (self.folder / name).unlink(missing_ok=True)
-        except (StoreError, OSError) as e:  # The caller's promise is kept, since the row is gone.
+        except (StoreError, OSError) as e:  # The caller has not failed, since the row is gone.
             logger.warning("files that nobody needs stay until the store is next opened: %s", e)
 
     def collect(self, index: StoreIndex, age_s: float) -> None:
-        """In the bucket first, and under its lease only if there is something to collect."""
+        """Look into the bucket first, and take its lease only if there is something to collect."""
         try:
             with index.reading() as db:
                 wanted = wanted_files(db)
@@ -83,5 +83,5 @@ class BucketStaging(Staging):
         for name, waiting in self._waiting.items():
             self.published.append(name)
             self.bucket.put(f"{_FOLDER}/{name}", waiting.read_bytes())
-        self.published.clear()  # the same names follow, as they get them here
+        self.published.clear()  # the call below adds the same names again, as the copies get them
         super().publish()

@@ -1,9 +1,9 @@
 """The index of voices in a bucket: the same SQLite file, read as a copy and replaced as a whole.
 
 It has a row for each of some thousand voices at most, so it is some hundred kilobytes, and is written rarely. A writer
-takes a lease, changes a copy, and puts it in the place of the one it read; that only succeeds if nobody else did
-meanwhile, so that a writer who lost its lease loses its change too, and is told so. A reader's copy is a second old at
-most; who does not find a voice looks again before saying so.
+takes a lease, changes a copy, and replaces the index that it read with the copy. That only succeeds if nobody else
+wrote meanwhile, so a writer that lost its lease loses its change too, and gets an error. A reader's copy is a second
+old at most; a voice that is not in it is looked up again in a new copy before an error says so.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sonant.serving.voices.store_index import StoreIndex
 
 KEY, LEASE = "index.sqlite", "index.lease"
 FRESH_S = 1.0
-LEASE_S = 5.0  # a lease that has not moved for so long was left behind
+LEASE_S = 5.0  # a lease whose tag has not changed for so long was left behind
 _LOOK_S = 0.05
 
 
 class BucketIndex(StoreIndex):
     def __init__(self, bucket: Bucket, busy_timeout_s: float) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sonant-voices-")  # for our copy; it goes with us
+        self._folder = tempfile.TemporaryDirectory(prefix="sonant-voices-")  # for our copy; removed with this object
         super().__init__(Path(self._folder.name) / KEY, busy_timeout_s)
         self.bucket = bucket
         self._tag: str | None = None
@@ -76,18 +76,18 @@ class BucketIndex(StoreIndex):
                     left.unlink(missing_ok=True)
 
     def _put(self, index: bytes, read: str | None) -> str:
-        """In the place of the one that was read → its tag."""
+        """Replace the index whose tag was `read` → the new tag."""
         try:
             return self.bucket.put(KEY, index, match=read)
         except Changed:
-            # By us, if the answer was lost on its way: the client then asks again, and is told that it has changed.
+            # Perhaps by us: if a response is lost the S3 client sends again, and is told that the index has changed.
             found = self.bucket.get(KEY)
             if found is None or found[0] != index:
                 raise StoreError("another server wrote to the voice store at the same time; try again") from None
             return found[1]
 
     def _fetch(self) -> bool:
-        """Have the newest copy; False: there is none at all."""
+        """Fetch the newest copy unless we have it; False: there is no index in the bucket."""
         with self._copying:
             try:
                 found = self.bucket.get(KEY, unless=self._tag)
@@ -119,7 +119,7 @@ class BucketIndex(StoreIndex):
             with suppress(Changed):
                 return self.bucket.put(LEASE, mine, absent=True)
             found, now_s = self.bucket.get(LEASE), time.monotonic()
-            if found is not None and found[0] == mine:  # We have it: the answer was lost on its way.
+            if found is not None and found[0] == mine:  # We hold it: the response was lost.
                 return found[1]
             held = None if found is None else found[1]
             if held != seen:

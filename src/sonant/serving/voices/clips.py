@@ -1,8 +1,8 @@
-"""Reference clips on their way to voices: fetched or unpacked, read, and encoded by the engine.
+"""Turns reference clips into voices: fetches or unpacks them, reads them, and has the engine encode them.
 
 Reading a clip (decoding, resampling) takes a core tens of milliseconds, encoding it takes the engine's time. So few are
-read at once, on threads that answer nobody, few may wait, and the same clip for many requests, at once or one after
-another, is encoded once.
+read at once, on threads of their own, few may wait, and the same clip for many requests, at once or one after another,
+is encoded once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonant.voice import Voice
 MAX_WAITING = 16  # clips; each may be megabytes of text
 _READERS = 2
 _FETCHERS = 4
-_KEPT = 32  # voices, by their clip
+_KEPT = 32  # cached voices, by their clip
 _RETRY_S = 2.0
 
 
@@ -34,7 +34,7 @@ class Clips:
     """Used on the event loop."""
 
     def __init__(self, allow_url: tuple[str, ...], refused: Callable[[Refused], None]) -> None:
-        """`refused` hears of everyone who is told to come again."""
+        """`refused` is called with every refusal, before it is raised."""
         self._refused = refused
         self._fetcher = ClipFetcher(allow_url)
         self._fetchers = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="sonant-fetch")
@@ -83,7 +83,7 @@ class Clips:
             self._waiting -= 1
 
     def _read(self, engine: RemoteEngine, given: str | bytes, text: str | None) -> tuple[str, Samples | None]:
-        """On a reader's thread: what it is known by, and its samples unless that is known here already."""
+        """The clip's key, and its samples unless `_voices` has that key already. Runs on a reader's thread."""
         data = unpacked(given) if isinstance(given, str) else given
         key = hashlib.sha256(f"{id(engine)}\0{text or ''}\0".encode() + data).hexdigest()
         return key, None if key in self._voices else engine.read_clip(data, text)
@@ -96,7 +96,7 @@ class Clips:
 
 
 def unpacked(given: str) -> bytes:
-    """The bytes of a data: URI or of plain base64. Files of the server are nobody's to name."""
+    """The bytes of a data: URI or of plain base64. Clients cannot name files of the server."""
     if given.startswith("file:"):
         raise BadAudio("ref_audio is a file address; send the clip itself as base64 or a data: URI")
     if given.startswith("data:"):

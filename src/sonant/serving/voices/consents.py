@@ -35,7 +35,7 @@ class Consents:
         self.max_consents, self.max_name_chars, self.max_bytes = max_consents, max_name_chars, max_bytes
 
     def add(self, recording: bytes, language: str, name: str) -> ConsentRecord:
-        """Keep a recording; durable on return. That it is sound, and says what it should, is the caller's to check."""
+        """Keep a recording; durable on return. The caller checks that it is sound, and that it says what it should."""
         name = checked_label(name, self.max_name_chars)
         language = checked_language(language)
         if not recording:
@@ -83,7 +83,7 @@ class Consents:
             return self.find(db, consent_id)
 
     def delete(self, consent_id: str) -> None:
-        """Refused while voices rest on it: they would be left without the speaker's word."""
+        """Delete a consent. Refused while voices were made with it: they would be left without the speaker's word."""
         with self.index.writing() as db:
             record = self.find(db, consent_id)
             rows = db.execute("SELECT id FROM voices WHERE consent_id = ? LIMIT 4", (consent_id,)).fetchall()

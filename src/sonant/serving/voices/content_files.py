@@ -1,4 +1,4 @@
-"""Files named by the SHA-256 of what they hold: whole or absent, and never changed.
+"""Files named by the SHA-256 of their content: whole or absent, and never changed.
 
 Invariant: a file gets its name, or loses it, only under the index's write lock. So no process can index a file that
 another is removing, and a named file without a row is either about to vanish or the leftover of a crash.
@@ -31,7 +31,7 @@ class ContentFiles:
 
     @contextmanager
     def staging(self, index: StoreIndex) -> Iterator[Staging]:
-        """Write files under passing names. If the block fails, they are gone at its end, published or not."""
+        """Write files under temporary names. If the block fails they are removed, published or not."""
         with self._guarded(index, Staging(self.folder)) as staging:
             yield staging
 
@@ -42,11 +42,11 @@ class ContentFiles:
         except BaseException:
             staging.discard()
             if staging.published:
-                self.release(index, staging.published)  # If the row is there after all, they stay.
+                self.release(index, staging.published)  # They stay if the row is there after all.
             raise
 
     def path(self, name: str) -> Path:
-        """The file of that name, after a check that it still holds what it held when it was named."""
+        """The file of that name, after a check that its content still has the hash in the name."""
         path = self.folder / name
         try:
             found = _sha256(path)
@@ -57,25 +57,25 @@ class ContentFiles:
         return path
 
     def intact(self, name: str, size: int) -> bool:
-        """A cheap look, for lists: there, and of the right size."""
+        """Whether the file is there and of the right size: a cheap check, for lists."""
         try:
             return (self.folder / name).stat().st_size == size
         except OSError:
             return False
 
     def release(self, index: StoreIndex, names: Collection[str]) -> None:
-        """Remove those that no row wants. Call it when the row that did is gone for good: in the other order a crash
-        could leave a row without its file.
+        """Remove those of the files that no row needs. Call it when the row that did is gone for good: in the other
+        order a crash could leave a row without its file.
         """
         try:
             with index.writing() as db:
                 for name in set(names) - wanted_files(db):
                     (self.folder / name).unlink(missing_ok=True)
-        except (StoreError, OSError) as e:  # The caller's promise is kept, since the row is gone.
+        except (StoreError, OSError) as e:  # The caller has not failed, since the row is gone.
             logger.warning("files that nobody needs stay until the store is next opened: %s", e)
 
     def collect(self, index: StoreIndex, age_s: float) -> None:
-        """Remove our files that no row wants. Young ones stay: another process may be about to publish them."""
+        """Remove our files that no row needs. Young ones stay: another process may be about to publish them."""
         removed = 0
         youngest = time.time() - age_s
         try:
@@ -86,7 +86,7 @@ class ContentFiles:
                     if ours and entry.name not in wanted and entry.stat(follow_symlinks=False).st_mtime < youngest:
                         os.unlink(entry.path)
                         removed += 1
-        except (StoreError, OSError) as e:  # What is there can still be read, on a read-only disk for example.
+        except (StoreError, OSError) as e:  # Voices can still be read, on a read-only disk for example.
             logger.warning("leftovers in the voice store were not collected: %s", e)
         if removed:
             logger.info("removed %d leftover files from the voice store", removed)
@@ -96,7 +96,7 @@ class ContentFiles:
 
 
 class Staging:
-    """Files on disk, synced and hashed, that have no name of their own yet."""
+    """Files on disk, synced and hashed, that do not have their final names yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +136,8 @@ class Staging:
 
 
 def make_folder(folder: Path) -> None:
-    """Make it, for our eyes only: voices and consents are personal data. Its name survives a power cut."""
+    """Make a folder that only this user can read, since voices and consents are personal data. Its entry survives a
+    power cut."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in missing:

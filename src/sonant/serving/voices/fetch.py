@@ -1,4 +1,4 @@
-"""Reference clips by address, from hosts that the operator has named, and from nowhere else.
+"""Fetches reference clips by URL, from hosts that the operator has named, and from no others.
 
 A server that fetches can be aimed at what only it can reach. So: the host must be on the list, exactly; its name is
 resolved once, and the connection goes to the address that was checked; addresses that are not public are refused
@@ -23,7 +23,7 @@ from sonant.errors import BadAudio, ConfigError
 
 MAX_BYTES = 16 << 20
 MAX_S = 10.0
-_SHOWN_CHARS = 100  # of an address that a client made up
+_SHOWN_CHARS = 100  # of an address that a client sent
 _PORTS = {"http": 80, "https": 443}
 _PLAIN_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(/[!-\[\]-~]*)?")  # visible ASCII, no backslash, no user@
 _EMBEDDING = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
@@ -79,7 +79,7 @@ class ClipFetcher:
         return ClipUrl(parts.scheme, host, port or usual, path)
 
     def _resolve(self, target: ClipUrl) -> list[Address]:
-        """All addresses of the host, each of them fit to be connected to."""
+        """All addresses of the host. Raises `BadAudio` unless we may connect to each of them."""
         try:
             found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except OSError:
@@ -95,7 +95,7 @@ class ClipFetcher:
         return f"{shown}:{port}" in self.allowed or (port in _PORTS.values() and shown in self.allowed)
 
     def _read(self, target: ClipUrl, sock: socket.socket, deadline_s: float) -> bytes:
-        # A peer that drips a byte a second passes every timeout of a single read: the clock cuts the line.
+        # A peer that sends a byte a second never exceeds the timeout of a single read: a timer cuts the connection.
         clock = threading.Timer(max(0.0, deadline_s - time.monotonic()), _cut, [sock])
         clock.daemon = True
         clock.start()
@@ -144,7 +144,7 @@ def _public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return _public(address.ipv4_mapped)
-        if any(address in network for network in _EMBEDDING):  # another address within, which may be anybody's
+        if any(address in network for network in _EMBEDDING):  # it embeds another address, which may be anybody's
             return False
     return address.is_global and not address.is_multicast
 

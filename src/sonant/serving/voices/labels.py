@@ -1,7 +1,7 @@
-"""What uploaders may call things. A label is shown and compared, and never becomes part of a path or of SQL.
+"""The labels that uploaders may give. A label is shown and compared, and never becomes part of a path or of SQL.
 
-Two labels that look alike must not be two voices: keys ignore case and Unicode's spellings of one character, and
-what cannot be seen is refused.
+Two labels that look alike must not be two voices: keys ignore case and Unicode's several encodings of a character, and
+invisible characters are refused.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import unicodedata
 from sonant.errors import BadRequest
 
 _PUNCTUATION = frozenset(" -_.")
-# Letters and marks by category that show nothing: fillers, joiners and variation selectors.
+# Invisible characters that are letters or marks by category: fillers, joiners and variation selectors.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 _ID = re.compile(r"(voice|cons)_[0-9a-f]{24}", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*")
-MAX_LANGUAGE_CHARS = 35  # what BCP 47 asks implementations to hold
+MAX_LANGUAGE_CHARS = 35  # what BCP 47 asks implementations to support
 MAX_STATEMENT_CHARS = 2000
 
 
 def checked_label(label: object, max_chars: int, what: str = "name") -> str:
-    """The label in normal form, or `BadRequest`."""
+    """Return the label in normal form; raise `BadRequest` if it is not allowed."""
     if not isinstance(label, str):
         raise BadRequest(f"{what} must be a string, not {type(label).__name__}")
     if len(label) > max_chars:  # before any work that grows with it
@@ -41,7 +41,7 @@ def checked_label(label: object, max_chars: int, what: str = "name") -> str:
 
 
 def label_key(label: str) -> str:
-    """Equal for labels that a reader would take for the same."""
+    """A key that is equal for labels that a reader would take for the same."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).casefold())
     return " ".join(folded.split())
 

@@ -5,8 +5,8 @@ machines mount, while the rollback journal asks only for file locks. Writes are 
 does not matter. The journal file is kept between writes (PERSIST): a commit then depends on no folder entry that a
 power cut could bring back, and on a full disk there is still a journal to delete voices with.
 
-A connection lives for one transaction. That costs a fraction of a millisecond, and makes threads, forks and a
-restored backup need no thought.
+A connection lives for one transaction. That costs a fraction of a millisecond, and needs no care for threads, forks
+or a restored backup.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _UNWRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_
 class StoreIndex:
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
         self.path, self.busy_timeout_s = path.resolve(), busy_timeout_s
-        self.version = SCHEMA_VERSION  # of the schema that was found; older only where it could not be written
+        self.version = SCHEMA_VERSION  # of the schema in the file; older only if it could not be upgraded
 
     def open(self, check_new: Callable[[], None]) -> None:
         """Make the tables if there are none, after `check_new`; bring older ones up to date; refuse newer ones."""
@@ -98,7 +98,7 @@ class StoreIndex:
             )
 
     def _upgrade(self, version: int) -> None:
-        """In one transaction: a crash leaves the old schema whole, and a second process finds the new one."""
+        """Upgrade in one transaction: a crash leaves the old schema whole, and a second process finds the new one."""
         try:
             with self._transaction("BEGIN IMMEDIATE", "rw") as db:
                 if self._known_version(db) == SCHEMA_VERSION:
@@ -125,7 +125,7 @@ class StoreIndex:
         return version
 
     def refresh(self) -> bool:
-        """See what others have written by now; False: it was in sight already."""
+        """Have reads see what others have written by now; False: they always do."""
         return False
 
     @contextmanager
@@ -135,7 +135,7 @@ class StoreIndex:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """The store's write lock, across processes, from the first line on. Durable when the block has ended."""
+        """Hold the store's write lock, across processes, from the first line on. Durable when the block has ended."""
         with self._transaction("BEGIN IMMEDIATE", "rw") as db:
             yield db
 

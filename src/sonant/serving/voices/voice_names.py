@@ -1,8 +1,8 @@
 """What a request's `voice` means to one engine: a voice of the checkpoint, an alias of one, or an uploaded one.
 
 Clients written for OpenAI send one of its thirteen names, and some refuse to send any other, so those names must
-speak, wherever the checkpoint can speak without a clip. What a name means is looked for in this order: the checkpoint's
-own voices, then aliases, then uploads; no upload can change what an older name means.
+work wherever the checkpoint can speak without a clip. A name is looked up in this order: the checkpoint's own voices,
+then aliases, then uploads; so no upload can change what an older name means.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN_CHARS = 64
 
 @dataclass(frozen=True)
 class VoiceChoice:
-    """A line of the voice list."""
+    """An entry of the voice list."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class VoiceChoice:
 
 
 class VoiceNames:
-    """Takes the engine anew with each question, since a server may have to restart its engine."""
+    """Is given the engine with each call, since a server may have to restart its engine."""
 
     def __init__(
         self, store: VoiceStore | None = None, *, model: str | None = None, given: Mapping[str, str] | None = None
@@ -56,7 +56,7 @@ class VoiceNames:
             return own.get(key, alias)
         if alias is not None:
             return self._aliased(name, alias, engine)
-        # OpenAI's clients cannot leave `voice` out, so where nobody has to be named its names stand for nobody.
+        # OpenAI's clients cannot leave `voice` out, so where no voice has to be named its names stand for none.
         nobody = spec.speaks_without_voice and key in OPENAI_VOICES
         if nobody and not spec.clones:
             return None
@@ -68,7 +68,7 @@ class VoiceNames:
             raise (UnknownVoice(self._unknown(name, engine)) if isinstance(e, _Absent) else e) from None
 
     def is_own(self, voice: str | None, engine: Intake) -> bool:
-        """Whether `resolve` can tell at once: the checkpoint's own, an alias of one, or nobody."""
+        """Whether `resolve` needs no store: for a voice of the checkpoint, an alias of one, or None."""
         if voice is None:
             return True
         key = label_key(voice) if len(voice) <= _MAX_CHARS else ""
@@ -77,7 +77,7 @@ class VoiceNames:
         return key in own or (alias is not None and label_key(alias) in own)
 
     def choices(self, engine: Intake) -> tuple[VoiceChoice, ...]:
-        """All that `resolve` would take: own voices, uploads if this checkpoint can speak with them, aliases."""
+        """All that `resolve` accepts: own voices, uploads if this checkpoint can speak with them, aliases."""
         own, others = self._names(engine)
         uploads = self.store.list() if self.store is not None and engine.spec.clones else ()
         uploads = tuple(r for r in uploads if self.model in (None, r.model))
@@ -93,7 +93,7 @@ class VoiceNames:
         )
 
     def listing(self, engine: Intake) -> list[dict[str, object]]:
-        """The choices as JSON objects: `id` and `name` as clients with a voice picker want them, then what we know."""
+        """The choices as JSON objects: `id` and `name` for clients with a voice picker, then what else we know."""
         lines: list[dict[str, object]] = []
         for choice in self.choices(engine):
             line: dict[str, object] = {"id": choice.id, "name": choice.name, "kind": choice.kind}
@@ -106,7 +106,7 @@ class VoiceNames:
         return lines
 
     def _names(self, engine: Intake) -> tuple[dict[str, str], dict[str, str]]:
-        """The checkpoint's voices by key, and what aliases stand for: found once, and asked for by each request."""
+        """The checkpoint's voices by key, and what aliases stand for. Cached, since every request needs both."""
         voices, own, others = self._known
         if voices != engine.voices:
             own, others = _by_key(engine.voices), aliases(engine.voices, self.given)
@@ -152,7 +152,7 @@ class VoiceNames:
 
 
 class _Absent(Exception):
-    """No upload has that name; who asked knows what to say of it."""
+    """No upload has that name; the caller decides what to tell the client."""
 
 
 def _by_key(names: Iterable[str]) -> dict[str, str]:

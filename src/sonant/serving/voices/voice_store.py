@@ -33,15 +33,15 @@ ConsentPolicy = Literal["required", "asserted"]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    consent: ConsentPolicy = "required"  # asserted: an uploader's written statement will do instead
+    consent: ConsentPolicy = "required"  # asserted: an uploader's written statement is enough instead
     max_voices: int = 1000
     max_consents: int = 1000
     max_name_chars: int = 64
     max_clip_bytes: int = 10 << 20  # OpenAI's limit, for clips and consent recordings
-    cached_voices: int = 256  # in memory; a long clip's is some 100 kB
+    cached_voices: int = 256  # in memory; that of a long clip takes some 100 kB
     orphan_age_s: float = 3600.0  # far longer than any upload takes from its file to its row
     busy_timeout_s: float = 10.0  # how long to wait for another process's transaction
-    reserved_names: frozenset[str] = frozenset()  # that uploads may not take, see `voice_names.reserved_names`
+    reserved_names: frozenset[str] = frozenset()  # names that uploads may not take, see `aliases.reserved_names`
 
     def __post_init__(self) -> None:
         if self.consent not in get_args(ConsentPolicy):
@@ -54,14 +54,14 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class VoiceRecord:
-    """A voice without its numbers. The fields but the last are the columns of the index."""
+    """A voice without its tensors. All fields but the last are columns of the index."""
 
     id: str
     name: str
     created_at: int  # Unix seconds
     kind: str
-    model: str  # that encoded it: only that one can speak with it
-    family: str | None  # of that model; None in stores from before it was written down
+    model: str  # the one that encoded it: only that one can speak with it
+    family: str | None  # of that model; None in stores from before it was recorded
     consent_id: str | None
     consent_statement: str | None
     language: str | None
@@ -80,7 +80,7 @@ class VoiceStore:
     """Safe to use from any thread; holds nothing open between calls."""
 
     def __init__(self, folder: Path, options: StoreOptions | None = None, bucket: Bucket | None = None) -> None:
-        """With a bucket the voices are there, and `folder` has copies of those that were used here."""
+        """With a bucket the voices are kept there, and `folder` has copies of those that were used here."""
         self.options = o = options or StoreOptions()
         self._reserved = frozenset(label_key(name) for name in o.reserved_names)
         self.files: ContentFiles
@@ -164,7 +164,7 @@ class VoiceStore:
         else:
             try:
                 column, key = "name_key", label_key(checked_label(id_or_name, self.options.max_name_chars))
-            except BadRequest:  # What cannot be a name names nothing.
+            except BadRequest:  # No voice can have such a name.
                 raise UnknownVoice(f"no uploaded voice {id_or_name[:64]!r}") from None
         row = self._row(column, key)
         if row is None and self.index.refresh():
@@ -194,7 +194,7 @@ class VoiceStore:
         return tuple(self._record(row) for row in rows)
 
     def delete(self, voice_id: str) -> None:
-        """By id only: a name may by now belong to another voice."""
+        """Delete by id only: a name may by now belong to another voice."""
         record = self.get(voice_id) if is_id(voice_id, "voice") else None
         if record is None:
             raise UnknownVoice(f"no uploaded voice has the id {voice_id[:64]!r}")
@@ -216,7 +216,7 @@ class VoiceStore:
 
     @property
     def _select(self) -> str:
-        """Version 1 of the index had no family; asked for as nothing, it is right in either."""
+        """Version 1 of the index had no family, so NULL is selected in its place."""
         old = self.index.version == 1
         columns = ("NULL" if old and name == "family" else name for name in _COLUMNS)
         return f"SELECT {', '.join(columns)} FROM voices"
@@ -233,7 +233,7 @@ class VoiceStore:
         return statement
 
     def _admit(self, db: sqlite3.Connection, name: str, consent_id: str | None) -> None:
-        """Under the write lock this is exact, whatever other processes do."""
+        """Raise if the voice may not be added. Under the write lock this is exact, whatever other processes do."""
         if consent_id is not None:
             self.consents.find(db, consent_id)
         if db.execute("SELECT 1 FROM voices WHERE name_key = ?", (label_key(name),)).fetchone():
@@ -247,7 +247,7 @@ class VoiceStore:
         return record if intact else replace(record, broken=True)
 
     def _check_unused(self) -> None:
-        if self.files.any_named():  # The index is older than any file, so it was lost, and collecting would finish it.
+        if self.files.any_named():  # The index is made before any file, so it was lost; collecting would remove them.
             raise StoreError(
                 f"{self.files.folder} holds voices but their index is gone: restore index.sqlite from a backup, "
                 "or use another folder"

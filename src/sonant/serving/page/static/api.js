@@ -1,4 +1,4 @@
-// Requests to the server that this page came from, and its refusals in words.
+// Requests to the server that this page came from, and its errors in words.
 
 const KEY_NAME = "sonant-api-key";
 
@@ -20,7 +20,7 @@ export function unreachable() {
   return new ServerError("The server cannot be reached. Is it running?", 0);
 }
 
-/** A response that is not an error; `ServerError` with what to tell the visitor, or the abort that was asked for. */
+/** Returns a successful response. Throws `ServerError` with what to tell the visitor, or the abort's own error. */
 export async function call(path, options = {}) {
   const headers = new Headers(options.headers);
   if (apiKey.get()) authorize(headers);
@@ -39,7 +39,7 @@ function authorize(headers) {
   try {
     headers.set("authorization", `Bearer ${apiKey.get()}`);
   } catch {
-    throw new ServerError("No API key has such characters.", 401); // nor has a header
+    throw new ServerError("No API key has such characters.", 401); // nor may a header have them
   }
 }
 

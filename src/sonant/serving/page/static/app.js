@@ -33,10 +33,10 @@ const panel = new EnginePanel({
   trouble: element("engine-trouble"),
   onReady: showReady,
 });
-let engine = null; // what the server said is loaded
-let current = false; // whether that is so still: a server that was away may have come back with another one
+let engine = null; // what the server says of the loaded engine
+let current = false; // whether `engine` still holds: a server that was away may have come back with another one
 let connecting = false;
-let trouble = ""; // why it could not be asked
+let trouble = ""; // why the server could not be asked
 let voiceDialog = null;
 
 async function connect() {
@@ -48,7 +48,7 @@ async function connect() {
     element("model-name").textContent = `${engine.model} on ${engine.device}`;
     if (engine.uploads) voiceDialog ??= new VoiceDialog(engine.uploads, added);
     current = true;
-    if (element("problem").textContent === trouble) complain(""); // else it is about something else
+    if (element("problem").textContent === trouble) complain(""); // another message is about something else
   } catch (error) {
     trouble = error.message;
     refused(error);
@@ -91,7 +91,7 @@ function preview() {
   else say(utterance);
 }
 
-/** On a small screen it lies below what was just pressed. */
+/** Scroll to the player: on a small screen it lies below the button that was just pressed. */
 function showPlayer() {
   const { top } = element("player").getBoundingClientRect();
   const { bottom } = element("transport").getBoundingClientRect();
@@ -111,7 +111,7 @@ function complain(message) {
 function showReady(ready) {
   element("ready-mark").classList.toggle("ready", ready);
   if (!ready) current = false;
-  if (ready && !current && !connecting) connect(); // it was loading, or was loaded again
+  if (ready && !current && !connecting) connect(); // the engine was loading, or was loaded again
 }
 
 function showState(state) {
@@ -134,7 +134,7 @@ function makeMp3() {
   whileBusy(element("mp3"), () => saveMp3(utterance)).catch(refused).finally(showFiles);
 }
 
-/** What the button would do now. */
+/** Label the button with what it would do now. */
 function showSpeak() {
   const button = element("speak");
   button.textContent = player.busy ? "Stop speaking" : "Speak";
@@ -152,7 +152,7 @@ async function copySnippet() {
     await navigator.clipboard.writeText(element("snippet").textContent);
     element("copy").textContent = "Copied";
   } catch {
-    getSelection().selectAllChildren(element("snippet")); // no clipboard without https: the keyboard does it
+    getSelection().selectAllChildren(element("snippet")); // no clipboard without https: select, to copy by keyboard
     element("copy").textContent = "Selected";
   }
   setTimeout(() => (element("copy").textContent = "Copy"), 2000);
@@ -164,8 +164,8 @@ form.addEventListener("submit", (event) => {
 });
 element("speak").addEventListener("click", (event) => {
   if (!player.busy) return;
-  event.preventDefault(); // it is no submission, and what is filled in need not be right
-  if (event.detail < 2) player.stop(); // who clicks twice means once
+  event.preventDefault(); // this is no submission, so the form need not be valid
+  if (event.detail < 2) player.stop(); // a double click counts once
 });
 form.addEventListener("input", () => {
   showSnippet();
@@ -183,7 +183,7 @@ document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    if (!event.repeat) speak(); // a key that is held is one wish
+    if (!event.repeat) speak(); // a key that is held down counts once
   }
   if (event.key === "Escape") player.stop();
 });

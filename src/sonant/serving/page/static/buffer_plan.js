@@ -1,34 +1,34 @@
-// How long to gather sound before playing on, where it comes more slowly than it is heard: one wait that is long
-// enough, instead of many short ones.
+// How long to buffer sound before playing on, if it arrives more slowly than it is heard: one wait that is long enough,
+// instead of many short ones.
 
-const REFILL_S = 0.2; // after a mere hiccup
-const LONGEST_WAIT_S = 30; // of a text without end; later another wait may follow
-const MARGIN = 1.1; // the rate so far is no promise
-const SURE_AFTER_S = 0.4; // of arriving, before its rate says anything; until then the last utterance's has to do
-const LEAST_TO_COME_S = 0.5; // while more may come
-const MORE_THAN_GUESSED = 0.1; // of what is here, once the guess has been passed
-const LETTER_S = 0.07; // roughly, whoever speaks
+const REFILL_S = 0.2; // to buffer after a mere hiccup
+const LONGEST_WAIT_S = 30; // for a text without end; later another wait may follow
+const MARGIN = 1.1; // since the rate so far is no promise
+const SURE_AFTER_S = 0.4; // for which sound must arrive before its rate counts; until then the last utterance's does
+const LEAST_TO_COME_S = 0.5; // of sound, while more may come
+const MORE_THAN_GUESSED = 0.1; // once there is more sound than guessed: so large a part of it is still to come
+const LETTER_S = 0.07; // roughly, for any speaker
 const IDEOGRAM_S = 0.22;
 const IDEOGRAMS = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}]/gu;
 
 export class BufferPlan {
-  #rate = null; // of the last utterance: seconds of sound in a second
-  #drawl = 1; // how much longer it was than guessed
+  #rate = null; // of the last utterance: seconds of sound that came in a second
+  #drawl = 1; // the last utterance's length, as a multiple of the guess
 
-  /** What the last utterance was like; the next one is expected to be so, until it shows. */
+  /** Learn from an utterance that is over: the next one is expected to be like it, until its own figures are known. */
   learn(utterance) {
     if (!utterance.whole || !utterance.sound.length) return;
     this.#rate = utterance.rate(SURE_AFTER_S);
     this.#drawl = utterance.sound.seconds / guessS(utterance);
   }
 
-  /** Seconds to wait still: 0 plays on. Infinity: too little has come to tell. `aheadS` is in hand, not yet heard. */
+  /** Seconds still to wait: 0 plays on. Infinity: too little has come to tell. `aheadS` is buffered, not yet heard. */
   waitS(utterance, aheadS, { waitedS, first }) {
     if (!utterance.open) return 0;
     if (!aheadS) return Infinity;
     const rate = utterance.rate(SURE_AFTER_S);
     const slow = (rate ?? this.#rate ?? 1) < 1;
-    if (first && !slow) return 0; // nothing is gained by holding back the first sound
+    if (first && !slow) return 0; // holding back the first sound would gain nothing
     if (!rate) return Infinity;
     if (rate >= 1) return Math.max(0, (REFILL_S - aheadS) / rate);
     const toComeS = this.#toComeS(utterance);

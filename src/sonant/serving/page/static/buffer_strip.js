@@ -1,13 +1,13 @@
-// How much sound was in hand at each moment of the play head, under the waveform and on its axis.
+// How much sound was buffered at each position of the play head, under the waveform and on its axis.
 
 import { begin, colours } from "./canvas.js";
 
 const LEAST_STEP_S = 0.02;
-const FULL_S = 4; // in hand, where the strip is full; more looks the same
+const FULL_S = 4; // of buffered sound fill the strip; more looks the same
 
 export class BufferStrip {
   #canvas;
-  #points = []; // [play head, in hand], seconds
+  #points = []; // [play head, buffered], seconds
 
   constructor(canvas) {
     this.#canvas = canvas;
@@ -30,7 +30,7 @@ export class BufferStrip {
     pen.fillRect(0, height - 1, width, 1);
     if (this.#points.length < 2) return;
     const x = (s) => (s / axisS) * width;
-    const y = (s) => height - 1 - Math.sqrt(Math.min(1, s / FULL_S)) * (height - 2); // the root: near empty matters most
+    const y = (s) => height - 1 - Math.sqrt(Math.min(1, s / FULL_S)) * (height - 2); // a root, to stretch the low end
     pen.beginPath();
     pen.moveTo(x(this.#points[0][0]), height);
     for (const [playedS, aheadS] of this.#points) pen.lineTo(x(playedS), y(aheadS));

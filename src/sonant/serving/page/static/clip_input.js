@@ -8,12 +8,12 @@ const MAX_FILE_BYTES = 100 << 20;
 
 export class ClipInput {
   blob = null;
-  lengthS = null; // null with a blob: this browser cannot read it, the server may
+  lengthS = null; // null with a blob: this browser cannot read the clip, but the server may
   #file;
   #button;
   #state;
   #recorder = null;
-  #round = 0; // of choosing a clip: what comes of an earlier one is not wanted any more
+  #round = 0; // counts the choices of a clip: results of an earlier one are dropped
   #maxS;
 
   /** Adds its controls to a fieldset. */
@@ -96,7 +96,7 @@ export class ClipInput {
   }
 }
 
-/** The microphone is given back. */
+/** Release the microphone. */
 function silence(input) {
   for (const track of input.getTracks()) track.stop();
 }

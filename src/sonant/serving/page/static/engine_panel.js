@@ -1,4 +1,4 @@
-// The engine as it is now: asked once a second, and not at all while nobody looks.
+// The engine's current state: polled once a second, and not at all while the page is hidden.
 
 import { json } from "./api.js";
 import { Sparkline } from "./sparkline.js";
@@ -7,8 +7,8 @@ import { bytes, counted, milliseconds, ratio, several, span } from "./words.js";
 const PAUSE_MS = 1000;
 
 /**
- * Each: its name, what it means to who has never heard the word, what the line follows, what is written large, and
- * what small. `null` as a value: not known.
+ * Each: its name, its meaning for those who have never heard the word, the value that the line follows, and the large
+ * and the small text. `null` as a value: not known.
  */
 const TILES = [
   {
@@ -117,7 +117,7 @@ export class EnginePanel {
   #trouble;
   #onReady;
   #wanted = false;
-  #round = 0; // of asking: a loop that is not of this round ends
+  #round = 0; // of polling: a loop of an earlier round ends
 
   /** `onReady(true or false)` is called with each answer. */
   constructor({ list, meanings, window, trouble, onReady }) {
@@ -150,7 +150,7 @@ export class EnginePanel {
       } catch (error) {
         this.#onReady(false);
         say(this.#trouble, error.message);
-        if (error.status === 401 || error.status === 403) return this.stop(); // another key may see them
+        if (error.status === 401 || error.status === 403) return this.stop(); // until there is another key
       }
       await new Promise((wake) => setTimeout(wake, PAUSE_MS));
     }
@@ -202,7 +202,7 @@ function make(tag, className, textContent = "") {
   return Object.assign(document.createElement(tag), { className, textContent });
 }
 
-/** Only when it changed: a live region would say it again. */
+/** Write the text only if it changed: a live region would say it again. */
 function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

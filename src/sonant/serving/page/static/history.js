@@ -13,14 +13,14 @@ export class History {
   #onPlay;
   #onProblem;
 
-  /** `onPlay(utterance)`; `onProblem(error)` where a file could not be made. */
+  /** `onPlay(utterance)` is called to play one again, `onProblem(error)` if a file could not be made. */
   constructor({ onPlay, onProblem }) {
     this.#onPlay = onPlay;
     this.#onProblem = onProblem;
     document.getElementById("forget").addEventListener("click", () => this.#forget());
   }
 
-  /** Once it will not grow any more. */
+  /** Add an utterance that will not grow any more. */
   add(utterance) {
     if (!utterance.sound.length || this.#kept.some((entry) => entry.utterance === utterance)) return;
     const item = this.#item(utterance);
@@ -62,7 +62,7 @@ export class History {
   }
 }
 
-/** The button rests until it is done: making a file takes as long as speaking does. */
+/** Disable the button until `act` is done: making a file takes as long as speaking does. */
 export async function whileBusy(button, act) {
   button.disabled = true;
   button.setAttribute("aria-busy", "true");

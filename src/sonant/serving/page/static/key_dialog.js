@@ -18,12 +18,12 @@ export class KeyDialog {
     });
   }
 
-  /** `wrong`: why the last key was not good enough; empty if there was none. */
+  /** `wrong`: why the last key was refused; empty if there was none. */
   open(wrong = "") {
     if (this.#dialog.open) return;
     this.#dialog.returnValue = "";
     this.#dialog.showModal();
-    this.#wrong.textContent = wrong; // now that it can be seen, or nobody would say it aloud
+    this.#wrong.textContent = wrong; // only now that it is visible, or screen readers would not say it
     this.#input.setAttribute("aria-invalid", String(Boolean(wrong)));
   }
 }

@@ -4,11 +4,11 @@ import { ScheduledOutput } from "./scheduled_output.js";
 import { SAMPLE_RATE, toFloat } from "./sound.js";
 import { WorkletOutput } from "./worklet_output.js";
 
-const FEED_S = 30; // handed to the output ahead of the play head: enough for a page that nobody looks at
-const REFEED_S = 15; // and once there is less than that
+const FEED_S = 30; // handed to the output ahead of the play head: enough for a page in the background
+const REFEED_S = 15; // the output is fed again once it has less than that
 const TAKE_UP_S = 0.2;
 const HELD_MS = 50; // until an output has fallen silent
-const VOLUME_S = 0.01; // to another one, smoothly
+const VOLUME_S = 0.01; // to change the volume smoothly
 
 export class Loudspeaker {
   #context = null;
@@ -17,10 +17,10 @@ export class Loudspeaker {
   #meter = null;
   #level = 1;
 
-  /** Call it from a key press or a click: browsers keep pages silent that nobody has touched. */
+  /** Call it from a key press or a click: browsers keep a page silent until it is touched. */
   async open(utterance, plan) {
     this.#ready ??= this.#make().catch((error) => {
-      this.#ready = null; // the next one may find the server there
+      this.#ready = null; // the next call may reach the server
       this.#context.close();
       throw error;
     });
@@ -28,7 +28,7 @@ export class Loudspeaker {
     return new Playback(this.#context, this.#volume, this.#meter, utterance, plan);
   }
 
-  /** 0 … 1. */
+  /** `level`: 0 … 1. */
   set volume(level) {
     this.#level = level;
     this.#volume?.gain.setTargetAtTime(level, this.#context.currentTime, VOLUME_S);
@@ -45,10 +45,10 @@ export class Loudspeaker {
 
 /** One utterance being heard. `onreport` is called whenever something has changed, and some 25 times a second. */
 class Playback {
-  state = "waiting"; // for the first sound → playing ⇄ buffering or paused → done
+  state = "waiting"; // waiting (for the first sound) → playing ⇄ buffering or paused → done
   gaps = []; // sample positions where the sound ran out
   peak = 0; // the loudest that was heard
-  waitS = Infinity; // while it gathers sound: how long it will, as far as one can tell
+  waitS = Infinity; // while buffering: how long it will take, as far as is known
   firstSoundMs = null; // on the clock of performance.now()
   onreport = () => {};
   #context;
@@ -58,9 +58,9 @@ class Playback {
   #plan;
   #output;
   #base = 0; // where the output began
-  #fed = 0; // up to where it has been given
+  #fed = 0; // up to which sample the output has been fed
   #toldEnd = false;
-  #gatheringMs = null; // since when
+  #gatheringMs = null; // since when sound is buffered
   #wave;
   #arrivedMs = null; // when the first piece was here
 
@@ -83,7 +83,7 @@ class Playback {
     return (this.#utterance.sound.length - this.position) / SAMPLE_RATE;
   }
 
-  /** More is here, or all is. */
+  /** Call it when more sound has arrived, or all has. */
   arrived() {
     this.#arrivedMs ??= performance.now();
     this.#turn();
@@ -98,11 +98,11 @@ class Playback {
 
   resume() {
     if (this.state !== "paused") return;
-    this.#context.resume(); // a phone may have taken it away in between
+    this.#context.resume(); // a phone may have suspended it in between
     this.#takeUp();
   }
 
-  /** To a sample among those that are here. Who was playing plays on there. */
+  /** Move to a sample among those that have arrived. A playback that was playing goes on from there. */
   seek(position) {
     const resting = this.state === "paused" || this.state === "done";
     this.#disconnect();
@@ -112,7 +112,7 @@ class Playback {
     this.#turn();
   }
 
-  /** It can be taken up again with `seek`. */
+  /** End the playback; `seek` can take it up again. */
   stop() {
     if (this.state === "done") return;
     this.state = "done";
@@ -138,7 +138,7 @@ class Playback {
     const { state } = this.#output;
     this.#feed();
     if (state === "done") {
-      if (this.gaps.at(-1) === this.#utterance.sound.length) this.gaps.pop(); // it was the end: nothing was missing
+      if (this.gaps.at(-1) === this.#utterance.sound.length) this.gaps.pop(); // that was the end, and no gap
       this.stop();
     } else if (state === "dry" && this.state === "playing") {
       this.gaps.push(this.position);
@@ -149,7 +149,7 @@ class Playback {
     this.onreport();
   }
 
-  /** Who asks for it hears what is here at once; the plan is for when that has run out. */
+  /** Play at once what has arrived, since the visitor asked for it; the plan applies once that has run out. */
   #takeUp() {
     this.#feed();
     if (this.aheadS >= TAKE_UP_S) this.#go();
@@ -195,7 +195,7 @@ class Playback {
     if (this.#output.startedAt !== null) this.firstSoundMs ??= this.#whenHeard(this.#output.startedAt);
   }
 
-  /** The two clocks agree to some milliseconds only, but nothing is heard before it is here. */
+  /** The two clocks agree only to some milliseconds, but nothing is heard before it has arrived. */
   #whenHeard(contextS) {
     const { contextTime, performanceTime } = this.#context.getOutputTimestamp();
     return Math.max(this.#arrivedMs ?? 0, performanceTime + 1000 * (contextS - contextTime));

@@ -1,5 +1,5 @@
-// Plays samples as they arrive, on the audio thread. It starts held, and is held again when it runs dry: when to go
-// on is decided elsewhere.
+// Plays samples as they arrive, on the audio thread. It starts held, and is held again when it runs out of samples:
+// when to go on is decided elsewhere.
 
 const QUANTA_A_REPORT = 8; // about 40 ms at 24 kHz
 
@@ -9,10 +9,10 @@ class Playback extends AudioWorkletProcessor {
   #queued = 0;
   #played = 0;
   #state = "held"; // held ⇄ playing → dry (held, since nothing was left), done or closed
-  #startedAt = null; // of the context's clock
+  #startedAt = null; // on the context's clock
   #ended = false;
   #holding = false; // held from the next quantum on
-  #turn = 0; // how often it was told to go or to hold: reports from before the last time are out of date
+  #turn = 0; // counts messages to go or to hold: reports from before the last one are out of date
   #quanta = 0;
 
   constructor() {
@@ -64,7 +64,7 @@ class Playback extends AudioWorkletProcessor {
     else if (this.#holding) this.#hold(output);
   }
 
-  /** A sound that is cut off clicks. */
+  /** Fade out, since a sound that is cut off clicks. */
   #hold(output) {
     output.forEach((sample, i) => (output[i] = sample * (1 - i / output.length)));
     this.#holding = false;

@@ -1,4 +1,4 @@
-// One utterance at a time: asked for, heard, drawn and measured while it comes.
+// One utterance at a time: requested, played, drawn and measured while it arrives.
 
 import { BufferPlan } from "./buffer_plan.js";
 import { BufferStrip } from "./buffer_strip.js";
@@ -10,9 +10,9 @@ import { Waveform } from "./waveform.js";
 import { clock, milliseconds, ratio, roughly, seconds, several } from "./words.js";
 
 const LEAST_AXIS_S = 4; // so that the first moments do not rush over the screen
-const CALM_DRAW_MS = 250; // for who asked for less motion
-const HICCUP_S = 0.5; // a wait that is over before its reason is read
-const SETTLED_MS = 800; // between two words on the same state: they are read aloud too
+const CALM_DRAW_MS = 250; // for visitors who asked for less motion
+const HICCUP_S = 0.5; // a wait that is over before its reason can be read
+const SETTLED_MS = 800; // between two texts for the same state, since screen readers say them
 const SHOWN = { playing: "speaking", paused: "paused", buffering: "buffering", waiting: "waiting" };
 
 const element = (id) => document.getElementById(id);
@@ -28,9 +28,9 @@ export class Player {
   #plan = new BufferPlan();
   #playback = null;
   #abort = null;
-  #run = 0; // what belongs to an earlier one is late and must not show
-  #verb = "Speaking"; // what is done, for the status
-  #saidMs = 0; // when the status was last another one
+  #run = 0; // counts runs: results of an earlier one are late and must not show
+  #verb = "Speaking"; // what the player does, for the status
+  #saidMs = 0; // when the status last changed
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
   #onState;
 
@@ -41,12 +41,12 @@ export class Player {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
   }
 
-  /** Something is heard or on its way, and can be stopped. */
+  /** Whether something is played or on its way, and can be stopped. */
   get live() {
     return Object.values(SHOWN).includes(this.#box.dataset.state);
   }
 
-  /** There is something to stop but silence. */
+  /** As `live`, but not while all has arrived and is paused: then there is only silence to stop. */
   get busy() {
     return this.live && (this.#box.dataset.state !== "paused" || this.utterance.open);
   }
@@ -65,7 +65,7 @@ export class Player {
     this.#loudspeaker.volume = level;
   }
 
-  /** Resolves when all has arrived, or it was stopped; rejects with what the visitor should read. */
+  /** Resolves when all has arrived, or the visitor stopped it; rejects with what the visitor should read. */
   async speak(utterance) {
     const run = this.#begin(utterance, "Speaking", "Waiting for the first sound …");
     const abort = (this.#abort = new AbortController());
@@ -80,7 +80,7 @@ export class Player {
       await arriving;
       this.#plan.learn(utterance);
       if (run === this.#run) this.#playback.arrived();
-      if (run === this.#run) this.#onState(this.#box.dataset.state); // paused, there is nothing left to stop
+      if (run === this.#run) this.#onState(this.#box.dataset.state); // if paused, it is not `busy` any more
     } catch (error) {
       if (run !== this.#run) return; // it was stopped
       abort.abort();
@@ -89,7 +89,7 @@ export class Player {
     }
   }
 
-  /** What is here already is heard once more; the server is not asked. */
+  /** Play again what has arrived; the server is not asked. */
   async replay(utterance) {
     await this.#listen(utterance, this.#begin(utterance, "Playing again", "Playing again …"));
   }
@@ -101,7 +101,7 @@ export class Player {
     else if (this.utterance) this.replay(this.utterance);
   }
 
-  /** To a sample among those that are here. */
+  /** Move to a sample among those that have arrived. */
   seek(position) {
     if (!this.#playback) return;
     if (!this.live) this.#attend(this.#playback, this.utterance, ++this.#run); // it was over, and is taken up again
@@ -149,7 +149,7 @@ export class Player {
   }
 
   #follow(playback) {
-    const held = playback.state === "waiting" && this.utterance.sound.length > 0; // until enough is there
+    const held = playback.state === "waiting" && this.utterance.sound.length > 0; // until enough has arrived
     const state = held ? "buffering" : SHOWN[playback.state];
     const status = {
       waiting: "Waiting for the first sound …",

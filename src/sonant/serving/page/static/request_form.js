@@ -3,7 +3,7 @@
 import { SAMPLE_RATE } from "./sound.js";
 import { counted, several } from "./words.js";
 
-const PAIRS = /[\ud800-\udbff][\udc00-\udfff]/g; // what JavaScript counts twice and the server once
+const PAIRS = /[\ud800-\udbff][\udc00-\udfff]/g; // characters that JavaScript counts twice and the server once
 
 export class RequestForm {
   #form;
@@ -13,10 +13,10 @@ export class RequestForm {
   constructor(form) {
     this.#form = form;
     this.#field("speed").addEventListener("input", () => this.#showSpeed());
-    this.#showSpeed(); // some browsers keep what was filled in when a page is loaded anew
+    this.#showSpeed(); // some browsers keep the values of fields when a page is reloaded
     this.#field("text").addEventListener("input", () => this.#count());
     const more = document.getElementById("more");
-    more.addEventListener("invalid", () => (more.open = true), { capture: true }); // browsers show nothing in a fold
+    more.addEventListener("invalid", () => (more.open = true), { capture: true }); // a closed fold would hide the error
   }
 
   /** Fit the form to what the loaded model can do. */
@@ -33,12 +33,12 @@ export class RequestForm {
     this.#count();
   }
 
-  /** Characters that the server would refuse. */
+  /** How many characters the text has beyond the server's limit. */
   get excess() {
     return Math.max(0, characters(this.#field("text").value) - this.#mostChars);
   }
 
-  /** Name → JSON text of its value; what was left alone is left out. */
+  /** Name → JSON text of its value; fields that were not filled in are left out. */
   fields() {
     const fields = { input: JSON.stringify(this.#field("text").value) };
     const put = (name, value, usual) => {
@@ -46,7 +46,7 @@ export class RequestForm {
     };
     put("voice", this.#field("voice").value);
     fields.response_format = '"pcm"';
-    if (this.#modelRate !== SAMPLE_RATE) fields.sample_rate = String(SAMPLE_RATE); // else it comes at the model's own
+    if (this.#modelRate !== SAMPLE_RATE) fields.sample_rate = String(SAMPLE_RATE); // else sound has the model's own
     put("language", this.#field("language").value, "auto");
     put("speed", Number(this.#field("speed").value), 1);
     if (!document.getElementById("instructions-field").hidden) {
@@ -74,7 +74,7 @@ export class RequestForm {
     document.getElementById("speed-shown").textContent = `${Number(this.#field("speed").value).toFixed(2)} ×`;
   }
 
-  /** Nothing is cut off: what to leave out is the visitor's to say. */
+  /** Show the text's length and any excess. The text is not cut off: the visitor decides what to leave out. */
   #count() {
     const text = this.#field("text");
     const { excess } = this;

@@ -1,4 +1,4 @@
-// An utterance as a file of the visitor's.
+// Saves an utterance as a file on the visitor's machine.
 
 import { call } from "./api.js";
 import { object } from "./snippets.js";
@@ -11,9 +11,9 @@ export function saveWav(utterance) {
   save(wavFile(utterance.sound.part(), SAMPLE_RATE), `${nameOf(utterance)}.wav`);
 }
 
-/** The server makes it once more, from the same seed: browsers cannot write MP3. */
+/** Have the server make it once more, from the same seed: browsers cannot write MP3. */
 export async function saveMp3(utterance) {
-  const { sample_rate: _, ...fields } = utterance.fields; // a file may have the model's own
+  const { sample_rate: _, ...fields } = utterance.fields; // a file may have the model's own rate
   const body = object({ ...fields, response_format: '"mp3"', seed: utterance.seed });
   const headers = { "content-type": "application/json" };
   const response = await call("audio/speech", { method: "POST", body, headers });

@@ -1,25 +1,25 @@
-// Sound as buffers that are started one after the other: for pages that came over plain HTTP from another machine,
-// where browsers have no AudioWorklet. It does what WorkletOutput does, seen from outside.
+// Plays sound as buffers that are started one after the other: for pages that came over plain HTTP from another
+// machine, where browsers have no AudioWorklet. Its interface and behaviour are those of WorkletOutput.
 
 import { SAMPLE_RATE } from "./sound.js";
 
 const TICK_MS = 40;
-const LEAD_S = 0.02; // the first buffer's way to the audio thread
-const FADE_S = 0.01; // a sound that is cut off clicks
+const LEAD_S = 0.02; // for the first buffer to reach the audio thread
+const FADE_S = 0.01; // since a sound that is cut off clicks
 
 export class ScheduledOutput {
   state = "held"; // held, playing, dry, done
   played = 0; // samples
-  startedAt = null; // of the context's clock: when the first of them was
+  startedAt = null; // when the first of them was played, on the context's clock
   onreport = () => {};
   #context;
   #destination;
-  #pieces = []; // { buffer, from }: all that was not heard to its end; `from` counts samples
+  #pieces = []; // { buffer, from }: those not yet played to their ends; `from` is the position of the first sample
   #pushed = 0;
   #ended = false;
   #anchorAt = 0; // the time at which sample `#anchor` is heard
   #anchor = 0;
-  #gain = null; // of what is scheduled, since it last went on
+  #gain = null; // of all buffers scheduled since the last `go`
   #sources = new Set();
   #timer;
 
@@ -30,7 +30,7 @@ export class ScheduledOutput {
   }
 
   push(samples) {
-    this.#settle(); // it may have run dry since the last tick
+    this.#settle(); // the output may have run dry since the last tick
     const buffer = this.#context.createBuffer(1, samples.length, SAMPLE_RATE);
     buffer.copyToChannel(samples, 0);
     const piece = { buffer, from: this.#pushed };

@@ -1,4 +1,4 @@
-// The request on the screen as code that does the same elsewhere.
+// The request on the screen as code that sends it from elsewhere.
 
 const OPENAI_FIELDS = new Set(["model", "input", "voice", "response_format", "speed", "instructions"]);
 

@@ -1,4 +1,4 @@
-// Samples of one utterance, growing at their end: 16 bits, mono.
+// The samples of one utterance, to which more are appended: 16 bits, mono.
 
 export const SAMPLE_RATE = 24000; // of response_format=pcm
 const FIRST_ROOM_S = 10;
@@ -22,7 +22,7 @@ export class Sound {
     this.length = wanted;
   }
 
-  /** A view, which is no copy: it must not be changed. */
+  /** A view, not a copy: it must not be changed. */
   part(from = 0, to = this.length) {
     return this.#room.subarray(from, Math.min(to, this.length));
   }

@@ -12,7 +12,7 @@ export class Sparkline {
     this.#canvas = canvas;
   }
 
-  /** `null`: nothing is known of this moment, and the line has a hole there. */
+  /** `null`: the value at this moment is not known, and the line has a hole there. */
   add(value) {
     this.#values.push(value);
     if (this.#values.length > POINTS) this.#values.shift();

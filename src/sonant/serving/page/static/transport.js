@@ -1,4 +1,4 @@
-// The controls of the player: play and pause, stop, where in the sound, how loud.
+// The controls of the player: play and pause, stop, position, volume.
 
 import { SAMPLE_RATE } from "./sound.js";
 import { clock, seconds } from "./words.js";
@@ -13,7 +13,7 @@ export class Transport {
   #play = element("play");
   #stop = element("stop");
   #seek = element("seek");
-  #dragging = false; // the visitor's hand is on it: what is played must not move it
+  #dragging = false; // the visitor holds the slider: playback must not move it
 
   constructor(player) {
     this.#player = player;
@@ -35,10 +35,10 @@ export class Transport {
       if (!this.#seek.disabled) this.#jump(fraction * player.axisS);
     });
     element("volume").addEventListener("input", () => this.#setVolume());
-    this.#setVolume(); // some browsers keep it when a page is loaded anew
+    this.#setVolume(); // some browsers keep the slider's value when a page is reloaded
   }
 
-  /** After every change of state. */
+  /** Call it after every change of state. */
   showState(state) {
     const length = this.#player.utterance?.sound.length ?? 0;
     this.#play.textContent = LABELS[state] ?? (length ? "Play again" : "Play");
@@ -47,7 +47,7 @@ export class Transport {
     this.#seek.disabled = !length;
   }
 
-  /** As often as the waveform is drawn. */
+  /** Call it as often as the waveform is drawn. */
   show() {
     const { playedS, axisS, utterance } = this.#player;
     this.#seek.disabled = !utterance?.sound.length;
@@ -57,7 +57,7 @@ export class Transport {
     this.#showTime(playedS);
   }
 
-  /** After the change that it may bring: who goes back to where they began changes nothing, and lets go as well. */
+  /** Runs after the `change` event that may follow; going back to where the drag began causes none. */
   #release() {
     if (this.#dragging) setTimeout(() => (this.#dragging = false));
   }

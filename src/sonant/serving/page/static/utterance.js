@@ -1,24 +1,24 @@
-// One request for speech: its sound as it comes, and the clock of its coming.
+// One request for speech: its sound as it arrives, and when it arrived.
 
 import { ServerError, call } from "./api.js";
 import { SAMPLE_RATE, Sound } from "./sound.js";
 import { object } from "./snippets.js";
 
-const LATELY_MS = 3000; // a server's speed changes with what else it does
+const LATELY_MS = 3000; // over which the rate is measured, since a server's speed changes with its load
 
 export class Utterance {
   sound = new Sound();
-  pieces = 0; // that it came in
+  pieces = 0; // in which the sound came
   seed = null;
   open = true; // more may come
-  whole = false; // it came to its end
+  whole = false; // all of it came
   firstByteMs = null; // since the request
   lastByteMs = null;
-  firstSoundMs = null; // when it was first heard: the loudspeaker's to say
+  firstSoundMs = null; // when it was first heard, which the loudspeaker reports
   startedMs = performance.now(); // on the clock of performance.now()
-  #marks = []; // { ms, samples }: of the last seconds, what was here when
+  #marks = []; // { ms, samples } of the last seconds: how much had arrived when
 
-  /** `fields`: name → JSON text of its value; `voice`: how the visitor calls it. */
+  /** `fields`: name → JSON text of its value; `voice`: its name for the visitor. */
   constructor(fields, voice) {
     this.fields = fields;
     this.voice = voice;
@@ -26,12 +26,12 @@ export class Utterance {
     this.speed = Number(fields.speed ?? 1);
   }
 
-  /** Seconds of waiting for a second of sound, up to now. */
+  /** Seconds since the request for each second of sound, up to now. */
   get rtf() {
     return this.sound.length ? this.lastByteMs / 1000 / this.sound.seconds : null;
   }
 
-  /** Seconds of sound that come in a second, of late, or null before it has come for `leastS`. */
+  /** Seconds of sound that came in a second lately; null until sound has been arriving for `leastS`. */
   rate(leastS) {
     if (!this.#marks.length) return null;
     const [first] = this.#marks;
@@ -40,7 +40,7 @@ export class Utterance {
     return comingS < leastS ? null : (this.sound.length - first.samples) / SAMPLE_RATE / comingS;
   }
 
-  /** Ends when the last sample is here. `onPiece` gets each piece as an Int16Array. */
+  /** Resolves when the last sample has arrived. `onPiece` gets each piece as an Int16Array. */
   async stream(signal, onPiece) {
     try {
       await this.#stream(signal, onPiece);
@@ -62,7 +62,7 @@ export class Utterance {
       this.lastByteMs = performance.now() - this.startedMs;
       this.firstByteMs ??= this.lastByteMs;
       const bytes = joined(rest, value);
-      const even = bytes.length & ~1; // the network knows nothing of samples
+      const even = bytes.length & ~1; // the network may split a sample
       rest = bytes.slice(even);
       if (even) onPiece(this.#keep(new Int16Array(bytes.buffer, bytes.byteOffset, even / 2)));
     }
@@ -86,7 +86,7 @@ async function read(reader) {
   }
 }
 
-/** Both in a buffer of their own, from its first byte: 16-bit samples must lie at even places. */
+/** Join both in a buffer of their own, from its first byte, since 16-bit samples must lie at even offsets. */
 function joined(rest, value) {
   const bytes = new Uint8Array(rest.length + value.length);
   bytes.set(rest);

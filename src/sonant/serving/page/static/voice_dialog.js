@@ -12,10 +12,10 @@ export class VoiceDialog {
   #uploads;
   #clip;
   #consent;
-  #given = { blob: null, id: null }; // a consent that was sent: if the voice is refused, it serves the next try
+  #given = { blob: null, id: null }; // a consent that was sent: if the voice is refused, the next try uses it again
   #onAdded;
 
-  /** `uploads`: what the server says of them; `onAdded(voice)`. */
+  /** `uploads`: what the server says about uploading; `onAdded(voice)` is called with each new voice. */
   constructor(uploads, onAdded) {
     this.#uploads = uploads;
     this.#onAdded = onAdded;
@@ -70,7 +70,7 @@ export class VoiceDialog {
     return json("audio/voices", { method: "POST", body: form });
   }
 
-  /** A consent's id, or the statement that was ticked, where the operator is content with that. */
+  /** A consent's id, or the statement that was ticked if the operator accepts that. */
   async #agreement(name) {
     if (this.#uploads.consent !== "required") {
       return document.getElementById("voice-agreed").parentElement.textContent.trim();

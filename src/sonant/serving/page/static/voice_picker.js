@@ -1,4 +1,4 @@
-// The voices of this server: its own first, then uploaded ones; OpenAI's names only for who asks.
+// The voices of this server: its own first, then uploaded ones; OpenAI's names only on request.
 
 import { call, json } from "./api.js";
 import { seconds } from "./words.js";
@@ -16,7 +16,7 @@ export class VoicePicker {
   #engine = null;
   #onChange;
 
-  /** `onChange(problem)` is called when there are other voices, or with what went wrong; "": nothing is any more. */
+  /** `onChange(problem)` is called without a problem when the list changed, or with what went wrong; "": no longer. */
   constructor(onChange) {
     this.#onChange = onChange;
     this.#aliases.addEventListener("change", () => this.#list(this.#select.value));
@@ -24,13 +24,13 @@ export class VoicePicker {
     this.#delete.addEventListener("click", () => this.#remove());
   }
 
-  /** Why nothing can be said yet; empty if it can. */
+  /** Why nothing can be spoken yet; empty if it can. */
   get lack() {
     const needed = this.#engine?.clones && !this.#engine.speaks_without_voice;
     return needed && !this.#select.options.length ? this.#note.textContent : "";
   }
 
-  /** As the visitor calls the chosen one; empty if the model makes it up. */
+  /** The chosen voice's name for the visitor; empty if the model makes up a voice. */
   get name() {
     return this.#chosen()?.name ?? "";
   }
@@ -91,7 +91,7 @@ export class VoicePicker {
   }
 }
 
-/** Somebody else has deleted it. */
+/** Accept that somebody else has deleted it. */
 function goneAlready(error) {
   if (error.status !== 404) throw error;
 }
@@ -100,13 +100,13 @@ function group(label, voices) {
   const element = document.createElement("optgroup");
   element.label = label;
   for (const voice of voices) {
-    const more = voice.alias_of ?? (voice.broken ? "damaged" : ""); // which can still be chosen, to be deleted
+    const more = voice.alias_of ?? (voice.broken ? "damaged" : ""); // a damaged one can be chosen, to be deleted
     element.append(new Option(more ? `${voice.name} (${more})` : voice.name, voice.id));
   }
   return element;
 }
 
-/** In a sentence or two, of what the server tells. */
+/** A voice in a sentence or two, from what the server says about it. */
 function description(voice, engine) {
   const own = voice.description ? [voice.description] : [];
   if (voice.broken) return "Its file is damaged or gone: delete it, and add it again.";
@@ -121,7 +121,7 @@ function description(voice, engine) {
   return [...own, `Made from a clip${clip}${tongue}${day}.`].join(" ");
 }
 
-/** A name, of a tag such as `en-GB` too. */
+/** A language's name in English, for a tag such as `en-GB` too. */
 function tongueOf(language) {
   try {
     return new Intl.DisplayNames("en", { type: "language" }).of(language.replaceAll("_", "-"));

@@ -1,4 +1,4 @@
-// A short sentence in a voice, made when it is first asked for and then kept.
+// A short sentence in a voice, made when it is first requested and then kept.
 
 import { Utterance } from "./utterance.js";
 
@@ -18,13 +18,13 @@ const SENTENCES = {
 
 export class VoicePreview {
   #kept = new Map();
-  #made = new WeakSet(); // those too that were stopped, and then asked for anew
+  #made = new WeakSet(); // all previews, including those that were stopped and then made anew
 
   made(utterance) {
     return this.#made.has(utterance);
   }
 
-  /** One that can be heard at once, or one that has yet to be asked for. `fields`: of the form, as JSON texts. */
+  /** A preview that can be played at once, or one yet to be requested. `fields`: those of the form, as JSON texts. */
   utterance(fields, { model, languages }, voiceName) {
     const chosen = fields.language ? JSON.parse(fields.language) : null;
     const language = [chosen, "english", ...languages].find((name) => name in SENTENCES) ?? "english";

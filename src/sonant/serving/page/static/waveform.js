@@ -10,7 +10,7 @@ const SPACE_PX = 2;
 export class Waveform {
   #canvas;
   #peaks = [];
-  #open = 0; // the peak of a part that is not full yet
+  #open = 0; // the peak of the part that is not complete yet
   #count = 0;
 
   constructor(canvas) {
@@ -64,7 +64,7 @@ export class Waveform {
   }
 }
 
-/** A line with a flag on it, so that it is told from the play head without its colour. */
+/** A line with a flag, which tells it from the play head even without its colour. */
 function mark(pen, x, height) {
   pen.fillRect(x - 0.75, 0, 1.5, height);
   pen.beginPath();

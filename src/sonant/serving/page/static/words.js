@@ -22,7 +22,7 @@ export function span(s) {
   return s < 5400 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
 }
 
-/** How long something will take that cannot be known well: in steps, so that it is not said anew all the time. */
+/** A rough estimate of how long something will take, in steps, so that screen readers do not repeat it all the time. */
 export function roughly(s) {
   return `${s <= 5 ? Math.max(1, Math.ceil(s)) : 5 * Math.ceil(s / 5)} s`;
 }

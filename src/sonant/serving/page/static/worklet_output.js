@@ -1,11 +1,11 @@
-// Sound through an AudioWorklet: the exact way, which browsers keep from pages that came over plain HTTP.
+// Plays sound through an AudioWorklet: exact, but browsers have none for pages that came over plain HTTP.
 
 import { unreachable } from "./api.js";
 
 export class WorkletOutput {
   state = "held"; // held, playing, dry, done
   played = 0; // samples
-  startedAt = null; // of the context's clock: when the first of them was
+  startedAt = null; // when the first of them was played, on the context's clock
   onreport = () => {};
   #node;
   #reportedMs = 0;
@@ -15,12 +15,12 @@ export class WorkletOutput {
     return Boolean(context.audioWorklet && window.AudioWorkletNode);
   }
 
-  /** Once for a context, before the first output. */
+  /** Call it once for a context, before its first output. */
   static async prepare(context) {
     try {
       await context.audioWorklet.addModule(new URL("playback_worklet.js", import.meta.url));
     } catch {
-      throw unreachable(); // the browser says AbortError, as if the visitor had stopped it
+      throw unreachable(); // the browser's AbortError would read as if the visitor had stopped it
     }
   }
 
@@ -30,7 +30,7 @@ export class WorkletOutput {
     this.#node.port.onmessage = ({ data }) => this.#take(data);
   }
 
-  /** Samples of −1 … 1; they are handed over and must not be used again. */
+  /** Play samples of −1 … 1; they are transferred and must not be used again. */
   push(samples) {
     this.#node.port.postMessage(samples, [samples.buffer]);
   }
@@ -55,7 +55,7 @@ export class WorkletOutput {
     this.#node.disconnect();
   }
 
-  /** Reports come every 40 ms, a screen is drawn more often. */
+  /** Extrapolated, since reports come every 40 ms and the screen is drawn more often. */
   playedNow() {
     if (this.state !== "playing") return this.played;
     return this.played + ((performance.now() - this.#reportedMs) / 1000) * this.#node.context.sampleRate;
