@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -14,7 +16,9 @@ import pytest
 import soundfile
 
 from serving.conftest import Serve, Served
-from sonant.serving.voices.clips import MAX_WAITING
+from sonant.errors import BadAudio
+from sonant.serving.channel.remote_engine import RemoteEngine
+from sonant.serving.voices.clips import MAX_WAITING, Clips
 from sonant.types import Samples
 from sonant.voice import Voice
 
@@ -76,3 +80,48 @@ def test_a_crowd_with_clips_is_bounded_and_holds_nobody_up(slow: tuple[Served, l
     assert plain.status_code == 200 and slowest_s < 1.0
     text = httpx.get(f"{served.url}/metrics").text
     assert f'sonant_rejected_total{{reason="too_many_clips"}} {len(refused)}.0' in text
+
+
+class FailingOnce:
+    """An engine whose first encoding fails, when it is told to."""
+
+    def __init__(self) -> None:
+        self.fail, self.encoded = asyncio.Event(), 0
+
+    def read_clip(self, clip: bytes, text: str | None) -> Samples:
+        return np.zeros(24_000, np.float32)
+
+    async def encode(self, samples: Samples, text: str | None, name: str = "") -> Voice:
+        self.encoded += 1
+        if self.encoded == 1:
+            await self.fail.wait()
+            raise BadAudio("the clip is silent")
+        return Voice({"embedding": np.ones(4, np.float32)}, text, name, "toy")
+
+
+def test_a_clip_whose_encoding_fails_while_another_request_reads_it_is_encoded_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asyncio.run(_fail_meanwhile(monkeypatch))
+
+
+async def _fail_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request finds the voice in the making; by the time that it would wait for it, it is gone."""
+    clips, engine, loop, read = Clips((), lambda refused: None), FailingOnce(), asyncio.get_running_loop(), Clips._read
+
+    def slow_read(self: Clips, *given: Any) -> tuple[str, Samples | None]:
+        key, samples = read(self, *given)
+        if samples is None:
+            loop.call_soon_threadsafe(engine.fail.set)
+            while key in self._voices:
+                time.sleep(0.001)
+        return key, samples
+
+    monkeypatch.setattr(Clips, "_read", slow_read)
+    first = asyncio.ensure_future(clips.voice(cast(RemoteEngine, engine), clip(0), None))
+    while engine.encoded == 0:
+        await asyncio.sleep(0.001)
+    second = clips.voice(cast(RemoteEngine, engine), clip(0), None)
+    found = await asyncio.gather(first, second, return_exceptions=True)
+    clips.close()
+    assert isinstance(found[0], BadAudio) and isinstance(found[1], Voice) and engine.encoded == 2

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -35,6 +40,11 @@ class Files(BaseHTTPRequestHandler):
             while not self.wfile.closed:
                 self.wfile.write(b"x")
                 time.sleep(0.05)
+        elif self.path == "/half":
+            self.send_response(200)
+            self.send_header("content-length", "20")
+            self.end_headers()
+            self.wfile.write(b"half")
         elif self.path.startswith("/clip.wav"):
             data = io.BytesIO()
             soundfile.write(data, *reference_clip(), format="WAV")
@@ -54,15 +64,39 @@ class Files(BaseHTTPRequestHandler):
             return  # the fetcher hung up, as it should
 
 
-@pytest.fixture
-def files() -> Iterator[ThreadingHTTPServer]:
+@contextmanager
+def file_server(tls: ssl.SSLContext | None = None) -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.paths = []  # type: ignore[attr-defined]
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def files() -> Iterator[ThreadingHTTPServer]:
+    with file_server() as server:
+        yield server
+
+
+@pytest.fixture
+def files_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    """A server whose certificate this process trusts."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    own, key = tmp_path / "own.pem", tmp_path / "key.pem"
+    make = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    named = ("-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run(["openssl", *make, *named, "-keyout", key, "-out", own], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(own))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(own, key)
+    with file_server(tls) as server:
+        yield server
 
 
 def address(files: ThreadingHTTPServer) -> str:
@@ -150,14 +184,33 @@ def _to(real: object, to: tuple[str, int], timeout: float, asked: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "why"), [("/redirect", "redirects"), ("/missing", "404"), ("/endless", "larger"), ("/drip", "more than")]
+    ("path", "why"),
+    [
+        ("/redirect", "redirects"),
+        ("/missing", "404"),
+        ("/endless", "larger"),
+        ("/drip", "more than"),
+        ("/half", "16 more"),
+    ],
 )
-def test_limits_hold(files: ThreadingHTTPServer, path: str, why: str) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_limits_hold(request: pytest.FixtureRequest, scheme: str, path: str, why: str) -> None:
+    files = request.getfixturevalue("files" if scheme == "http" else "files_over_tls")
     fetcher = ClipFetcher([address(files)], max_bytes=1 << 20, max_s=0.5)
     began = time.monotonic()
     with pytest.raises(BadAudio, match=why):
-        fetcher.fetch(f"http://{address(files)}{path}")
-    assert time.monotonic() - began < 3 and len(files.paths) == 1  # type: ignore[attr-defined]
+        fetcher.fetch(f"{scheme}://{address(files)}{path}")
+    assert time.monotonic() - began < 3 and len(files.paths) == 1
+
+
+def test_who_takes_the_handshakes_time_to_no_end_is_cut_off(files_over_tls: ThreadingHTTPServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where, began = f"127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        with pytest.raises(BadAudio, match="more than"):
+            ClipFetcher([where], max_s=0.5).fetch(f"https://{where}/clip.wav")
+        assert time.monotonic() - began < 3
+    fetcher = ClipFetcher([address(files_over_tls)])
+    assert fetcher.fetch(f"https://{address(files_over_tls)}/clip.wav")[:4] == b"RIFF"
 
 
 @pytest.mark.parametrize("entry", ["", "*", "http://example.com", "example.com/path", "a@b", "host:port", "*.com"])

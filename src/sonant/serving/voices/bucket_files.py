@@ -81,7 +81,6 @@ class BucketStaging(Staging):
 
     def publish(self) -> None:
         for name, waiting in self._waiting.items():
-            self.published.append(name)
+            self.published.add(name)
             self.bucket.put(f"{_FOLDER}/{name}", waiting.read_bytes())
-        self.published.clear()  # the call below adds the same names again, as the copies get them
         super().publish()

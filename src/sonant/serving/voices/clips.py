@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from sonant.errors import BadAudio
 from sonant.serving.channel.remote_engine import RemoteEngine
@@ -45,18 +46,25 @@ class Clips:
     async def voice(self, engine: RemoteEngine, given: str, text: str | None) -> Voice:
         """The voice of a clip that came with a request: an address, a data: URI or base64."""
         with self._place():
-            loop = asyncio.get_running_loop()
             data: str | bytes = given
             if is_address(given):
+                loop = asyncio.get_running_loop()
                 data = await loop.run_in_executor(self._fetchers, self._fetcher.fetch, given)
+            made = await self._made(engine, data, text)
+            return await asyncio.shield(made)  # others may wait for it too
+
+    async def _made(self, engine: RemoteEngine, data: str | bytes, text: str | None) -> asyncio.Future[Voice]:
+        """The clip's voice, if it is known or being encoded already; else it is encoded from now on."""
+        loop = asyncio.get_running_loop()
+        while True:
             key, samples = await loop.run_in_executor(self._readers, self._read, engine, data, text)
             known = self._voices.get(key)
-            if known is None:
-                assert samples is not None
+            if known is None and samples is not None:
                 known = self._voices[key] = asyncio.ensure_future(engine.encode(samples, text))
-                known.add_done_callback(lambda made: self._keep(key, made))
-            self._voices.move_to_end(key)
-            return await asyncio.shield(known)  # others may wait for it too
+                known.add_done_callback(partial(self._keep, key))
+            if known is not None:  # else the voice that the reader found was dropped since, and the clip is read anew
+                self._voices.move_to_end(key)
+                return known
 
     async def upload(self, engine: RemoteEngine, data: bytes, text: str | None, name: str) -> Voice:
         """The voice of a clip that is to be kept under a name."""

@@ -100,7 +100,7 @@ class Staging:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.published: list[str] = []
+        self.published: set[str] = set()
         self._waiting: dict[str, Path] = {}  # final name → where it lies now
 
     def add(self, suffix: str, write: Callable[[Path], object]) -> tuple[str, int]:
@@ -123,7 +123,7 @@ class Staging:
             for name in list(self._waiting):
                 os.replace(self._waiting[name], self.folder / name)
                 del self._waiting[name]
-                self.published.append(name)
+                self.published.add(name)
             _sync(self.folder)
         except OSError as e:
             raise StoreError(f"the voice store cannot be written: {e.strerror or e}") from e

@@ -15,7 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -95,20 +96,22 @@ class ClipFetcher:
         return f"{shown}:{port}" in self.allowed or (port in _PORTS.values() and shown in self.allowed)
 
     def _read(self, target: ClipUrl, sock: socket.socket, deadline_s: float) -> bytes:
-        # A peer that sends a byte a second never exceeds the timeout of a single read: a timer cuts the connection.
-        clock = threading.Timer(max(0.0, deadline_s - time.monotonic()), _cut, [sock])
-        clock.daemon = True
-        clock.start()
         try:
             if target.scheme == "https":
-                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=target.host)
-            return self._ask(target, sock)
+                tls = ssl.create_default_context()
+                sock = tls.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+            with _cut_at(deadline_s, sock):
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
+                data = self._ask(target, sock)
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError  # the cut may look like the end of a body whose length is unknown
+            return data
         except (OSError, http.client.HTTPException, ValueError) as e:
             late = time.monotonic() >= deadline_s
             why = f"it took more than {self.max_s:g} s" if late else f"{type(e).__name__}: {e}"
             raise BadAudio(f"ref_audio could not be fetched from {target.host}: {why}") from None
         finally:
-            clock.cancel()
             sock.close()
 
     def _ask(self, target: ClipUrl, sock: socket.socket) -> bytes:
@@ -124,6 +127,8 @@ class ClipFetcher:
         data = response.read(self.max_bytes + 1)
         if len(data) > self.max_bytes:
             raise BadAudio(f"ref_audio: the clip is larger than {self.max_bytes:,} bytes")
+        if response.length:
+            raise http.client.IncompleteRead(data, response.length)
         if not data:
             raise BadAudio(f"ref_audio: {target.host} sent nothing")
         return data
@@ -133,11 +138,21 @@ def is_address(given: str) -> bool:
     return given[:8].lower().startswith(("http://", "https://"))
 
 
-def _cut(sock: socket.socket) -> None:
+@contextmanager
+def _cut_at(deadline_s: float, sock: socket.socket) -> Iterator[None]:
+    """Cut the connection then: a peer that sends a byte a second never exceeds the timeout of a single read."""
+    clock = threading.Timer(max(0.0, deadline_s - time.monotonic()), _cut, [sock])
+    clock.daemon = True
+    clock.start()
     try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it is closed already
+        yield
+    finally:
+        clock.cancel()
+
+
+def _cut(sock: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # an SSLSocket's own would take its state from under a read
 
 
 def _public(address: Address) -> bool:
