@@ -1,8 +1,7 @@
-// A GPU's blocks on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
-// until it must wait for others. Who runs next is drawn, and so is when an asynchronous copy arrives, or a store into
-// another block's memory: at once, when it is waited for, or between; shared memory is NaN at first. So what lacks a
-// barrier or a wait comes out wrong. Blocks run one after another, or, if they are of clusters or wait for each other, all at
-// once.
+// Runs a GPU's blocks on one CPU thread, for the source of our CUDA kernels: every thread of a block is a fibre, which runs
+// until it must wait for others. Which one runs next is drawn, and so is when an asynchronous copy, or a store into another
+// block's memory, arrives: at once, when it is awaited, or in between; shared memory is NaN at first. So a missing barrier or
+// wait makes results wrong. Blocks run one after another or, if they are in clusters or wait for each other, all at once.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +18,7 @@
 #include "formats_on_cpu.h"
 
 #define __device__
-#define __global__ inline  // so that only the kernel which is asked for is compiled
+#define __global__ inline  // so that only the requested kernel is compiled
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -47,7 +46,7 @@ struct Copy {
     bool there;
 };
 
-// Those who wait for each other: so many have come to the next barrier, and so many barriers are behind all.
+// Threads that wait for each other: `come` of them have reached the next barrier, `behind` barriers are behind them all.
 struct Barrier {
     int members = 0, come = 0, behind = 0;
 
@@ -66,13 +65,13 @@ struct Fibre {
     std::function<bool()> until;                 // what else it waits for
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
-    uint32_t left[2][8];  // what it shows to its warp; one barrier ahead of the slowest is as far as a lane can be
+    uint32_t left[2][8];  // words that it shows to its warp; a lane can be only one barrier ahead of the slowest
 };
 
 // An mbarrier.
 struct Gate {
     int count = 0, missing_arrivals = 0;
-    int64_t missing_bytes = 0;  // less than none while they are not yet expected
+    int64_t missing_bytes = 0;  // negative while more have arrived than are expected yet
     uint32_t turns = 0;
 
     void settle() {
@@ -116,12 +115,12 @@ struct Machine {
     std::vector<Fibre> fibres;
     std::vector<Block> blocks;  // that run now
     std::vector<Barrier> warps, clusters;
-    std::vector<Push> pushes;  // on their way
+    std::vector<Push> pushes;  // in flight
     std::vector<Bulk> bulks;
     std::vector<Word> words;
     ucontext_t scheduler;
     int current = 0, shared_bytes = 0, threads = 0, cluster = 0;
-    int64_t events = 0;  // after each of them, who looks at a gate in vain looks again
+    int64_t events = 0;  // after each of them, a thread that has found a gate closed looks again
     uint32_t clock = 0;
     std::mt19937 draws;
     std::function<void()> body;
@@ -160,7 +159,7 @@ static void arrive(const Copy& copy) {
     else memset(shared_memory + copy.to, 0, 16);
 }
 
-// Copies on their way may arrive at any time.
+// Copies in flight may arrive at any time.
 static void some_arrive() {
     if (machine.draws() % 4) return;
     for (auto& group : me().groups) {
@@ -176,7 +175,7 @@ static inline void __syncthreads() {
 static inline void cluster_meet() { me().cluster_waits++, my_cluster().arrive(), rest(), some_arrive(); }
 static inline void __threadfence() {}
 
-// Each lane shows some words; all can read everybody's.
+// Each lane shows some words, which all lanes of its warp can read.
 static inline int shown(const uint32_t* words, int count) {
     const int turn = me().warp_waits & 1;
     memcpy(me().left[turn], words, 4 * count);
@@ -308,7 +307,7 @@ static inline void launch_dependents() {}
 static inline void wait_prior() {}
 static inline void move16(void* to, const void* from) { memcpy(to, from, 16); }
 
-// Another block's memory is told by its rank in the cluster.
+// An address in another block's memory has that block's rank in the cluster in it.
 static inline uint32_t anew(uint32_t value) { return value; }
 static inline shared_t in_block(shared_t at, int rank) {
     if (rank < 0 || rank >= machine.cluster) abort();
@@ -316,7 +315,7 @@ static inline shared_t in_block(shared_t at, int rank) {
 }
 static inline Gate& gate_of(int block, shared_t at) {
     auto found = machine.blocks[block].gates.find(at);
-    if (found == machine.blocks[block].gates.end()) abort();  // not made yet, or another place
+    if (found == machine.blocks[block].gates.end()) abort();  // it is not made yet, or elsewhere
     return found->second;
 }
 static inline void gate_make(shared_t at, int count) { machine.blocks[my_block()].gates[at] = {count, count}; }
@@ -451,7 +450,7 @@ static inline uint32_t difference2(uint32_t a, uint32_t b) {
 }
 static inline float inverse(float x) { return 1.0f / x; }
 static inline void copy_weights16(shared_t to, const void* from) { copy16(to, from, true); }
-// All lanes up to their next barrier; whether any could move.
+// Run all lanes of a warp up to their next barrier → whether any could move.
 static bool run_warp(int warp) {
     bool moved = false;
     for (int index = warp * 32; index < warp * 32 + 32; index++) {
@@ -482,7 +481,7 @@ static void prepare(Fibre& fibre) {
     makecontext(&fibre.context, begin, 0);
 }
 
-// What is on its way comes in another order than it was sent in.
+// Let what is in flight arrive, in another order than it was sent in → whether anything did.
 template <class T>
 bool some_land(std::vector<T>& sent, bool all) {
     std::shuffle(sent.begin(), sent.end(), machine.draws);
@@ -501,7 +500,7 @@ static void give_back_shared_memory() {
     machine.blocks.clear();
 }
 
-// Blocks that are all there at once.
+// Run blocks that are all resident at once.
 static void run_blocks(const std::vector<Index>& indices) {
     const int blocks = static_cast<int>(indices.size()), warps = blocks * machine.threads / 32;
     give_back_shared_memory();
@@ -526,11 +525,11 @@ static void run_blocks(const std::vector<Index>& indices) {
     }
     for (size_t n = 0; n < machine.fibres.size(); n++) {
         const Fibre &fibre = machine.fibres[n], &first = machine.fibres[n / machine.threads * machine.threads];
-        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // it waits for ever, or has left the others
+        if (!fibre.done || fibre.block_waits != first.block_waits) abort();  // it waits for ever, or missed a barrier
     }
 }
 
-// cluster: blocks of one; 0: they have none, and run one after another if not `together`
+// cluster: blocks of a cluster; 0: there are no clusters, and blocks run one after another unless `together`
 static void run_grid(
     std::function<void()> body, const int* grid, int threads, int cluster, bool together, int shared_bytes, unsigned seed
 ) {

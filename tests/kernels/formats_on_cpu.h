@@ -43,7 +43,7 @@ static inline float from_e4m3(uint8_t bits) {
     const float size = exponent ? ldexpf(8 + rest, exponent - 10) : ldexpf(rest, -9);
     return bits & 128 ? -size : size;
 }
-static inline uint8_t to_e4m3(float x) {  // the nearest of all, the even one of two
+static inline uint8_t to_e4m3(float x) {  // the nearest number; of two, the even one
     if (x != x) return 127;
     int best = 0;
     for (int bits = 1; bits < 127; bits++) {

@@ -1,5 +1,5 @@
-// Memory, copies, and products of a Hopper GPU on a CPU: the part of hopper_on_cpu.h that threads' fibres know nothing
-// of, and which includes it. What is under way happens when it is waited for, or at any time before.
+// Memory, copies and products of a Hopper GPU on a CPU: the part of hopper_on_cpu.h, which includes it, that the
+// scheduling of fibres does not need. What is in flight happens when it is awaited, or at any time before.
 #pragma once
 
 static inline shared_t shared_base() { return 0; }
@@ -31,11 +31,11 @@ static inline void copy16(shared_t to, const void* from) {
     if (draws() & 1) arrive();
     else me().copies.back().push_back(arrive);
 }
-// For a CPU: address, rows, lines, columns, values from row to row, and the lines and columns of a part.
+// On a CPU: address, rows, lines, columns, values from row to row, and the lines and columns of a part.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
-// Pieces of 16 bytes are exchanged by where they lie: among eight in lines of 128 bytes, four in lines of 64.
+// Swizzling: pieces of 16 bytes are exchanged by address, among eight in lines of 128 bytes, among four in lines of 64.
 static inline shared_t exchanged(shared_t at, int line_bytes) { return at ^ (at >> 7 & (line_bytes / 16 - 1)) << 4; }
 static inline void copy_part(shared_t to, const TensorMap& from, int column, int line, int row, shared_t barrier) {
     const auto word = [&](int n) { return static_cast<int64_t>(from.words[n]); };
@@ -82,7 +82,7 @@ static inline float from_bits(uint32_t bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
-// Of a matrix as the machine reads it: where byte `along` of a line lies.
+// Where byte `along` of a line lies, by a matrix's descriptor.
 static inline shared_t byte_of(uint64_t matrix, int line, int along) {
     const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
     const int line_bytes = matrix >> 62 ? 256 >> (matrix >> 62) : 16, swizzled = matrix >> 62 != 0;
@@ -145,7 +145,7 @@ template <int N>
 void multiply_floats(int (&c)[N], uint64_t a, uint64_t b, int more) {
     multiply(reinterpret_cast<float(&)[N]>(c), a, b, more);
 }
-// Where what a product takes as depth lies in lines.
+// An element of a matrix whose lines are the depth of a product.
 static inline float turned_element(uint64_t matrix, int column, int k) {
     const auto bytes = [=](int from) { return static_cast<uint32_t>(matrix >> from & 0x3fff) << 4; };
     const shared_t at = exchanged(bytes(0) + column / 64 * bytes(16) + k / 8 * bytes(32) + k % 8 * 128 + column % 64 * 2, 128);
@@ -154,7 +154,7 @@ static inline float turned_element(uint64_t matrix, int column, int k) {
     memcpy(&bits, shared_memory + at, 2);
     return from_bits(static_cast<uint32_t>(bits) << 16);
 }
-// a is in registers; `of` says what b is.
+// a is in registers; `of` gives b's elements.
 template <int N>
 void multiply_held(float (&c)[N], const uint32_t (&a)[4], std::function<float(int, int)> of, int more) {
     const int turn = show(a, 4), warp = current / 32 * 32;

@@ -1,7 +1,7 @@
-// Several warpgroups of a Hopper GPU on one CPU thread, for the source of our CUDA kernels (hopper.cuh). Every thread
-// of a block is a fibre, which runs until it must wait; who runs next is drawn. Copies and products that are under way
-// happen at any time until they are waited for, and shared memory is NaN at first: so what lacks a barrier or a wait
-// comes out wrong, and what waits for ever is told.
+// Runs several warpgroups of a Hopper GPU on one CPU thread, for the source of our CUDA kernels (hopper.cuh). Every
+// thread of a block is a fibre, which runs until it must wait; which one runs next is drawn. Copies and products in
+// flight happen at any time until they are awaited, and shared memory is NaN at first: so a missing barrier or wait
+// makes results wrong, and a thread that waits for ever is reported.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -61,7 +61,7 @@ static std::mt19937 draws;
 static std::function<void()> body;
 static std::map<shared_t, Phases> barriers;
 static std::map<int, Turn> turns;
-static Group parts;  // copies that no thread waits for, under way
+static Group parts;  // TMA copies in flight, which belong to no thread
 
 static inline Fibre& me() { return fibres[current]; }
 static inline void fail(const char* what) {
@@ -98,7 +98,7 @@ static void check(shared_t at, int bytes) {
     if (at + bytes > static_cast<uint32_t>(shared_bytes)) fail("outside of its shared memory");
 }
 
-// Lanes of a warp.
+// Show words to the other lanes of this warp, and wait until all have done so.
 static inline int show(const uint32_t* words, int count) {
     const int turn = me().shows & 1, mine = ++me().shows, warp = current / 32 * 32;
     memcpy(me().shown[turn], words, 4 * count);
@@ -109,7 +109,7 @@ static inline int show(const uint32_t* words, int count) {
     });
     return turn;
 }
-// What another thread of my warp shows in the same instruction.
+// What another thread of this warp shows in the same instruction.
 template <class T>
 T shown_by(int thread, T value) {
     static_assert(sizeof(T) == 4);
@@ -117,7 +117,7 @@ T shown_by(int thread, T value) {
     memcpy(&word, &value, 4);
     const int turn = show(&word, 1);
     memcpy(&value, fibres[thread].shown[turn], 4);
-    show(&word, 1);  // nobody shows more before all have read
+    show(&word, 1);  // no lane shows more before all have read
     return value;
 }
 template <class T>

@@ -1,12 +1,12 @@
-// Kernels that read as many bytes as a decode step does, with its grid and its launch, and do nothing else: the bound of what
-// tests/gpu_short_rows.py measures. A block reads one piece of memory, each warp by chunks of 8 KiB through a ring of its own.
+// Kernels that read as many bytes as a decode step does, with its grid and its launch, and do nothing else: the bound for what
+// tests/gpu_short_rows.py measures. A block reads contiguous memory, each warp in chunks of 8 KiB through a ring of its own.
 #include <stdint.h>
 
 struct ReadArgs {
     const uint8_t* from;
     uint64_t bytes;  // of a block
     uint32_t* sink;
-    int early;       // whether it reads before the kernel in front has ended
+    int early;       // whether it reads before the previous kernel has ended
     int piece;       // bytes of one bulk copy
 };
 
@@ -37,7 +37,7 @@ struct Share {
 
 __device__ __forceinline__ void finish(const ReadArgs& a, uint32_t seen) {
     if (a.early) wait_prior();
-    if (seen == 0x12345678u) *a.sink = seen;  // so that nothing is left out
+    if (seen == 0x12345678u) *a.sink = seen;  // so that the compiler omits no read
 }
 
 template <int STAGES>

@@ -1,5 +1,5 @@
-/* The functions of NVIDIA's driver that kernels/cuda/driver.py calls, with what they were called with left to be read.
-   The structures are those of cuda.h, written down once more. */
+/* Stand-ins for the functions of NVIDIA's driver that kernels/cuda/driver.py calls. They record their arguments in
+   `seen`, for tests to read. The structures repeat those of cuda.h. */
 #include <string.h>
 
 typedef struct { int id; char pad[4]; union { char all[64]; int allowed, cluster[3]; } value; } Attribute;

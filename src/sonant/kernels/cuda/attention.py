@@ -270,5 +270,5 @@ def form_for(groups: int, splits: int, kv_bytes: int = 2) -> DecodeForm:
 
 
 def magic(block_tokens: int) -> int:
-    """The number whose product with n has n // block_tokens as its upper half; 0 stands for a division by one."""
+    """The factor m such that the upper half of m · n is n // block_tokens; 0 stands for a division by one."""
     return 0 if block_tokens == 1 else -(-(1 << 32) // block_tokens)

@@ -1,7 +1,7 @@
 """Causal convolutions of many steps in CUDA C++: the wrapper of `source/conv.cu` and `source/panel.cu`.
 
 They take what the reference takes (kernels/reference/conv.py), in bfloat16 and without a residual. Tiles are large, so
-they want many values: few are for Triton's, whose tiles are smaller, span rows, and are shared among programs.
+they need many values: few go to Triton's kernels, whose tiles are smaller, span rows, and are shared among programs.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _ARGS = struct.Struct("<" + 5 * "128s" + "10Q11i4x")  # ConvArgs
 
 @dataclass(frozen=True)
 class Layout:
-    """Constants of a program: what a tile is, and what of it shared memory holds at a time."""
+    """Constants of a program: the size of a tile, and how much of it shared memory holds at a time."""
 
     columns: int
     most_past: int
     buffers: int  # of lines
     parts: int  # of weights
     groups: int = 2  # warpgroups that multiply
-    halves: int = 2  # times 64 lines, each of them
+    halves: int = 2  # times 64 lines, in each of them
     inputs: int = 0  # not 0: a panel's weights stay in shared memory, and warpgroups have tiles of their own
     taps: int = 0
     short: bool = False  # rows are shorter than a tile, which has runs of several
-    point: bool = False  # a unit's second convolution follows, and the sum with what came in
-    eight: bool = False  # bits of inputs and weights, two of which count as one input
+    point: bool = False  # a unit's second convolution follows, and the sum with the unit's input
+    eight: bool = False  # bits of inputs and weights; two values count as one input
 
     @property
     def tile(self) -> int:
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def run(self) -> int:
-        """Steps of one row that follow each other."""
+        """Consecutive steps of one row in a tile."""
         return _RUN if self.short else self.tile
 
     @property
@@ -64,7 +64,7 @@ class Layout:
         return 1536 if self.short else 768
 
     def use(self, batch: int, steps: int, columns: int) -> float:
-        """Of what processors do in whole rounds of tiles, the part that is values."""
+        """The part of what processors compute, in whole rounds of tiles, that is wanted values."""
         rounds = -(-self.tiles(batch, steps, columns) // PROCESSORS)
         return batch * steps * columns / (rounds * PROCESSORS * self.tile * self.columns)
 
@@ -97,12 +97,12 @@ def conv_kernel(layout: Layout) -> CudaKernel:
 
 
 def layout_for(batch: int, steps: int, weight: Tensor, dilation: int) -> Layout | None:
-    """For this convolution of so many rows and steps; None: there is none that is known to be fast."""
+    """The layout for this convolution of so many rows and steps; None: none is known to be fast."""
     columns, inputs, taps = weight.shape
     history = (taps - 1) * dilation
     if (inputs, taps) == (_PANEL.inputs, _PANEL.taps) and history <= _PANEL.most_past and columns % 96 == 0:
         return _PANEL if _PANEL.tiles(batch, steps, columns) >= _LEAST_PANEL_TILES else None
-    if taps == 1 or columns % 192:  # of a single tap Triton's are as fast
+    if taps == 1 or columns % 192:  # with a single tap Triton's are as fast
         return None
     found = (layout for layout in (_NARROW, WIDE, _SHORT) if history <= layout.most_past)
     return next((layout for layout in found if layout.use(batch, steps, columns) >= _LEAST_USE), None)
@@ -114,13 +114,13 @@ def programs() -> Iterator[Program]:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu, on_later=False)
 
 
 @cache
 def _obstacle(gpu: Gpu) -> str | None:
-    """Looked for once, and told once."""
+    """`obstacle`, looked for and logged once."""
     found = obstacle(gpu)
     if found is not None:
         _LOG.info("convolutions run in Triton, not in CUDA C++: %s", found)
@@ -131,7 +131,7 @@ def takes(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None, dilation: int, residual: Tensor | None,
     snake: Snake | None, bounds: Bounds | None,
 ) -> bool:  # fmt: skip
-    """Whether a convolution is for this kernel."""
+    """Whether these kernels take a convolution."""
     gpu = gpu_of(x.device)
     if gpu is None or x.dtype != torch.bfloat16 or residual is not None or bounds is not None:
         return False
@@ -170,7 +170,8 @@ def refusal(
 
 @cache
 def _works(layout: Layout, device: torch.device) -> bool:
-    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed."""
+    """Whether the kernel's results are right, which is tried once on a GPU: it relies on so many details of one machine
+    that on another it could be wrong unnoticed."""
     if device.type != "cuda":
         return True
     with beside_captures(device):
@@ -179,7 +180,7 @@ def _works(layout: Layout, device: torch.device) -> bool:
 
 @torch.inference_mode()
 def _is_right(layout: Layout, device: torch.device) -> bool:
-    """Of values that bfloat16 has, two tiles of them, against float32 on the CPU."""
+    """Compare two tiles, of values that bfloat16 has, with float32 on the CPU."""
     generator = torch.Generator().manual_seed(0)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
@@ -207,7 +208,7 @@ def moved(part: Any, device: torch.device) -> Any:
 
 
 def maps_of_lines(x: Tensor, past: Tensor | None, history: int, tile: int, depth: int) -> tuple[bytes, ...]:
-    """Of inputs in parts of so many channels: as many lines as a tile has, as it looks back, and of before x."""
+    """Tensor maps for copies of parts of `depth` channels: x by `tile` lines, x and `past` by `history` lines."""
 
     def lines(values: Tensor | None, part: int) -> bytes:
         if values is None or part == 0 or values.device.type == "meta":
@@ -219,7 +220,7 @@ def maps_of_lines(x: Tensor, past: Tensor | None, history: int, tile: int, depth
 
 
 def _map_of_weights(weight: Tensor, layout: Layout) -> bytes:
-    """Its lines are columns, and have the inputs of all taps."""
+    """A tensor map whose lines are the weight's columns, each with the inputs of all taps."""
     columns, inputs, taps = weight.shape
     if weight.device.type == "meta":
         return _NO_MAP
@@ -247,7 +248,7 @@ def causal_conv(
     layout: Layout | None = None,
     step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of what `refusal` has nothing against. `step`: see int8_unit.py, whose eight bits come in pairs."""
+    """For tensors without a `refusal`. `step`: see int8_unit.py, whose values of eight bits come in pairs."""
     batch, steps, inputs = x.shape
     columns, _, taps = weight.shape
     layout = layout or layout_for(batch, steps, weight, dilation)
@@ -276,7 +277,7 @@ def residual_unit(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True,
     layout: Layout = UNIT, step: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A unit of as many channels as the layout has columns: what unit.py has nothing against. `step`: as above."""
+    """For a unit of as many channels as the layout has columns, without a `unit.refusal`. `step`: as above."""
     batch, steps, channels = x.shape
     raw, result = x.new_empty(x.shape if keep else 0), x.new_empty(x.shape)
     tiles = layout.tiles(batch, steps, channels)

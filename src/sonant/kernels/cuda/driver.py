@@ -1,8 +1,8 @@
-"""Machine code onto a GPU and into torch's current stream, through the driver's own library.
+"""Loads machine code onto a GPU and launches it on torch's current stream, through the driver's own library.
 
-Torch has made the context and owns the stream; all that is asked of the driver is to load a module and to launch.
-A launch may be captured in a CUDA graph like any other. The first of a kernel loads it, which no capture may do, so
-every captured step is run once before (engine/graphs.py does).
+Torch has made the context and owns the stream; the driver only loads modules and launches. A launch may be captured in
+a CUDA graph like any other. The first launch of a kernel loads it, which only a relaxed capture may do; other captures
+come after an eager run (engine/graphs.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _REFUSED = (1, 801)  # CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED
-_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the GPU yet
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 
 
 class _Attribute(ctypes.Structure):
@@ -43,15 +43,15 @@ class _Config(ctypes.Structure):
 
 
 class DriverError(BuildError):
-    """The driver refused, as it does machine code that is newer than it."""
+    """The driver refused, for example machine code that is newer than it."""
 
 
 @dataclass(frozen=True)
 class BlockSize:
     threads: int
     shared_bytes: int
-    cluster: int = 0  # blocks of one; 0: there are none
-    resident: int = 0  # blocks that must all run at once; 0: each for itself
+    cluster: int = 0  # blocks of a cluster; 0: there are no clusters
+    resident: int = 0  # blocks that must all run at once; 0: they need not
 
 
 class Function:
@@ -59,11 +59,11 @@ class Function:
 
     def __init__(self, handle: int, device: int, size: BlockSize) -> None:
         self._handle, self._device, self._size = ctypes.c_void_p(handle), device, size
-        # early: it lets the kernel start while the one before it ends: see kernels/triton/pdl.py
+        # early: the kernel may start before the previous one has ended, see kernels/triton/pdl.py
         self._late, self._attributes = _attributes(size, early=False), _attributes(size, early=True)
 
     def launch(self, grid: Sequence[int], arguments: bytes) -> None:
-        """With one argument, a structure that is passed by value."""
+        """Launch with one argument, a structure that is passed by value."""
         held = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
         if torch.cuda.current_device() == self._device:
@@ -78,7 +78,7 @@ class Function:
             _use_primary_context(self._device)
             code = self._try(grid, pointers)
         if code in _REFUSED and self._size.resident and self._attributes is not self._late:
-            # a driver that has no early start for grids which must be whole: from now on it is not asked for
+            # this driver has no early start for cooperative grids: from now on it is not asked for
             self._attributes = self._late
             code = self._try(grid, pointers)
         _check(code, "cuLaunchKernelEx")
@@ -89,7 +89,7 @@ class Function:
         return int(library().cuLaunchKernelEx(ctypes.byref(config), self._handle, pointers, None))
 
     def check_room(self) -> None:
-        """DriverError if not all of its blocks can run at once."""
+        """Raise DriverError if not all of its blocks can run at once."""
         size, found = self._size, ctypes.c_int()
         config = _config((size.resident, 1, 1), size, 0, self._late)
         asked = library().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._handle, ctypes.byref(config))
@@ -117,7 +117,7 @@ def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
         _use_primary_context(device)
         module = _module(cubin, device)
         _check(driver.cuModuleGetFunction(ctypes.byref(handle), module, entry.encode()), f"looking for {entry}")
-        # as many blocks of a processor as its shared memory holds: its first-level cache is of no use to us
+        # as much shared memory as possible, for more blocks on a processor: its L1 cache is of no use to us
         _check(driver.cuFuncSetAttribute(handle, _CARVEOUT, 100), f"shared memory for {entry}")
         asked = driver.cuFuncSetAttribute(handle, _SHARED_BYTES, size.shared_bytes)
         _check(asked, f"{size.shared_bytes} bytes for {entry}")
@@ -130,14 +130,14 @@ def load(cubin: Path, entry: str, device: int, size: BlockSize) -> Function:
 
 @cache
 def _module(cubin: Path, device: int) -> ctypes.c_void_p:
-    """Kept for as long as the process lives: graphs hold what is in it."""
+    """The loaded module, kept for as long as the process lives: graphs refer to what is in it."""
     module = ctypes.c_void_p()
     _check(library().cuModuleLoadData(ctypes.byref(module), cubin.read_bytes()), f"loading {cubin}")
     return module
 
 
 def _use_primary_context(device: int) -> None:
-    """Torch's: what it has allocated is in no other."""
+    """Make torch's context current if there is none: torch's memory is in no other."""
     driver, number, context, current = library(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
     if current.value is None:
@@ -148,7 +148,7 @@ def _use_primary_context(device: int) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The driver's; DriverError: there is none."""
+    """The driver's library; raise DriverError if there is none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

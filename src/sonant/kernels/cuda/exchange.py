@@ -1,7 +1,8 @@
-"""Where blocks of a launch post sums for one of them, as `source/exchange.cuh` has it: empty between launches.
+"""Buffers in which blocks of a launch post partial results for one of them, as in `source/exchange.cuh`. They are empty
+between launches.
 
-One buffer serves all launches over a cache, which come one after the other; who launches beside an engine's steps has
-one for each call. It is given up with the cache, never earlier: graphs hold its address.
+One buffer serves all launches over a cache, which come one after the other; launches beside an engine's steps have one
+for each call. It is freed with the cache, never earlier: graphs hold its address.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _EMPTY = -1  # as grid.cuh has it: all bits
 
 
 def exchange_buffer(owner: Tensor, words: int) -> Tensor:
-    """Always of so many words for one owner."""
+    """The owner's buffer; its number of words must always be the same."""
     from sonant.kernels.triton.split_k import filled
 
     if is_beside_steps():

@@ -1,6 +1,6 @@
 """A pass over all layers of a code predictor in one kernel, in CUDA C++: the wrapper of `source/frame_pass.cu`.
 
-One row, one position a launch, or the opening pair of a frame, the published predictor's shape.
+It takes one row, one position a launch or a frame's opening pair, and the published predictor's shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELSE = "other rows or widths, and weights neither in bfloat16 nor of eight bits,
 _POSITIONS = 16
 _KEPT_BYTES, _SCORE_BYTES = 2 * _POSITIONS * (HEAD + HEAD // STRIPS), 4 * SHARE * _POSITIONS
 _OWN_BYTES = _KEPT_BYTES + _SCORE_BYTES
-_USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, held=48)  # as an H200 likes it
+_USUAL = Form("frame_pass", 1024, 3072, 5, 8, 2048, _OWN_BYTES, 0, kept=14, held=48)  # best on an H200
 _FORMS = _USUAL, in_eight_bits(_USUAL)
 
 
@@ -55,7 +55,7 @@ def refusal(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> str | 
 
 
 def takes(stack: FrameStack, x: Tensor, cache: Tensor, head: Weight) -> bool:
-    """Whether this is one kernel for each position, or for the opening pair."""
+    """Whether this runs as one kernel for each position, or for the opening pair."""
     return refusal(stack, x, cache, head) is None and pass_kernel(form_of(stack)).is_ready(x.device)
 
 
@@ -82,7 +82,7 @@ def run(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: int, head: Tensor | None, out: Tensor,
     clock: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head only keys and values come of it."""
+    """x [1, hidden] at one position, or [1, 2, hidden] at two; without a head it only makes keys and values."""
     layers, form = cache.unbind(), form_of(stack)
     given = Given(x, cos, sin, layers, out, head, numbers=(at, 0, 0), clock=clock)
     single_pass.launch(opening(form) if x.dim() == 3 else form, stack, given)

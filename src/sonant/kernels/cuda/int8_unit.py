@@ -1,8 +1,8 @@
-"""Residual units whose first convolution has eight bits on both sides: `source/conv.cu`, whose sums are whole numbers.
+"""Residual units whose first convolution has eight bits on both sides: `source/conv.cu`, with integer accumulators.
 
 A line of 128 bytes has twice as many inputs, and all else stays: tiles, rings and copies count in pairs of eight bits.
-Units of 192 channels are one kernel, as they are with sixteen; of more the second convolution is Triton's. They take
-what the reference takes (kernels/reference/int8_unit.py), in bfloat16.
+Units of 192 channels are one kernel, as they are with sixteen; with more channels the second convolution is Triton's.
+They take what the reference takes (kernels/reference/int8_unit.py), in bfloat16.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def programs() -> Iterator[Program]:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu, on_later=False)
 
 
 def takes(x: Tensor, active: Tensor, of: Unit, past: Tensor | None, following: Snake) -> bool:
-    """Whether a unit has such weights, enough values for them, and of a kind that our kernels take."""
+    """Whether a unit has such weights, and enough values, of a kind that our kernels take."""
     gpu = gpu_of(x.device)
     batch, steps, channels = x.shape
     if gpu is None or of.int8 is None or channels not in LAYOUTS:
@@ -56,7 +56,8 @@ def takes(x: Tensor, active: Tensor, of: Unit, past: Tensor | None, following: S
 
 @cache
 def _works(channels: int, device: torch.device) -> bool:
-    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed."""
+    """Whether the kernel's results are right, which is tried once on a GPU: it relies on so many details of one machine
+    that on another it could be wrong unnoticed."""
     if device.type != "cuda":
         return True
     with beside_captures(device):
@@ -65,7 +66,7 @@ def _works(channels: int, device: torch.device) -> bool:
 
 @torch.inference_mode()
 def _is_right(channels: int, device: torch.device) -> bool:
-    """Two tiles of values against the reference on the CPU."""
+    """Compare two tiles of values with the reference on the CPU."""
     cpu, given = torch.device("cpu"), unit.trial(channels, 2 * LAYOUTS[channels].tile)
     weight = reference.int8_weight(given[2].wide, given[1].abs().amax((0, 1)))
 
@@ -82,14 +83,14 @@ def _is_right(channels: int, device: torch.device) -> bool:
 
 
 def _in_pairs(values: Tensor) -> Tensor:
-    """Eight bits of [..., inputs] as the kernel counts them: two of them are one of sixteen."""
+    """Values [..., inputs] of eight bits as the kernel counts them: two of them as one of sixteen."""
     return values.view(torch.bfloat16)
 
 
 def residual_unit(
     x: Tensor, active: Tensor, of: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Of what `unit.refusal` has nothing against, with weights of eight bits."""
+    """For tensors without a `unit.refusal`, with weights of eight bits."""
     from sonant.kernels.triton.conv import causal_conv
     from sonant.kernels.triton.int8_lines import int8_lines
 

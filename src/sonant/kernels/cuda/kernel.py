@@ -42,7 +42,7 @@ class CudaKernel:
     arguments: struct.Struct = field(hash=False, compare=False)
     shared_bytes: int
     threads: int = 128
-    cluster: int = 0  # blocks of one; 0: there are none
+    cluster: int = 0  # blocks of a cluster; 0: there are no clusters
     resident: int = 0  # blocks that must all run at once
     waits: bool = False  # blocks wait for those before them in the grid, which begin no later
 
@@ -52,7 +52,7 @@ class CudaKernel:
         return CudaForm(__name__, self.program.source, repr(sorted(self.program.defines.items())), self.program)
 
     def is_ready(self, device: torch.device) -> bool:
-        """Whether a launch will work. The first time it may compile; a failure is told once, and is for good."""
+        """Whether a launch will work. The first call may compile; a failure is logged once, and is final."""
         return device.type != "cuda" or _function(self, _index(device)) is not None
 
     def launch(self, device: torch.device, grid: Sequence[int], *values: float | bytes) -> None:

@@ -27,7 +27,7 @@ from sonant.kernels.reference import FrameStack
 VARIABLE = "SONANT_TALKER"
 WHAT = "a stack's pass over one row"
 ELSE = "other rows or widths, caches not in bfloat16, and weights neither in bfloat16 nor of eight bits, go to Triton"
-_NEAR = 64  # positions of a warp whose places are looked up once for all layers
+_NEAR = 64  # positions of a warp whose slots are looked up once for all layers
 _OWN_BYTES = 2 * 2 * HEAD + 4 * WARPS * SHARE * (HEAD + 4) + 4 * WARPS * _NEAR
 
 
@@ -83,7 +83,7 @@ def run(
     stack: FrameStack, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, tables: Tensor, positions: Tensor,
     clock: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [1, 1, hidden] → its hidden state after the last norm, for what it `takes`."""
+    """x [1, 1, hidden] → its hidden state after the last norm, if the kernel `takes` it."""
     out, block_tokens = torch.empty_like(x), cache.shape[3]
     numbers = (int(positions.dtype == torch.int64), tables.shape[1] * block_tokens, block_tokens)
     given = Given(x, cos, sin, cache.unbind(), out, None, tables, positions, numbers, clock)

@@ -1,7 +1,7 @@
-"""Attention of long prefills by Hopper's products of warpgroups: `source/prefill_wgmma.cu`.
+"""Attention of long prefills by Hopper's wgmma: `source/prefill_wgmma.cu`.
 
-It takes a cache of bfloat16 whose pages are whole lines of a tile. All other caches are for `prefill.cu`, and so are
-GPUs later than Hopper, which have no such products.
+It takes a cache of bfloat16 if a whole number of its pages fills a tile. All other caches are for `prefill.cu`, and so
+are GPUs later than Hopper, which have no wgmma.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def programs() -> Iterator[Program]:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu, on_later=False)
 
 
@@ -58,7 +58,7 @@ def refusal(cache: Tensor) -> str | None:
 
 
 def is_ready(cache: Tensor, queries: int) -> bool:
-    """Of a cache that `attention.refusal` lets pass."""
+    """Whether a launch over a cache without an `attention.refusal` will work."""
     gpu = gpu_of(cache.device)
     if refusal(cache) is not None or (gpu is not None and obstacle(gpu) is not None):
         return False
@@ -69,14 +69,14 @@ def prefill(
     q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span_blocks: int, queries: int, *,
     processors: int = _PROCESSORS,
 ) -> Tensor:  # fmt: skip
-    """Where it is ready."""
+    """Call it only where it `is_ready`."""
     from sonant.kernels.triton.split_k import counters
 
     batch, length, heads, dim = q.shape
     blocks, block_tokens, kv_heads = cache.shape[1:4]
     q, positions, out = q.contiguous(), positions.contiguous(), q.new_empty(q.shape)
     items = -(-length * (heads // kv_heads) // queries) * batch * kv_heads
-    owner = cache if cache._base is None else cache._base  # as triton/paged.py has it
+    owner = cache if cache._base is None else cache._base  # as in triton/paged.py
     kernel_of(dim, queries).launch(
         q.device, (min(items, processors), 1, 1), *(_map_of(plane, blocks, block_tokens, kv_heads) for plane in cache),
         q.data_ptr(), tables.data_ptr(), positions.data_ptr(), out.data_ptr(), counters(owner, 1, 2).data_ptr(),
@@ -87,6 +87,6 @@ def prefill(
 
 
 def _map_of(plane: Tensor, blocks: int, block_tokens: int, kv_heads: int) -> bytes:
-    """Keys or values: a page is a row, its positions are lines."""
+    """The tensor map of keys or values: a page is a row, its positions are lines."""
     width = kv_heads * plane.shape[-1]
     return tensor_map(plane.data_ptr(), (blocks, block_tokens, width), block_tokens * width, block_tokens, _COLUMNS)

@@ -1,13 +1,13 @@
 """A pass of one row over all layers of a stack in one kernel, in CUDA C++: what frame_pass.py and paged_pass.py share.
 
-A kernel's blocks wait for each other, so all of them must be on the GPU at once, which has as many processors as there
-are blocks. Of several stacks in a process that could run at once the first one has it: two could each hold half of the
+A kernel's blocks wait for each other, so all of them must be on the GPU at once, each on a processor of its own. Of
+several stacks in a process that could run at once only the first one uses it: two could each hold half of the
 processors.
 
 Weights of layers are all in bfloat16, or all of eight bits, which is another form of the same source.
 
-Another stream's kernels may run beside it (a codec's, engine/codec_stream.py). They hold processors, so that blocks
-which are there wait for the others; but they end by themselves and wait for none of these, so it only takes longer.
+Another stream's kernels may run beside it (a codec's, engine/codec_stream.py). They hold processors, so that resident
+blocks wait for the others; but they end by themselves and wait for none of these, so the pass only takes longer.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _OTHER_ARGUMENTS = struct.Struct("<10Qq3i2f4x")  # of PassArgs, beside its layer
 
 @dataclass(frozen=True)
 class Form:
-    """Which program. What follows the layers only who measures asks for other than it is."""
+    """Which program to use. Only measurements and tests take other forms than the wrappers' own."""
 
     source: str
     width: int
     inner: int
     layers: int
     kv_heads: int
-    codes: int  # that the head after the last norm tells apart; 0: there is none
-    own_bytes: int  # of shared memory, and
-    own_words: int  # that blocks hand to each other, which only this source has
+    codes: int  # logits of the head after the last norm; 0: there is no head
+    own_bytes: int  # of shared memory that only this source has
+    own_words: int  # that blocks exchange in this source only
     pages: int = 11
     page: int = 16384
-    kept: int = 0  # pages of a block that the second-level cache is to keep from one pass to the next
+    kept: int = 0  # pages of a block that the L2 cache is to keep from one pass to the next
     replicas: int = 4  # of words that all blocks read
-    ahead: int = 2  # pages on their way at once, at most: more would keep words waiting
-    clocked: int = 0  # 1: it writes down when it waits for what
+    ahead: int = 2  # pages in flight at once, at most: more would delay words
+    clocked: int = 0  # 1: it records when it waits for what
     rows: int = 1  # positions of a launch
-    held: int = 0  # registers for what comes first of a product's weights, before its input is known
+    held: int = 0  # registers for a product's first weights, before its input is known
     weight_bytes: int = 2  # 1: e4m3, with a scale for each column; the head's are in bfloat16 even then
 
     @property
@@ -77,7 +77,7 @@ class Form:
 
     @property
     def shared_bytes(self) -> int:
-        """As pass_stream.cuh has it."""
+        """A block's shared memory, as laid out in pass_stream.cuh."""
         gains = 2 * 2 * (2 * self.width + 2 * HEAD) + 2 * 4 * self.scales
         row = 2 * (2 * self.width // self.blocks + self.width + self.inner) + 2 * 2 * HEAD + 4 * SHARE * HEAD
         row += 4 * _WORKERS + 4 * WARPS * max(2 * self.inner, self.qkv) // self.blocks
@@ -85,13 +85,13 @@ class Form:
 
     @property
     def scales(self) -> int:
-        """Of a layer, for one block's columns."""
+        """How many scales of a layer belong to one block's columns."""
         columns = self.qkv + 2 * self.width + 2 * self.inner
         return columns // self.blocks if self.weight_bytes == 1 else 0
 
     @property
     def layer_pointers(self) -> int:
-        """Of the arguments: gains, weights and cache, and scales if there are any."""
+        """A layer's pointers in the arguments: gains, weights and cache, and scales if there are any."""
         return 13 if self.weight_bytes == 1 else 9
 
     @property
@@ -100,7 +100,7 @@ class Form:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of a layer's tensors."""
+        """Shapes of a layer's tensors."""
         width, inner = self.width, self.inner
         return (
             (width,), (self.qkv, width), (HEAD,), (HEAD,), (width, self.heads * HEAD), (width,), (2 * inner, width),
@@ -110,7 +110,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Given:
-    """Of one launch, beside the stack."""
+    """The arguments of one launch, beside the stack."""
 
     x: Tensor
     cos: Tensor
@@ -139,13 +139,13 @@ def pass_kernel(form: Form) -> CudaKernel:
 
 
 def obstacle(gpu: Gpu, forms: Sequence[Form]) -> str | None:
-    """Why none of this runs there; None: it does. A form of eight bits that cannot be built keeps no other from
-    running: it is told of when it is met."""
+    """Why these kernels do not run on this GPU; None: they do. A form of eight bits that cannot be built keeps no other
+    from running: that is logged when it is first needed."""
     return obstacle_to([pass_kernel(form).program for form in forms if form.weight_bytes == 2], gpu)
 
 
 def in_eight_bits(form: Form, *, page: int = 8192) -> Form:
-    """The same for weights of eight bits: as many bytes on their way, kept, and in the ring."""
+    """The same form for weights of eight bits: as many bytes are in flight, kept, and in the ring."""
     times = form.page // page
     return replace(
         form, weight_bytes=1, page=page, pages=times * form.pages, kept=times * form.kept, ahead=times * form.ahead
@@ -220,7 +220,7 @@ def launch(form: Form, stack: FrameStack, given: Given) -> None:
         parts = [parts_of(weight) for weight in layer]
         tensors = [*(read for read, _ in parts), cache_, *(scale for _, scale in parts if scale is not None)]
         values += [t.data_ptr() for t in tensors]
-    # kept with a gain, which no product keeps counters of its own with
+    # kept with a gain, since no product keeps counters of its own with that
     words = counters(stack.gain, form.words, splits=2)
     others = (
         given.x, given.cos, given.sin, stack.gain, given.head, given.out, words, given.clock, given.table,
@@ -234,5 +234,5 @@ def launch(form: Form, stack: FrameStack, given: Given) -> None:
 
 @cache
 def _owners(source: str) -> WeakTensorKeyDictionary:
-    """The stacks that were passed through on a GPU, by their last norm's gain, for as long as they live."""
+    """The stacks that have run on a GPU, by their last norm's gain, for as long as they live."""
     return WeakTensorKeyDictionary()

@@ -1,10 +1,10 @@
 """All layers of a stack over few rows in one launch, in CUDA C++: the wrapper of `source/stack.cu`.
 
 With few rows a layer's kernels wait for each other longer than for their weights. So a grid of blocks that are all
-there at once passes through the layers, meets after each of their steps, and has weights on their way meanwhile. It is
-launched as cooperative, which promises that all of it runs or none: two such grids at once could otherwise each keep
-the other from getting whole. Beside kernels that end by themselves, as a codec's on another stream, it only begins
-later. What it has no kernel for goes through Triton's, layer by layer.
+resident at once passes through the layers, with a barrier after each of their steps, and prefetches weights meanwhile.
+Its launch is cooperative, so that all of its blocks run or none: otherwise two such grids at once could each keep the
+other from becoming complete. Beside kernels that end by themselves, as a codec's on another stream, it only begins
+later. Inputs without a kernel here go through Triton's, layer by layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sonant.kernels.reference import LocalWeights, Weight
 
 _DIM = 128
 _RANKS = 2  # blocks of a cluster
-_CLUSTERS = 64  # of which a H100 or H200 has room for 66. Of four blocks there is room for 30 or so: not for 32
+_CLUSTERS = 64  # of which an H100 or H200 has room for 66; with four blocks each it has room for about 30, not for 32
 _WARPS = 8
 _THREADS = 32 * (_WARPS + 1)
 _MOST_ROWS = 32
 _MOST_STEPS = 16
 _MOST_LAYERS = 28
-_AHEAD = 16  # chunks of weights that a warp asks for ahead of time, if there is room
-_PACE = 1000  # cycles from one to the next
+_AHEAD = 16  # chunks of weights that a warp prefetches, if there is room
+_PACE = 1000  # cycles from one prefetch to the next
 _SHARED_BYTES = 232_448  # all there is
 _LOG2_E = math.log2(math.e)
 WHAT, ELSE = "a stack over few rows", "more than 32 rows, other widths, or weights not in bfloat16, go to Triton"
@@ -43,13 +43,13 @@ _ARGS = struct.Struct(f"<6Q3i2f4xQ{6 * _MOST_LAYERS}Q")  # StackArgs
 
 @dataclass(frozen=True)
 class Grid:
-    """What only tests change, and who measures."""
+    """What only tests and measurements change."""
 
     clusters: int = _CLUSTERS
     ranks: int = _RANKS
     ahead: int = _AHEAD
     pace: int = _PACE
-    marks: Tensor | None = None  # [blocks, 4 · 28, 6] int64: each block's clock, at these points of a layer's steps
+    marks: Tensor | None = None  # [blocks, 4 · 28, 6] int64: each block's clock, at six points of each layer's steps
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ def stack_kernel(form: Form) -> CudaKernel:
 
 
 def programs() -> Iterator[Program]:
-    """Those of a flow of eleven tokens with its guide, and of five tokens, for one listener."""
+    """Programs for one listener: for a flow of eleven tokens, guided and free (22 rows), and for five tokens."""
     for row_tiles in (1, 3):
         yield stack_kernel(Form(1024, 4096, 16, 2, row_tiles)).program
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu)
 
 
@@ -140,7 +140,7 @@ def refusal(x: Tensor, layers: Sequence[LocalWeights], grid: Grid = _USUAL) -> s
 
 
 def _parts(layer: LocalWeights) -> tuple[Weight, ...]:
-    """In the order of the kernel's own."""
+    """A layer's weights and gains, in the kernel's order."""
     return layer.qkv, layer.out, layer.gate_up, layer.down, layer.first_gain, layer.second_gain
 
 
@@ -157,7 +157,7 @@ def local_stack(x: Tensor, layers: Sequence[LocalWeights], *, grid: Grid = _USUA
     batch, steps, _ = x.shape
     heads, rows = layers[0].heads, batch * steps
     qkv, inner = x.new_empty(rows, layers[0].qkv.shape[0]), x.new_empty(rows, layers[0].down.shape[1])
-    # kept with a gain, which no product keeps counters of its own with
+    # kept with a gain, since no product keeps counters of its own with that
     counter = counters(layers[0].first_gain, 1, 2)
     pointers = [part.data_ptr() for layer in layers for part in _parts(layer) if isinstance(part, Tensor)]
     kernel.launch(

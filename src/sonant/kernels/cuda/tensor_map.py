@@ -1,4 +1,4 @@
-"""Matrices as a Hopper GPU's copies of parts want them described, which only the driver can do."""
+"""Tensor maps, which describe matrices for a Hopper GPU's TMA copies; only the driver can encode them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PROMOTION_256B = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 
 @lru_cache(maxsize=4096)
 def tensor_map(address: int, shape: tuple[int, int, int], row_stride: int, part_lines: int, part_columns: int) -> bytes:
-    """Of bfloat16 [rows, lines, columns] at this address, from whose rows parts are copied; a part has 64 or 32
-    columns. Lines follow each other; `row_stride` is in values."""
+    """The tensor map of bfloat16 [rows, lines, columns] at this address, from whose rows parts (boxes) of 64 or 32
+    columns are copied. Lines are contiguous; `row_stride` is in values."""
     rows, lines, columns = shape
     held = ctypes.create_string_buffer(BYTES + _ALIGNMENT)
     start = -(-ctypes.addressof(held) // _ALIGNMENT) * _ALIGNMENT

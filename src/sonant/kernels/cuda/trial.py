@@ -1,7 +1,7 @@
-"""A kernel is tried before it is used, also when it is first met inside a capture.
+"""Lets a kernel be tried before it is used, even if its first use is inside a capture.
 
-Most graphs are captured without a run before them (engine/graphs.py), so a try may come in the middle of one. What it
-copies and waits for must not be in the graph: it runs on a stream of its own, which a relaxed capture allows, and in
+Most graphs are captured without a run before (engine/graphs.py), so a trial may come in the middle of a capture. What
+it copies and waits for must not be in the graph: it runs on a stream of its own, which a relaxed capture allows, and in
 memory that is not the graph's.
 """
 

@@ -1,7 +1,7 @@
-"""A residual unit of a codec's decoder in one kernel of CUDA C++: of 96 channels `source/unit.cu`, of 192 a
-convolution of `source/conv.cu` with the second one behind it.
+"""A residual unit of a codec's decoder in one kernel of CUDA C++: `source/unit.cu` for 96 channels, and for 192
+`source/conv.cu`, with the second convolution behind the first.
 
-They take what the reference takes (kernels/reference/conv.py), in bfloat16, and want many tiles: few values are for
+They take what the reference takes (kernels/reference/conv.py), in bfloat16, and need many tiles: few values go to
 Triton's convolutions, which share one tile among several programs.
 """
 
@@ -25,7 +25,7 @@ from sonant.kernels.reference import Snake, Unit
 
 _LOG = logging.getLogger(__name__)
 _THIN = 96
-_TAPS, _TILE, _SLAB, _MOST_PAST, _GROUPS = 7, 64, 32, 54, 3  # as unit_parts.cuh has it
+_TAPS, _TILE, _SLAB, _MOST_PAST, _GROUPS = 7, 64, 32, 54, 3  # as in unit_parts.cuh
 _TILES = {_THIN: _TILE, conv.UNIT.columns: conv.UNIT.tile}  # by channels
 _LEAST_TILES = 768  # of 96 channels: a block reads all weights first
 _LEAST_USE = 0.75  # of 192
@@ -52,12 +52,12 @@ def programs() -> Iterator[Program]:
 
 
 def obstacle(gpu: Gpu) -> str | None:
-    """Why none of this runs there; None: it does."""
+    """Why these kernels do not run on this GPU; None: they do."""
     return obstacle_to(programs(), gpu, on_later=False)
 
 
 def takes(x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake) -> bool:
-    """Whether a unit of these values is for one kernel."""
+    """Whether one kernel takes a unit of these values."""
     gpu = gpu_of(x.device)
     batch, steps, channels = x.shape
     if gpu is None or channels not in _TILES:
@@ -79,7 +79,7 @@ def _is_much(batch: int, steps: int, channels: int) -> bool:
 
 @cache
 def _obstacle(gpu: Gpu) -> str | None:
-    """Looked for once, and told once."""
+    """`obstacle`, looked for and logged once."""
     found = obstacle(gpu)
     if found is not None:
         _LOG.info("residual units run in Triton, not in CUDA C++: %s", found)
@@ -109,7 +109,8 @@ def refusal(x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, followin
 
 @cache
 def _works(channels: int, device: torch.device) -> bool:
-    """On a GPU it is tried once: what counts on so much of one machine must not be wrong on another, unnoticed."""
+    """Whether the kernel's results are right, which is tried once on a GPU: it relies on so many details of one machine
+    that on another it could be wrong unnoticed."""
     if device.type != "cuda":
         return True
     with beside_captures(device):
@@ -133,7 +134,7 @@ def trial(channels: int, steps: int) -> tuple[Tensor, Tensor, Unit, Tensor, Snak
 
 @torch.inference_mode()
 def _is_right(channels: int, device: torch.device) -> bool:
-    """Two tiles against float32 on the CPU."""
+    """Compare two tiles with float32 on the CPU."""
     given = trial(channels, 2 * _TILES[channels])
     got = residual_unit(*(conv.moved(part, device) for part in given))
     expected = reference.residual_unit(*given)
@@ -146,7 +147,7 @@ def _is_right(channels: int, device: torch.device) -> bool:
 def residual_unit(
     x: Tensor, active: Tensor, unit: Unit, past: Tensor | None, following: Snake, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Of what `refusal` has nothing against."""
+    """For tensors without a `refusal`."""
     if x.shape[2] != _THIN:
         return conv.residual_unit(x, active, unit, past, following, keep=keep)
     batch, steps, _ = x.shape

@@ -1,4 +1,4 @@
-// SnakeBeta over values of bfloat16, two or eight at once, and how a product's sums are gathered into such eights.
+// SnakeBeta over bfloat16 values, two or eight at a time, and how a product's accumulators become such eights.
 #pragma once
 #include "hopper.cuh"
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t snake(uint32_t both, float2 wave, float2 sca
     return pack(snake(low_of(both), wave.x, scale.x), snake(high_of(both), wave.y, scale.y));
 }
 
-// Of two neighbouring channels, and of eight.
+// Factors of two neighbouring channels, and of eight.
 __device__ __forceinline__ float2 pair_of(const float* from) { return *reinterpret_cast<const float2*>(from); }
 struct Eight {
     float2 of[4];
@@ -49,7 +49,8 @@ __device__ __forceinline__ uint4 sum(uint4 a, uint4 b) {
     return {sum(a.x, b.x), sum(a.y, b.y), sum(a.z, b.z), sum(a.w, b.w)};
 }
 
-// A thread's sums of 32 columns, of its upper or lower line, with their bias: eight of them each for four lanes.
+// A thread's accumulators of 32 columns in its upper or lower line, with bias, rounded and exchanged among four lanes:
+// each ends up with eight neighbouring columns.
 template <int N>
 __device__ __forceinline__ uint4 rounded(const float (&sums)[N], int first, const float* bias_of) {
     uint32_t quarters[4];
@@ -61,7 +62,7 @@ __device__ __forceinline__ uint4 rounded(const float (&sums)[N], int first, cons
     return gathered(quarters);
 }
 
-// The same of sums that are whole numbers: they count steps, of another size in each column.
+// The same for integer accumulators, which count steps whose size differs by column.
 template <int N>
 __device__ __forceinline__ uint4 rounded(const int (&sums)[N], int first, const float* bias_of, const float* step_of) {
     uint32_t quarters[4];
@@ -75,8 +76,8 @@ __device__ __forceinline__ uint4 rounded(const int (&sums)[N], int first, const 
     return gathered(quarters);
 }
 
-// Sums of 64 lines, with their bias rounded and activated, as the left side of the next product. Factors are those of
-// the first column on.
+// Accumulators of 64 lines, with bias, rounded and activated, as the left operand of the next product. The factors are
+// given from the first column on.
 template <int N>
 __device__ __forceinline__ void activated(uint32_t (&to)[N / 8][4], const float (&sums)[N], const float* bias_of,
                                           const float* wave_of, const float* scale_of) {

@@ -1,13 +1,13 @@
-// How a residual branch is opened: this block's share of the rows, with the norm's gains, into shared memory, and what
-// the whole cluster needs to know of the norm.
+// The start of a residual branch: this block's share of the rows, times the norm's gains, goes into shared memory, and
+// its sums of squares, which the norm needs, to the whole cluster.
 #pragma once
 #include "stack.cuh"
 
-constexpr int PIECES = Projection::DEPTH / 8;  // of a row, in a block's share of the hidden width
+constexpr int PIECES = Projection::DEPTH / 8;  // of 16 bytes, in a block's share of a row
 constexpr int LANES = PIECES < 32 ? PIECES : 32, AT_ONCE = 32 / LANES, TURNS = PIECES / LANES;
 static_assert(32 % LANES == 0 && PIECES % LANES == 0, "lanes share a row evenly");
 
-// A lane's gains of a norm. They are weights, so they may be read before the rows are there.
+// A lane's gains of a norm. They are weights, so they may be read before the rows are ready.
 struct Gains {
     Piece piece[TURNS];
 
@@ -18,12 +18,12 @@ struct Gains {
     }
 };
 
-// A lane's part of the squares of its warp's rows.
+// A lane's part of the sums of squares of its warp's rows.
 constexpr int PASSES = (ROWS + WARPS * AT_ONCE - 1) / (WARPS * AT_ONCE);
 struct Squares {
     float sum[PASSES];
 
-    // Of whole rows, to all blocks of the cluster: a share from each makes the factor of the norm.
+    // Push this block's share of each row's sum to all blocks of the cluster: the norm's factor needs all shares.
     __device__ __forceinline__ void leave(const Place& at) {
 #pragma unroll
         for (int step = LANES / 2; step; step >>= 1)
@@ -40,8 +40,8 @@ struct Squares {
     }
 };
 
-// This block's share of x, times the gains, into shared memory. The norm's own factor needs whole rows, and is applied
-// to what the products make.
+// Write this block's share of x, times the gains, to shared memory. The norm's own factor needs whole rows, and is
+// applied to the products' results.
 __device__ __forceinline__ void open_branch(Squares& squares, const StackArgs& a, const Gains& gains, const Place& at) {
     Piece rows[PASSES][TURNS];
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void open_branch(Squares& squares, const StackArgs& a
     }
 }
 
-// What a row's norm is multiplied by, once all squares have landed.
+// The factor of a row's norm, once all sums of squares have landed.
 __device__ __forceinline__ float norm_factor(float eps, uint32_t row) {
     const float* squares = reinterpret_cast<const float*>(shared_memory + SQUARES_AT) + row;
     float sum = 0.0f;

@@ -1,14 +1,14 @@
-// A causal convolution as a product of tensor cores, with bias and SnakeBeta inside; where POINT is set, a residual unit:
-// with a second convolution behind it, of a single tap over what SnakeBeta makes of the first one's sums, and the sum
-// with what came in.
+// A causal convolution on tensor cores, with bias and SnakeBeta fused. Where POINT is set, a residual unit: a second
+// convolution, of a single tap, follows over SnakeBeta of the first one's results, and the unit's input is added.
 //
-// A tile is some steps of one row, or with SHORT of several, by COLUMNS columns. Its inputs, 64 channels at a time, lie in shared memory once, as
-// lines; a tap is the same lines from another one on. So only weights come by as often as there are taps, a part of 64
-// inputs of one tap at a time. Two threads of the last warpgroup bring both; the others multiply.
-// Blocks stay, and take one tile after another: what the next one needs is brought while the last one's results leave.
+// A tile is some steps of one row, or with SHORT of several rows, by COLUMNS columns. Its inputs lie in shared memory once, 64
+// channels at a time, as lines; each tap reads the same lines at another offset. So only weights are copied once for each tap,
+// in parts of 64 inputs of one tap. Two threads of the last warpgroup copy both; the other warpgroups multiply.
+// Blocks are persistent and process one tile after another: the next one's inputs and weights are copied while the last one's
+// results are stored.
 #include "conv_parts.cuh"
 
-// Of all parts that come by, one after another, the place in the ring and how often it was there before.
+// A position in a ring of SIZE slots: the slot, and the parity of how often the ring was gone through before.
 template <int SIZE>
 struct Cursor {
     int slot = 0, round = 0;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void arrive_once_a_warp(shared_t barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// One thread's: weights, part after part, tile after tile.
+// Run by one thread: copies weights, part after part, tile after tile.
 __device__ __forceinline__ void bring_weights(const ConvArgs& args, Barriers barriers, shared_t shared) {
     Cursor<PARTS> part;
     const auto bring = [&](const TensorMap& from, int input, int column) {
@@ -35,13 +35,13 @@ __device__ __forceinline__ void bring_weights(const ConvArgs& args, Barriers bar
         const int column = tile % args.column_tiles * COLUMNS;
         for (int input = 0; input < args.inputs; input += DEPTH)
             for (int tap = 0; tap < args.taps; tap++) bring(args.weight, tap * args.inputs + input, column);
-        for (int half = 0; half < POINT * HALVES; half++)  // all go by again for each half: registers hold one's results
+        for (int half = 0; half < POINT * HALVES; half++)  // all parts again for each half: registers hold only one's results
             for (int input = 0; input < COLUMNS; input += DEPTH) bring(args.point, input, 0);
     }
 }
 
-// Another thread's: a tile's lines, which are inputs from `history` steps before its first result on, 64 channels after
-// 64 channels, tile after tile. Before a row's first step are those of the piece before, or silence.
+// Run by another thread: copies lines, 64 channels at a time, tile after tile. A tile's lines are inputs from `history` steps
+// before its first result on. Before a row's first step come those of the previous piece, or silence.
 __device__ __forceinline__ void bring_lines(const ConvArgs& args, Barriers barriers, shared_t lines) {
     Cursor<BUFFERS> buffer;
     const int history = (args.taps - 1) * args.dilation;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void bring_lines(const ConvArgs& args, Barriers barri
     }
 }
 
-// Of sixteen bits, in the registers of the convolution before.
+// The second convolution's products, of sixteen bits, with accumulators in the registers of the first one's.
 __device__ __forceinline__ void multiply_inner(float (&sums)[COLUMNS / 2], uint64_t left, uint64_t right, int more) {
     multiply(sums, left, right, more);
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_inner(int (&sums)[COLUMNS / 2], uint64_
     multiply_floats(sums, left, right, more);
 }
 
-// A warpgroup's products of one tile's lines with the weights that come by.
+// A warpgroup's products of a tile's lines with the weights in the ring.
 struct Products {
     const ConvArgs& args;
     Barriers barriers;
@@ -98,10 +98,10 @@ struct Products {
         arrive_once_a_warp(barriers.lines_used(buffer.slot == 0 ? BUFFERS - 1 : buffer.slot - 1));
     }
 
-    // 64 channels' lines with all taps, or those of their first sixteens.
+    // Multiply the lines of 64 channels, or only the first SIXTEENS times 16 of these, by the weights of all taps.
     template <int SIXTEENS>
     __device__ __forceinline__ void multiply_chunk(sum_t (&sums)[HALVES][COLUMNS / 2], int input) {
-        // from 64 lines to the next, which have their own before them where they are of another row
+        // from 64 lines to the next 64; those of another row (SHORT) come after a history of their own
         const uint64_t apart = (64 + SHORT * (args.taps - 1) * args.dilation) * TO_LINE;
         barrier_wait(barriers.lines_there(buffer.slot), buffer.round);
         uint64_t left = swizzled_matrix(shared + LINES_AT + buffer.slot * LINES_BYTES) + group * HALVES * apart;
@@ -127,7 +127,7 @@ struct Products {
     __device__ __forceinline__ void multiply_lines(sum_t (&sums)[HALVES][COLUMNS / 2]) {
         int input = 0;
         for (; input + DEPTH <= args.inputs; input += DEPTH) multiply_chunk<DEPTH / 16>(sums, input);
-        // as many channels as columns, of eight bits, are a line and a half: what follows in it is zeros
+        // in eight bits a unit's inputs, as many as its columns, are a line and a half: zeros fill the rest
         if (EIGHT && POINT) multiply_chunk<COLUMNS / 2 % DEPTH / 16>(sums, input);
         products_wait<0>();
 #pragma unroll
@@ -137,10 +137,10 @@ struct Products {
     }
 
 #if POINT
-    // Sums of 64 lines become what the second convolution makes of them.
+    // Replace the accumulators of 64 lines by those of the second convolution.
     __device__ __forceinline__ void multiply_point(sum_t (&sums)[COLUMNS / 2], const Factors& factors) {
         const shared_t inner = shared + INNER_AT + group * INNER_BYTES;
-        turn_wait(1 + group, GROUP);  // all warps are done with what was there
+        turn_wait(1 + group, GROUP);  // all warps are done with its previous contents
         activate(inner, sums, factors);
         show_to_products();
         turn_wait(1 + group, GROUP);
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_conv(const __gri
         multiply_tiles(args, factors, barriers, shared, group);
         return;
     }
-    fewer_registers<GROUPS == 2 ? 24 : 32>();  // in all what the block was given
+    fewer_registers<GROUPS == 2 ? 24 : 32>();  // in total what the block was launched with
     if (thread == GROUPS * GROUP) {
         wait_prior();
         bring_lines(args, barriers, shared + LINES_AT);

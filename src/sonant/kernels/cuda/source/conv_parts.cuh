@@ -1,4 +1,4 @@
-// A convolution's arguments, its inputs as lines of shared memory, and how a product's sums become results.
+// A convolution's arguments, its inputs as lines of shared memory, and how a product's accumulators become results.
 #pragma once
 #include "activations.cuh"
 
@@ -6,7 +6,7 @@
 #error "COLUMNS: 96 or 192; MOST_PAST: steps before a tile; BUFFERS of lines and PARTS of weights in shared memory"
 #endif
 
-#if EIGHT  // bits of an input and of a weight: two lie, and are counted, as one of sixteen
+#if EIGHT  // bits of an input and of a weight: two are stored and counted as one of sixteen
 typedef int sum_t;
 #else
 typedef float sum_t;
@@ -18,34 +18,34 @@ constexpr int TILE = 64;  // each warpgroup has its own: panel.cu
 #else
 constexpr int TILE = GROUPS * 64 * HALVES;
 #endif
-// Steps of one row that follow each other in a tile, with what came before them. SHORT: rows are shorter than a tile,
-// which has several.
+// A run is consecutive steps of one row in a tile, whose lines also have the steps before them. SHORT: rows are shorter
+// than a tile, which has several runs.
 constexpr int RUN = SHORT ? 64 : TILE, RUNS = TILE / RUN;
 constexpr int DEPTH = 64, MOST_CHANNELS = SHORT ? 1536 : 768;
 constexpr int LINE_BYTES = DEPTH * 2, LINES_BYTES = ((TILE + RUNS * MOST_PAST) * LINE_BYTES + 1023) / 1024 * 1024;
 constexpr int PART_BYTES = COLUMNS * DEPTH * 2;
-constexpr uint64_t TO_LINE = 8, TO_INPUTS = 2;  // of a swizzled matrix
+constexpr uint64_t TO_LINE = 8, TO_INPUTS = 2;  // in a swizzled matrix: to the next line, and to the next 16 inputs
 
-// What is between two convolutions, 64 lines for each warpgroup; with two more lines the pieces that eight threads
-// store at once are in different banks.
+// The second convolution's inputs, 64 lines for each warpgroup; two lines of padding put the pieces that eight threads
+// store at once in different banks.
 constexpr int INNER_LINES = 64 + 2, INNER_BYTES = POINT * COLUMNS / 8 * INNER_LINES * 16;
 constexpr int LINES_AT = PARTS * PART_BYTES, INNER_AT = LINES_AT + BUFFERS * LINES_BYTES;
 constexpr int FACTORS_AT = INNER_AT + GROUPS * INNER_BYTES;
 
 struct ConvArgs {
     TensorMap weight, point;
-    TensorMap fresh, recent, past;  // inputs: as many lines as a tile has, as it looks back, and from before this piece
+    TensorMap fresh, recent, past;  // inputs, copied by a run's lines; by its history's; those before this piece
     const uint16_t *residual, *bias, *alpha, *beta, *inner_bias, *inner_alpha, *inner_beta;
     uint16_t *raw, *active;
-    const float* step;  // of eight bits: what a sum of one is, by channel
+    const float* step;  // in eight bits: the value of 1 in an accumulator, by channel
     int steps, inputs, columns, channels, taps, dilation, row_runs, column_tiles, tiles, has_past, rows;
 };
 
-// By channel: biases and SnakeBeta's factors of the results, and of what is between two convolutions.
+// By channel: biases and SnakeBeta's factors of the results, and those between two convolutions.
 struct alignas(16) Factors {
     float bias[MOST_CHANNELS], wave[MOST_CHANNELS], scale[MOST_CHANNELS];
 #if EIGHT
-    float step[MOST_CHANNELS];  // what a sum of one is, of the convolution that has taps
+    float step[MOST_CHANNELS];  // the value of 1 in an accumulator of the convolution with taps
     __device__ __forceinline__ const float* step_of(int channel) const { return step + channel; }
 #else
     __device__ __forceinline__ const float* step_of(int) const { return nullptr; }
@@ -83,8 +83,9 @@ __device__ __forceinline__ void read_factors(Factors& to, const ConvArgs& args, 
 #endif
 }
 
-// Where a tile's run lies: its row, the step of its first result, and its first column. Tiles of the same steps follow
-// each other, so that one reading of their inputs serves all columns. A last tile may have runs of no row.
+// Where a tile's run lies: its row, the step of its first result, and its first column. Tiles of the same steps are
+// consecutive, so that their inputs are read from memory once for all columns. The last tile may have runs beyond the
+// last row.
 struct Place {
     int row, first, column;
 };
@@ -93,7 +94,7 @@ __device__ __forceinline__ Place place_of(const ConvArgs& args, int tile, int ru
     return {n / args.row_runs, n % args.row_runs * RUN, tile % args.column_tiles * COLUMNS};
 }
 
-// Eight sums with their bias; whole numbers count steps.
+// Eight sums with bias; integers count steps.
 template <int N>
 __device__ __forceinline__ uint4 rounded_sums(const float (&sums)[N], int first, const float* bias_of, const float*) {
     return rounded(sums, first, bias_of);
@@ -105,7 +106,7 @@ __device__ __forceinline__ uint4 rounded_sums(const int (&sums)[N], int first, c
 }
 
 #if POINT
-// Sums of 64 lines, with their bias rounded and activated, to shared memory.
+// Store accumulators of 64 lines, with bias, rounded and activated, to shared memory.
 __device__ __forceinline__ void activate(shared_t inner, const sum_t (&sums)[COLUMNS / 2], const Factors& factors) {
     const int line = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 #pragma unroll
@@ -122,8 +123,8 @@ __device__ __forceinline__ void activate(shared_t inner, const sum_t (&sums)[COL
 }
 #endif
 
-// Sums of 64 lines with bias, and of a unit with what came in, each rounded, and the same activated, to where they
-// belong. Each thread ends up with eight channels of every 32, of two lines.
+// The epilogue: accumulators of 64 lines with bias, and in a unit with its input, each rounded, and the same activated,
+// go to global memory. Each thread ends up with eight channels of every 32, in two lines.
 struct Results {
     const ConvArgs& args;
     long long at;
@@ -159,7 +160,7 @@ struct Results {
         }
     }
 
-    // What is added is read so many blocks ahead.
+    // The unit's input is read AHEAD blocks of columns in advance.
     template <class Sum>
     __device__ __forceinline__ void finish(const Sum (&sums)[COLUMNS / 2], const Factors& factors) const {
         constexpr int BLOCKS = COLUMNS / 32, AHEAD = 1;

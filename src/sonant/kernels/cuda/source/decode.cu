@@ -1,17 +1,17 @@
 // One new position a row over its paged keys and values: norms, rotations, the write to the cache, attention.
 //
-// A block serves one row, one key-value head and one share of the row's positions. The query heads that share the
-// key-value head are the columns of one tile of products (turned.cuh), or its rows if they are more than 8 (gathered.cuh).
-// Each warp has a pipeline of its own over chunks of 16 or 32 positions, so the loop has no barrier of the block; the warps'
-// sums are put together at the end, and those of the blocks by whichever block arrives last. How many blocks share a row's
-// positions follows from its length, which only the device knows: the others of the grid leave at once. A block has one to
-// four warps: many short rows are read fastest by many small blocks, since most of a block's life is then not reading.
+// A block serves one row, one key-value head and one share of the row's positions. The query heads that share the key-value
+// head are the columns of one tile of products (turned.cuh), or its rows if they are more than 8 (gathered.cuh). Each warp has
+// a pipeline of its own over chunks of 16 or 32 positions, so the loop has no block barrier; the warps' partial results are
+// combined at the end, and those of the blocks by the last to arrive. How many blocks share a row's positions follows from its
+// length, which only the device knows: the grid's other blocks return at once. A block has two to six warps: many short rows
+// are read fastest by many small blocks, since each then spends most of its life not reading.
 #include "decode.cuh"
 #include "part.cuh"
 
-constexpr int TABLE_ROOM = 1024;  // blocks of a row's table that have room where few rows are shared by many blocks
+constexpr int TABLE_ROOM = 1024;  // entries of a row's table that fit in shared memory where a block HOLDS it
 
-// Where the positions of a chunk lie in the cache; `held` is the row's table in shared memory, or null.
+// The slot in the cache of a lane's position of a chunk; `held` is the row's table in shared memory, or null.
 template <int CHUNK>
 __device__ __forceinline__ int slot_of(const Pages& pages, const int* held, int first, int lane) {
     if (held == nullptr) return pages.slot<CHUNK>(first, lane);
@@ -19,14 +19,15 @@ __device__ __forceinline__ int slot_of(const Pages& pages, const int* held, int 
     return pages.slot_in<CHUNK>(at < pages.end ? held[pages.block_of(at)] : 0, first, lane);
 }
 
-// All chunks that a warp's ring has room for are on their way before the kernel waits. Where few blocks have long rings
-// (IN_TURN) they are asked for one after the other: memory serves in order, and the kernel before may still have sums to
-// read, which would wait behind all of them. HOLDS: a block that shares a row brings all of its table.
+// Copies of all chunks that a warp's ring has room for are issued before the kernel waits for the previous one. Where few
+// blocks have long rings (IN_TURN) each is issued after the one before has arrived: memory serves in order, and partial results
+// that the previous kernel may still have to read would wait behind all of them. HOLDS: a block that shares a row copies all of
+// its table.
 template <int WARPS_HERE, int RING_BYTES, int CHUNK, bool IN_TURN, bool HOLDS>
 __device__ __forceinline__ void decode(const DecodeArgs& a) {
     constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES, STAGE_BYTES = 2 * CHUNK_BYTES, STAGES = RING_BYTES / STAGE_BYTES;
-    constexpr int UNIT = WARPS_HERE * CHUNK;             // positions that all warps take in one turn
-    constexpr int QUERIES_AT = WARPS_HERE * RING_BYTES;  // [QUERIES, DIM] of factors
+    constexpr int UNIT = WARPS_HERE * CHUNK;             // positions that all warps take in one iteration
+    constexpr int QUERIES_AT = WARPS_HERE * RING_BYTES;  // [QUERIES, DIM], as factors of products
     constexpr int FRESH_AT = QUERIES_AT + QUERIES * WIDE_BYTES;
     constexpr int TABLE_AT = FRESH_AT + 4 * DIM;
     const int kv_head = blockIdx.x;
@@ -42,8 +43,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     };
     launch_dependents();
     if (!a.early) wait_prior();
-    // the first share of a row, and any where shares are the smallest for any length, knows where it begins: the table is
-    // then on its way together with the row's length
+    // The start of a row's first share is known before the row's length, and so is that of all shares where they have the least
+    // size at any length: their table entries are read together with the length.
     const int least = max(1, a.least / UNIT);
     const bool fixed = !helps && (part.split == 0 || a.splits * least * UNIT >= a.capacity);
     int slots[STAGES + AHEAD];
@@ -62,18 +63,18 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     const int row = part.row, split = part.split, past = part.last;
     const int64_t result = (static_cast<int64_t>(row) * a.heads + kv_head * share) * DIM;
     const Results out = {static_cast<uint8_t*>(a.out) + result * a.out_bytes, a.out_bytes};
-    // others know it when they know the length: they bring all of the table, which is on its way together with that
+    // Other shares learn their start from the length: if the block HOLDS the table, all of it is read together with that.
     const int* held = nullptr;
     if (HOLDS && !fixed) {
         const int blocks = a.capacity / a.block_tokens;
         if (blocks <= TABLE_ROOM) {
             int* near = reinterpret_cast<int*>(shared_memory + TABLE_AT);
             for (int n = threadIdx.x; n < blocks; n += 32 * WARPS_HERE) near[n] = read_fresh(pages.table + n);
-            __syncthreads();  // each warp looks up what all have brought
+            __syncthreads();  // each warp looks up entries that all warps have stored
             held = near;
         }
     }
-    if (past < 0) {  // no such position: nothing to see, nowhere to write
+    if (past < 0) {  // no such position: nothing to attend to, nowhere to write
         wait_prior();
         if (split == 0)
             for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) out.put(four, {}, 1.0f);
@@ -82,14 +83,14 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     const int units = past / UNIT + 1;
     const int each = past <= a.alone ? units : max(least, (units + part.splits - 1) / part.splits);
     const int active = (units + each - 1) / each;
-    if (split >= active) return;  // the first block of each row waits for the kernel before, so the grid does not end
+    if (split >= active) return;  // a row's first block waits for the previous kernel, so the grid does not end before it
     const bool crowded = static_cast<int>(gridDim.x * gridDim.y) * active >= CROWD;
     const int first = split * each * UNIT;
-    const int end = min(first + each * UNIT, past + 1);  // the new position with them, which is not in the cache yet
+    const int end = min(first + each * UNIT, past + 1);  // with the new position, which is not in the cache yet
     const bool has_fresh = end == past + 1 && past / CHUNK % WARPS_HERE == warp;
     pages.end = min(end, past);
     const shared_t ring = shared_base() + warp * RING_BYTES;
-    const int mine = first + warp * CHUNK;  // my chunks begin here and every UNIT positions
+    const int mine = first + warp * CHUNK;  // this warp's chunks begin here and every UNIT positions
     const int chunks = end > mine ? (end - mine + UNIT - 1) / UNIT : 0;
 #pragma unroll
     for (int n = 0; n < STAGES + AHEAD; n++) {
@@ -104,7 +105,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         if (IN_TURN && n < STAGES - 1 && crowded) copies_wait<0>();
     }
     uint32_t q[DIM / 16][4];
-    uint8_t* fresh = shared_memory + FRESH_AT;  // for one warp only
+    uint8_t* fresh = shared_memory + FRESH_AT;  // used by one warp only
     take_queries<WARPS_HERE, QUERIES_AT>(q, a, row, kv_head, has_fresh ? past : -1, pages.table, fresh, warp, lane);
     Sums sums;
     sums.clear();
@@ -112,14 +113,14 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     int stage = 0;
     for (int n = 0; n < chunks; n++) {
         copies_wait<STAGES - 1>();
-        __syncwarp();  // all lanes' copies of this chunk are there
+        __syncwarp();  // all lanes' copies of this chunk have arrived
         const shared_t keys = ring + stage * STAGE_BYTES;
         const int from = mine + n * UNIT;
         if (has_fresh && n == chunks - 1)
             lay_in<CHUNK>(shared_memory + warp * RING_BYTES + stage * STAGE_BYTES, past - from, fresh, lane);
         sums.add<CHUNK>(q, keys, keys + CHUNK_BYTES, end - from, a.scale, lane);
         if (n + STAGES < chunks) {
-            __syncwarp();  // all have read it
+            __syncwarp();  // all lanes have read it
             pages.copy<CHUNK>(keys, keys + CHUNK_BYTES, slots[STAGES], lane);
 #pragma unroll
             for (int i = STAGES; i < STAGES + AHEAD - 1; i++) slots[i] = slots[i + 1];
@@ -129,9 +130,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
-    __syncthreads();  // the rings are read to the end: their place is taken
+    __syncthreads();  // all rings have been read: their memory is reused
     leave(sums, share, warp, lane);
-    __syncthreads();  // each thread now adds what all warps left
+    __syncthreads();  // each thread now combines what all warps left
     const int cells = share * (DIM + 4);  // a multiple of 16 bytes
     const int64_t group = static_cast<int64_t>(row) * a.kv_heads + kv_head;
     float* slots_of = a.partials + group * a.splits * cells;
@@ -139,9 +140,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a) {
     if (active > 1 && arrived_last(a.arrivals + group, active)) combine<WARPS_HERE>(slots_of, cells, active, share, out);
 }
 
-// More blocks on a processor with fewer warps or shorter rings, or the reverse: which is for what grid is the host's to say.
-// A chunk is of 4 KiB of keys, as far as a warp can look so many positions up at once; in the longest rings, which are for
-// few blocks, of 32 positions: a sum over scores takes as long for them as for 16.
+// Forms with more blocks on a processor have fewer warps or shorter rings; the host chooses one for a grid. A chunk is 4 KiB of
+// keys, but no more positions than a warp can look up at once; in the longest rings, which are for few blocks, it is 32
+// positions, since a reduction over their scores takes no longer than over 16.
 constexpr int USUAL = 4096 / ROW_BYTES < 32 ? 4096 / ROW_BYTES : 32;
 
 #define PAGED_DECODE(WARPS_HERE, UNITS, CHUNK, IN_TURN, HOLDS, RESIDENT)                                    \

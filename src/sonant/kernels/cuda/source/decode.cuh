@@ -1,7 +1,7 @@
-// What the kernels of a decode step share: their arguments, what the kernel in front made, the new position. decode.cu is for
-// many rows, decode_long.cu for few of which each is shared by many blocks.
+// What the kernels of a decode step share: their arguments, the previous kernel's results, the new position. decode.cu takes
+// any number of rows, decode_long.cu few, each shared by many blocks.
 #pragma once
-#ifndef QUERIES  // that a tile has room for: 8 or 16
+#ifndef QUERIES  // how many a tile has room for: 8 or 16
 #define QUERIES 8
 #endif
 #include "heads.cuh"
@@ -13,9 +13,9 @@ typedef Turned Sums;
 typedef Gathered Sums;
 #endif
 
-constexpr int RING_UNIT = 8192;  // bytes of a warp's ring by which the host counts
-constexpr int AHEAD = 2;         // chunks beyond a ring whose places are looked up already
-constexpr int CROWD = 64;        // blocks whose rings together keep the memory busy for longer than it takes to read sums
+constexpr int RING_UNIT = 8192;  // bytes, in which the host counts the size of a warp's ring
+constexpr int AHEAD = 2;         // chunks beyond a ring whose slots are already looked up
+constexpr int CROWD = 64;        // blocks whose rings keep memory busy for longer than it takes to read partial results
 
 struct DecodeArgs {
     const uint16_t *qkv, *q_weight, *k_weight, *cos, *sin;
@@ -23,24 +23,24 @@ struct DecodeArgs {
     const int* tables;
     const void* positions;
     void* out;
-    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + as much again, unused]; of few rows: exchange.cuh
+    float* partials;     // [rows, kv_heads, splits, (share, DIM) + share + share + 2 · share unused]; long rows: exchange.cuh
     uint32_t* arrivals;  // [rows, kv_heads], zero between launches
     int64_t plane;       // elements from keys to values
     int table_stride, position_stride, wide_positions, rope_stride, heads, kv_heads, block_tokens;
     uint32_t block_magic;
     int capacity;        // positions that a table has room for
-    int splits;          // of a row at most
-    int least, alone;    // positions in a share of a long row, and in a row that one block has alone
+    int splits;          // shares of a row, at most
+    int least, alone;    // fewest positions in a share of a long row, and most in a row that one block has alone
     int norm, early, rows, helpers;
     int out_bytes;       // of a result: 2, or 1 for e4m3
-    float eps, scale;    // of scores, times log2(e)
-    int uneven, let_in;  // of few rows: decode_long.cu
+    float eps, scale;    // scale: of scores, times log2(e)
+    int uneven, let_in;  // see decode_long.cu
     int pad;
 };
 static_assert(sizeof(DecodeArgs) == 184, "as attention.py packs it");
 
-// What the kernel in front made, as one warp needs it: all of it is on its way before any is used.
-constexpr int AT_FIRST = 2;  // queries of a warp
+// What one warp needs of the previous kernel's results: all loads are issued before any result is used.
+constexpr int AT_FIRST = 2;  // queries that a warp loads at once
 struct Given {
     Columns cos, sin, key, value, query[AT_FIRST];
 
@@ -58,7 +58,7 @@ struct Given {
     }
 };
 
-// The new position's key and value, by one warp: into the cache, and to `fresh`, one behind the other.
+// One warp writes the new position's key and value to the cache, and one behind the other to `fresh`.
 __device__ __forceinline__ void make_position(
     const DecodeArgs& a, const Given& given, const Columns& gain, const int* table, int at, int kv_head, uint8_t* fresh, int lane
 ) {
@@ -71,18 +71,18 @@ __device__ __forceinline__ void make_position(
     __syncwarp();  // other lanes move it to its chunk
 }
 
-// … and from there to its row of a chunk that has arrived, where copies have left zeros.
+// Copy them from there to their rows of a chunk that has arrived, where the chunk's copies have left zeros.
 template <int CHUNK>
 __device__ __forceinline__ void lay_in(uint8_t* stage, int row, const uint8_t* fresh, int lane) {
     if (lane < 2 * PIECES) {
         const int value = lane / PIECES, piece = lane % PIECES;
         move16(stage + value * CHUNK * ROW_BYTES + place<ROW_BYTES>(row, piece), fresh + lane * 16);
     }
-    __syncwarp();  // each lane reads what all have laid there
+    __syncwarp();  // each lane reads what all have copied
 }
 
-// What the kernel in front made, once it has ended: the queries, which all warps read, and the new position at `past`, by the
-// one warp that is given it (the others are given -1).
+// Take the previous kernel's results once it has ended: the queries, which all warps read, and the new position at `past`,
+// which is made by the one warp that is given it (the others are given -1).
 template <int WARPS_HERE, int QUERIES_AT>
 __device__ __forceinline__ void take_queries(
     uint32_t (&q)[DIM / 16][4], const DecodeArgs& a, int row, int kv_head, int past, const int* table, uint8_t* fresh, int warp,

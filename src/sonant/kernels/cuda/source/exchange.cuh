@@ -1,12 +1,12 @@
-// What blocks that share a row's positions have gathered, put together by one of them: every other one posts its sums, and that
-// one looks until all have come. Memory where nothing has come yet is EMPTY, bits that no instruction leaves in a sum, so there
-// is no count and no fence; whoever has read leaves it so for the next launch. The block that waits is the last of them in the
-// grid: all others have begun before it.
+// One of the blocks that share a row's positions combines their partial results: all others post theirs, and that one polls
+// until all have arrived. Memory without a post is EMPTY, bits that no instruction leaves in a sum, so there is no counter and
+// no fence; the block that has read it makes it EMPTY again for the next launch. The block that polls is the last of them in
+// the grid: all others have begun before it.
 #pragma once
 #include "grid.cuh"
 #include "shares.cuh"
 
-// Two Mixed become one.
+// Merge another partial result into `own`.
 __device__ __forceinline__ void join(Mixed& own, const float4& total, float best, float weight) {
     const float highest = fmaxf(own.best, best);
     const float factor = power_of_two(own.best - highest), other = power_of_two(best - highest);
@@ -16,12 +16,12 @@ __device__ __forceinline__ void join(Mixed& own, const float4& total, float best
     own.best = highest;
 }
 
-// All threads of a block, behind a barrier after `leave`. `posted`: `cells` floats of each part, totals as `leave`
-// orders them and then four words of each query, of which two are its highest score and sum.
+// For all threads of a block, behind a barrier after `leave`. `posted`: `cells` floats of each part, totals as `leave` orders
+// them and then four words of each query, of which two are its maximum score and its sum.
 template <int WARPS_HERE>
 struct Exchange {
     static constexpr int THREADS_HERE = 32 * WARPS_HERE;
-    static constexpr int LOOKED_FOR = 32 / WARPS_HERE;  // parts that a thread waits for at once: fewer threads have more of them
+    static constexpr int LOOKED_FOR = 32 / WARPS_HERE;  // parts that a thread polls at once: fewer threads have more of them
     static constexpr int JOINED_AT = TOTALS_AT + WARPS_HERE * QUERIES * DIM * 4;  // [threads]
     static constexpr int BYTES = JOINED_AT + THREADS_HERE * sizeof(Mixed);
 
@@ -41,8 +41,8 @@ struct Exchange {
         }
     }
 
-    // The other parts and my own. A thread has four columns; where that leaves threads over, several have the same columns of
-    // different parts.
+    // Combine the other parts with this block's own. A thread has four columns; where that leaves threads over, several have
+    // the same columns of different parts.
     __device__ __forceinline__ void collect(int parts, const Results& out) const {
         const int fours = share * DIM / 4, width = min(fours, THREADS_HERE), turns = THREADS_HERE / width;
         const int turn = threadIdx.x / width;
@@ -55,7 +55,7 @@ struct Exchange {
             if (has)
                 for (int part = turn; part < parts; part += turns * LOOKED_FOR) take(own, part, turns, parts, four);
             if (turns > 1) joined[threadIdx.x] = own;
-            __syncthreads();  // what others have joined is there, and all have read the weights
+            __syncthreads();  // all have stored what they joined, and have read the weights, which are emptied below
             for (int n = 1; n < turns && turn == 0; n++) {
                 const Mixed other = joined[n * width + threadIdx.x];
                 join(own, other.total, other.best, other.weight);
@@ -75,7 +75,7 @@ private:
         float4 found[2 * LOOKED_FOR];
 #pragma unroll
         for (int n = 0; n < LOOKED_FOR; n++) {
-            const int part = first + n * step < parts ? first + n * step : first;  // again, where there are no more
+            const int part = first + n * step < parts ? first + n * step : first;  // the first again where there are no more
             from[2 * n] = totals(part, four);
             from[2 * n + 1] = weights(part, four);
         }

@@ -1,14 +1,16 @@
-// A whole pass over the layers of a code predictor, for one row and one position or its first two (ROWS), in one kernel: from
-// its input to the logits of its head, which are those of the last position.
+// A whole pass over the layers of a code predictor in one kernel, for one row and one position or its first two (ROWS): from
+// its input to its head's logits of the last position.
 //
-// In a chain of kernels each layer would end and begin five grids, and memory would idle at every border. Here all blocks
-// are there at once and hand each other words that tell by themselves when they are new. A block's weights of all
-// layers are one stream of pages, in the order in which it reads them, through a ring in shared memory that is filled as
-// far as there is room: before the kernel waits for its input, and while blocks wait for each other. Each block owns
-// columns of every product, which lie in one piece; of attention it owns some columns of a key-value head's queries.
+// In a chain of kernels each layer would end and begin five grids, and memory would idle at every border. Here all blocks are
+// resident at once and exchange words that carry the turn they are of, so that a reader sees whether they are new. A block's
+// weights of all layers are one stream of pages, in the order in which it reads them, through a ring in shared memory that is
+// filled as far as there is room: before the kernel waits for its input, and while blocks wait for each other. Each block owns
+// columns of every product, whose weights are contiguous; in attention it owns some columns of the output of a key-value head's
+// queries.
 //
-// All of a layer is fixed: two heads of 128 for each of KV_HEADS, WIDTH values, INNER inside, CODES, LAYERS of them.
-// Blocks wait for each other, so all of the grid must have room on the GPU at once: one block on each of 128 processors.
+// All sizes are constants: two query heads of 128 for each of KV_HEADS, a hidden width WIDTH, an inner width INNER, CODES
+// logits, LAYERS layers. Blocks wait for each other, so the whole grid must be on the GPU at once: one block on each of 128
+// processors.
 constexpr int POSITIONS = 16, HEAD_PAGES = CODES / (16 * KV_HEADS) * WIDTH * 2 / PAGE;
 #include "pass_layer.cuh"
 
@@ -22,7 +24,7 @@ static_assert(LAYERS > 1, "nobody ends before all have begun");
 using FramePassArgs = PassArgs;
 
 struct FramePass : Pass {
-    // Keys and values of this block's head at the positions before, on their way.
+    // Start copies of this block's head's keys and values at earlier positions.
     __device__ __forceinline__ void fetch_past(const PassLayer& layer) const {
         const uint16_t* head = layer.cache + kv_head * HEAD;
 #pragma unroll 1
@@ -36,7 +38,7 @@ struct FramePass : Pass {
         copies_commit();
     }
 
-    // The new positions of this block's head; their keys and values go into the cache, too.
+    // Make the new positions' queries, keys and values of this block's head; keys and values go into the cache, too.
     __device__ __forceinline__ void make_heads(int layer) const {
         const int row = ROWS == 1 ? 0 : warp / (SHARE + 2), which = ROWS == 1 ? warp : warp % (SHARE + 2), at = a.at + row;
         if (which >= SHARE + 2) return;
@@ -51,7 +53,7 @@ struct FramePass : Pass {
         }
     }
 
-    // A position's scores with all of this block's queries.
+    // Score all positions with all of this block's queries, a warp one position at a time.
     __device__ __forceinline__ void score() const {
 #pragma unroll 1
         for (int position = warp; position < a.at + ROWS; position += WARPS) {
@@ -65,7 +67,8 @@ struct FramePass : Pass {
         }
     }
 
-    // What a row's queries gather, in this block's columns, by one warp: first a lane has a score, then half of a column.
+    // Attention output of a row's queries in this block's columns, by one warp: in the softmax a lane has a score, then half of
+    // the positions of a column.
     __device__ __forceinline__ void gather(int row) const {
         const int last = a.at + row;
         const bool known = lane % POSITIONS <= last;
@@ -91,11 +94,11 @@ struct FramePass : Pass {
         for (int copy = half; copy < REPLICAS; copy += 2) put_value(to + copy * SET, sum * inverse(all), turn);
     }
 
-    // Keys and values of a layer are made; whether anything more is to come of it.
+    // One layer's attention. Return false if nothing but the layer's new keys and values is needed.
     __device__ __forceinline__ bool attend(int n) {
         mark(0);
         make_heads(n);
-        copies_wait<0>();  // the positions before
+        copies_wait<0>();  // keys and values of earlier positions
         meet();
         mark(1);
         if (n == LAYERS - 1 && !a.head) return false;
@@ -145,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame_pass(const __grid
     Projection projection;
     pass.take(projection);
     wait_prior();
-    // nobody ends before all have read the number of turns, since all wait for words of it
+    // No block ends before all have read the number of turns, since all wait for words of this turn from all others.
     const uint32_t turns = read_fresh(a.words);
     pass.turn = turns + 1;
     pass.fetch_past(a.layer[0]);

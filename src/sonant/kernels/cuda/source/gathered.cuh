@@ -1,8 +1,9 @@
-// What one warp gathers from chunks of positions for 9 to 16 queries: an online softmax over products of 16 × 8 × 16.
+// One warp's online softmax over chunks of positions for 9 to 16 queries, in products of 16 × 8 × 16.
 #pragma once
 #include "products.cuh"
 
-// Totals over weights, relative to scores of `best`; a lane has rows lane / 4 and + 8.
+// The running maximum `best`, and the running sum `weight` and accumulator `total` relative to it. A lane has rows
+// lane / 4 and + 8.
 struct Gathered {
     float total[DIM / 8][4], best[2], weight[2];
 
@@ -15,7 +16,7 @@ struct Gathered {
         weight[0] = weight[1] = 0.0f;
     }
 
-    // A chunk of which the first `valid` positions (at least one) count; the values of all others must be zeros.
+    // Add a chunk, of which the first `valid` positions (at least one) count; the values of all others must be zeros.
     template <int CHUNK>
     __device__ __forceinline__ void add(
         const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
@@ -79,7 +80,7 @@ struct Gathered {
             }
     }
 
-    // Values by their weights.
+    // Accumulate values times their weights.
     template <int CHUNK>
     __device__ __forceinline__ void take(const float (&s)[CHUNK / 8][4], shared_t values) {
 #pragma unroll

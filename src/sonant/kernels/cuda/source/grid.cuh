@@ -1,39 +1,39 @@
-// What a grid whose blocks all run at once asks of the machine: clusters, stores into another block's shared memory
-// that tell when they have landed, and a barrier of all blocks. A test puts the same functions on a CPU, as for
+// The PTX for grids whose blocks all run at once: clusters, stores into another block's shared memory that arrive at an
+// mbarrier, a barrier of all blocks, and posts in global memory. A test implements the same functions on a CPU, as for
 // ptx.cuh.
 #pragma once
 #include "ptx.cuh"
 
-// Sixteen bytes in registers: eight values of a row, which are the k of two products of sixteen.
+// Sixteen bytes in registers: eight values of a row, a lane's share of the depth (k) of two products of sixteen.
 struct alignas(16) Piece {
     uint32_t word[4];
 };
 
-constexpr uint32_t EMPTY = 0xffffffffu;  // where nothing has been posted; no instruction leaves such a NaN in a result
+constexpr uint32_t EMPTY = 0xffffffffu;  // memory without a post; no instruction leaves this NaN in a result
 
 #ifndef SONANT_ON_CPU
 
-// What follows from such a value is computed where it is needed. A compiler that knows it would rather compute all of
-// it once, before a long loop, and then has no registers left to keep it in.
+// Hides where a value comes from, so that what follows from it is computed where it is needed. The compiler would
+// otherwise compute all of that once, before a long loop, and have no registers left to keep it in.
 __device__ __forceinline__ uint32_t anew(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
 }
 
-// All threads of a cluster, with all that they wrote before to any of its blocks.
+// A barrier of all threads of a cluster; what they wrote to any of its blocks before is visible after it.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The same place in the shared memory of another block of the cluster.
+// The same address in the shared memory of another block of the cluster.
 __device__ __forceinline__ shared_t in_block(shared_t at, int rank) {
     shared_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     return there;
 }
 
-// A gate in shared memory opens when so many have arrived and all bytes that they expect have been pushed, and is
-// closed again at once for the next turn; turns are told apart by whether their number is odd.
+// A gate is an mbarrier: it opens when `count` threads have arrived and all bytes that they expect have been pushed,
+// and closes again at once for the next turn; turns are told apart by parity.
 __device__ __forceinline__ void gate_make(shared_t at, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(at), "r"(count)
                  : "memory");
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool gate_passed(shared_t at, uint32_t odd) {
     return over;
 }
 
-// Both addresses are of the same block, from in_block.
+// Both addresses are in the same block, and come from in_block.
 __device__ __forceinline__ void push(shared_t to, shared_t gate, float value) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
                  "r"(__float_as_uint(value)), "r"(gate)
@@ -89,12 +89,12 @@ __device__ __forceinline__ float inverse(float x) {
     return y;
 }
 
-// What nobody writes, on its way to shared memory.
+// Start a copy of weights, which no kernel writes, to shared memory.
 __device__ __forceinline__ void copy_weights16(shared_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// What other blocks have written: it is asked of the second-level cache, where all of them write.
+// Read what other blocks have written, from the L2 cache, where all writes go.
 __device__ __forceinline__ void read_fresh16(void* to, const void* from) {
     *static_cast<uint4*>(to) = __ldcg(static_cast<const uint4*>(from));
 }
@@ -106,7 +106,7 @@ __device__ __forceinline__ uint32_t ticks() {
     return now;
 }
 
-// As copies_wait, where only the run knows how many groups may still be on their way: at most so many are.
+// As copies_wait, with a number that is not a constant: afterwards at most `left` groups are in flight.
 __device__ __forceinline__ void copies_wait_for(int left) {
     if (left >= 8) copies_wait<8>();
     else if (left >= 6) copies_wait<6>();
@@ -118,12 +118,12 @@ __device__ __forceinline__ void copies_wait_for(int left) {
     else copies_wait<0>();
 }
 
-// One thread says for its block that all it wrote is there, which a barrier of the block has told it, ...
+// The grid's barrier: behind a barrier of its block, one thread signals that all of the block's writes are done, ...
 __device__ __forceinline__ void count_in(uint32_t* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// An error ends what seconds could not: a grid that is not all there would hang.
+// Traps after seconds of polling: a grid of which not all blocks run would hang.
 struct Patience {
     uint64_t began = 0;
     uint32_t looks = 0;
@@ -138,7 +138,7 @@ struct Patience {
     }
 };
 
-// ... and waits until so many have.
+// ... and waits until the counter has reached `goal`.
 __device__ __forceinline__ void count_wait(const uint32_t* counter, uint32_t goal) {
     for (Patience patience;; patience.look_again()) {
         uint32_t count;
@@ -147,14 +147,14 @@ __device__ __forceinline__ void count_wait(const uint32_t* counter, uint32_t goa
     }
 }
 
-// Four words for another block, which tell by themselves that they are there: none is EMPTY.
+// Post four words for another block. None is EMPTY, so each shows by itself that it has arrived.
 __device__ __forceinline__ void post(float* to, float4 words) {
     asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(words.x), "f"(words.y), "f"(words.z),
                  "f"(words.w)
                  : "memory");
 }
 
-// Until all of them are there.
+// Poll until all of them have arrived.
 template <int COUNT>
 __device__ __forceinline__ void await_posts(float4 (&found)[COUNT], const float* const (&from)[COUNT]) {
     for (Patience patience;; patience.look_again()) {

@@ -1,4 +1,4 @@
-// A head made ready for attention by one warp: its norm and its rotary position, as kernels/triton/norm_rope.py has it.
+// One warp prepares a head for attention: norm and rotary embedding, as in kernels/triton/norm_rope.py.
 #pragma once
 #include "products.cuh"
 
@@ -17,7 +17,7 @@ struct Columns {
     }
 };
 
-// A head of the fused projection, normed and rotated, each result rounded where the reference rounds it.
+// A head of the fused projection, normalized and rotated, rounded where the reference rounds.
 __device__ __forceinline__ Columns make_head(
     const Columns& head, const Columns& gain, const Columns& cos, const Columns& sin, bool norm, float eps
 ) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ Columns make_head(
     return made;
 }
 
-// A query's value among the factors of products.
+// Store a query's value at its place among the factors of products.
 __device__ __forceinline__ void put_factor(uint8_t* tile, int row, int column, uint16_t value) {
     const int at = factor_of(column);
     *reinterpret_cast<uint16_t*>(tile + place<WIDE_BYTES>(row, at / 8) + at % 8 * 2) =
@@ -62,7 +62,7 @@ __device__ __forceinline__ void put_query(uint8_t* tile, int row, const Columns&
     }
 }
 
-// A key or value as the cache has it: into a tile's first row, and to its place in the cache.
+// Store a key's or value's column as the cache has it, in a tile's first row and in the cache.
 __device__ __forceinline__ void put_cached(uint8_t* tile, cached_t* cache, int column, uint16_t value) {
     const int byte = column * KV_BYTES;
     const cached_t held = KV_BYTES == 1 ? to_e4m3(bf16(value)) : value;

@@ -1,6 +1,6 @@
-// What kernels of several warpgroups ask of a Hopper GPU that C++ has no words for. All of it is here and in
-// warpgroup_products.cuh, so that a test can put the same functions on a CPU in its place, and run the very source of
-// the kernels (tests/kernels/hopper_on_cpu.h).
+// The PTX for kernels of several warpgroups on a Hopper GPU. All of it is here, in machine.cuh and in warpgroup_products.cuh,
+// so that a test can implement the same functions on a CPU and run the very source of the kernels
+// (tests/kernels/hopper_on_cpu.h).
 #pragma once
 
 #ifdef SONANT_ON_CPU
@@ -9,12 +9,12 @@
 
 #include "machine.cuh"
 
-// 16 bytes on their way to shared memory.
+// Start a copy of 16 bytes to shared memory.
 __device__ __forceinline__ void copy16(shared_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// When it stands here, no earlier: what is read has to lie in registers until it is needed.
+// Volatile, so that the compiler does not move it up: until it is needed, what is read occupies registers.
 __device__ __forceinline__ uint4 read16(const void* from) {
     uint4 value;
     asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -30,17 +30,17 @@ __device__ __forceinline__ void store16(shared_t to, uint4 value) {
                  : "memory");
 }
 
-// What this thread has written to shared memory becomes visible to products, once others know of it by a barrier.
+// Make what this thread has written to shared memory visible to wgmma; a barrier must follow.
 __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Barriers in shared memory, 8 bytes each: a phase ends when `count` threads have arrived.
+// Mbarriers in shared memory, 8 bytes each: a phase ends when `count` threads have arrived.
 __device__ __forceinline__ void barrier_start(shared_t barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(shared_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-// Until the phase of this parity, counted from 0, has ended.
+// Wait until the phase of this parity has ended; phases are counted from 0.
 __device__ __forceinline__ void barrier_wait(shared_t barrier, int parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -50,19 +50,19 @@ __device__ __forceinline__ void barrier_wait(shared_t barrier, int parity) {
         : "memory");
 }
 
-// Barriers are as they were started, for copies too, once all threads have met.
+// Make barriers that were started visible to copies, too; a barrier of all threads must follow.
 __device__ __forceinline__ void barriers_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Arrives, and so many bytes are to follow before the phase may end.
+// Arrive, and have the phase wait for so many bytes, too.
 __device__ __forceinline__ void barrier_expect(shared_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Rows of lines in memory as the driver describes them, with the size of the part that one copy takes of a row.
+// Rows of lines in memory, as the driver encodes them for TMA, with the size of the part (box) of a row that one copy takes.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
-// The part that begins at this column and line of a row, to shared memory; what lies outside of it is zero. Told to
-// the barrier.
+// Start a TMA copy of the part that begins at this column and line of a row to shared memory; what lies outside of the row is
+// zero. Its bytes arrive at the barrier.
 __device__ __forceinline__ void copy_part(shared_t to, const TensorMap& from, int column, int line, int row,
                                           shared_t barrier) {
     asm volatile(
@@ -71,12 +71,12 @@ __device__ __forceinline__ void copy_part(shared_t to, const TensorMap& from, in
         "l"(&from), "r"(column), "r"(line), "r"(row), "r"(barrier)
         : "memory");
 }
-// So many bytes, a multiple of 16, into the second-level cache.
+// Prefetch bytes, a multiple of 16, into the L2 cache.
 __device__ __forceinline__ void fetch(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// Turns among warpgroups: `turn_wait` returns when `count` threads have come to the same number by either.
+// Named barriers, for turns among warpgroups: `turn_wait` returns when `count` threads have called either with this number.
 __device__ __forceinline__ void turn_wait(int number, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
 }
@@ -84,39 +84,40 @@ __device__ __forceinline__ void turn_give(int number, int count) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(count) : "memory");
 }
 
-// A matrix in shared memory for a product of 16 of its columns: pieces of 8 lines by 16 bytes, each in one piece of
-// 128 bytes, so lines may begin at any multiple of 16 bytes. `across`: from one piece to the next along the depth.
+// A wgmma descriptor of a matrix in shared memory, for a product over 16 of its columns: pieces of 8 lines by 16 bytes, each
+// 128 contiguous bytes, so lines may begin at any multiple of 16 bytes. `across`: bytes from one piece to the next along the
+// depth.
 __device__ __forceinline__ uint64_t matrix(shared_t start, int across) {
     const uint64_t along = 128;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(across >> 4) << 16 | (along >> 4) << 32;
 }
-// One whose lines are 128 bytes, their pieces of 16 bytes exchanged as copies of parts leave them: in the n-th line from
-// a multiple of 1,024 bytes on, piece p lies where p ^ n would. It may begin at any line: eight further each. The next
-// 16 columns are two further.
+// The same for lines of 128 bytes, whose pieces of 16 bytes are swizzled as TMA copies leave them: piece p of the n-th line
+// from a multiple of 1,024 bytes on (n = 0…7) lies in the place of p ^ n. It may begin at any line: add 8 to the descriptor for
+// each. Add 2 for the next 16 columns.
 __device__ __forceinline__ uint64_t swizzled_matrix(shared_t start) {
     const uint64_t along = 1024, swizzled = 1;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(1) << 16 | (along >> 4) << 32 | swizzled << 62;
 }
-// Such lines as the depth of a product, and their columns as its columns, which `multiply_turned` takes: 16 lines of 64 columns,
-// and the next 64 columns so many bytes further. The next 16 lines are 128 further.
+// Such lines as the depth of a product and their columns as its columns, for `multiply_turned`: 16 lines of 64 columns, and the
+// next 64 columns so many bytes further. Add 128 for the next 16 lines.
 __device__ __forceinline__ uint64_t swizzled_lines(shared_t start, int to_next_columns) {
     const uint64_t along = 1024, swizzled = 1;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(to_next_columns >> 4) << 16 | (along >> 4) << 32 | swizzled << 62;
 }
-// The same of lines of 64 bytes: four further each, and piece p lies where p ^ n / 2 % 4 would.
+// As `swizzled_matrix` for lines of 64 bytes: add 4 for each, and piece p lies in the place of p ^ (n / 2 % 4).
 __device__ __forceinline__ uint64_t half_swizzled_matrix(shared_t start) {
     const uint64_t along = 512, swizzled = 2;
     return static_cast<uint64_t>(start >> 4) | static_cast<uint64_t>(1) << 16 | (along >> 4) << 32 | swizzled << 62;
 }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until all but the last `LEFT` groups of products are done. What holds them must not be touched before.
+// Wait until all but the last `LEFT` groups of products are done. Their registers must not be touched before.
 template <int LEFT>
 __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// Values of products in registers, before `products_begin` and after the wait: what is made of them must not be moved
-// in between. `LEFT`: groups of other products that may still be under way.
+// A compiler fence for a product's registers, before `products_begin` and after the wait: what is computed with them must not
+// be moved in between. `LEFT`: groups of other products that may still be in flight.
 template <int LEFT = 0, int N>
 __device__ __forceinline__ void settled(float (&c)[N]) {
 #pragma unroll
@@ -142,7 +143,7 @@ __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Within 2^-14 up to angles of 300, and 2^-20 near zero: bfloat16 has eight bits.
+// Accurate to 2^-14 up to angles of 300, and to 2^-20 near zero; bfloat16 has eight bits.
 __device__ __forceinline__ float sine(float x) {
     float y;
     asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,5 +1,5 @@
-// Attention of a few positions that all see each other, by warps: each has one head of one sequence at a time, and its
-// queries and keys never leave its registers. A lane has those columns of a head that a rotation mixes.
+// Attention of a few positions that all see each other: a warp has one head of one sequence at a time, and its queries
+// and keys never leave its registers. A lane has those columns of a head that a rotation mixes.
 #pragma once
 #include "stack.cuh"
 
@@ -15,7 +15,7 @@ struct HeadRow {
         for (int n = 0; n < 4; n++) piece[n] = read_fresh16(head + n * 32 + lane % 4 * 8);
     }
 
-    // By its position's angles; all is rounded where the reference rounds it.
+    // Rotate by the position's angles, rounding where the reference rounds.
     __device__ __forceinline__ void turn(uint32_t step, uint32_t lane) {
         const uint8_t* cos = shared_memory + ROPE_AT + step * ROPE_STEP + lane % 4 * 16;
         const uint8_t* sin = cos + MOST_STEPS * ROPE_STEP;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void read_rotations(const StackArgs& a) {
     }
 }
 
-// All rows' values of the block's key-value head. Behind the last row there are zeros, which weigh nothing there.
+// All rows' values of the block's key-value head, then zeros: products read past the last row, with weights of 0.
 struct Values {
     static constexpr int PIECES = (ROWS + 16) * (DIM / 8), EACH = (PIECES + THREADS - 1) / THREADS;
     Piece piece[EACH];
@@ -83,7 +83,7 @@ struct Scores {
         }
     }
 
-    // → what both of a lane's rows of weights are still to be multiplied by
+    // Turn scores into weights, not normalized yet → `shares`, the normalizing factors of a lane's two rows.
     __device__ __forceinline__ void weigh(float (&shares)[2], int steps, float scale, uint32_t lane) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -109,7 +109,7 @@ struct Scores {
     }
 };
 
-// What one head of one sequence gathers, into the input of the product that follows.
+// Write the attention output of one head of one sequence into the next product's input.
 __device__ __forceinline__ void gather(
     const StackArgs& a, Scores& scores, uint32_t sequence, uint32_t mine, uint32_t lane
 ) {
@@ -155,13 +155,13 @@ struct HeadRows {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             row[half].turn(min(lane / 4 + half * 8, a.steps - 1), lane);
-            __syncwarp();  // only so that no more angles are read at once than there are registers for
+            __syncwarp();  // keeps the compiler from reading more angles at once than there are registers for
         }
     }
 };
 
-// All heads of this block, over all sequences: from the fused projection to the next product's input. A warp's heads
-// are next to each other, so that most of them are of one sequence, whose keys it has already.
+// Attention of all of this block's heads, over all sequences: from the fused projection to the next product's input. A
+// warp's heads are adjacent, so that most of them are of one sequence, whose keys it already has.
 __device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
     const uint32_t units = a.rows / a.steps * MINE, kv_head = at.rank * MINE / (HEADS / KV_HEADS), lane = at.lane;
     const uint32_t each = (units + WARPS - 1) / WARPS, first = at.warp * each;
@@ -174,18 +174,18 @@ __device__ __forceinline__ void attend(const StackArgs& a, const Place& at) {
         queries.read(a, first / MINE, at.rank * MINE + first % MINE, lane);
     }
     values.store(at);
-    __syncthreads();  // everybody's values are there
+    __syncthreads();  // all threads' values are stored
     for (uint32_t unit = first; unit < end; unit++) {
         const uint32_t next = unit + 1, sequence = unit / MINE;
         if (unit == first || unit % MINE == 0) keys.turn(a, lane);
         queries.turn(a, lane);
         Scores scores;
         scores.multiply_all(queries.row, keys.row);
-        if (next < end) {  // they are on their way while this one gathers
+        if (next < end) {  // these reads are in flight during the rest of this unit
             queries.read(a, next / MINE, at.rank * MINE + next % MINE, lane);
             if (next % MINE == 0) keys.read(a, next / MINE, HEADS + kv_head, lane);
         }
         gather(a, scores, sequence, unit % MINE, lane);
     }
-    __syncthreads();  // the input is whole
+    __syncthreads();  // the input is complete
 }

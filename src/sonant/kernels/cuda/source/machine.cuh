@@ -1,4 +1,4 @@
-// What kernels of one warpgroup (ptx.cuh) and of several (hopper.cuh) both ask of the machine, and C++ has no words for.
+// The PTX that kernels of one warpgroup (ptx.cuh) and of several (hopper.cuh) have in common.
 #pragma once
 #include <stdint.h>
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ shared_t shared_base() {
 }
 
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but this thread's last `LEFT` groups have arrived.
+// Wait until all but this thread's last `LEFT` groups have arrived.
 template <int LEFT>
 __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float from_bits(uint32_t bits) { return __uint_as_float(bits); }
 
-// Reads that ask the second-level cache: another block, or a kernel that still runs, may have written there.
+// Reads from the L2 cache: another block, or a kernel that still runs, may have written there.
 __device__ __forceinline__ int read_fresh(const int* from) { return __ldcg(from); }
 __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
     return __ldcg(reinterpret_cast<const long long*>(from));
@@ -37,14 +37,15 @@ __device__ __forceinline__ int64_t read_fresh(const int64_t* from) {
 __device__ __forceinline__ float read_fresh(const float* from) { return __ldcg(from); }
 __device__ __forceinline__ float4 read_fresh(const float4* from) { return __ldcg(from); }
 
-// Counts up to `most` and then from 0 again. What this block's threads wrote before a barrier in front of it is seen by
-// whoever finds the count higher, and what they write after it is not seen by whoever finds it lower.
+// Count up to `most` and then from 0 again, with release and acquire: what this block's threads wrote before a barrier
+// ahead of it is visible to blocks that find the count higher, and what they write after it is not visible to blocks
+// that find it lower.
 __device__ __forceinline__ uint32_t count(uint32_t* counter, uint32_t most) {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(most) : "memory");
     return before;
 }
 
-// Programmatic dependent launch, as kernels/triton/pdl.py has it.
+// Programmatic dependent launch, as in kernels/triton/pdl.py.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_prior() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -1,20 +1,20 @@
-// A whole pass over the layers of a stack with a paged cache, for one row and its new position, in one kernel: from its
-// input to its last norm. As frame_pass.cu, but for attention: the blocks of a key-value head share its positions and hand
-// each other what they gathered, each adding up some columns.
+// A whole pass over the layers of a stack with a paged cache, for one row and its new position, in one kernel: from its input
+// to its last norm. As frame_pass.cu, except for attention: the blocks of a key-value head share its positions and exchange
+// partial results, of which each block combines some columns.
 constexpr int HEAD_PAGES = 0;
 #include "pass_layer.cuh"
 
 constexpr int NEW_AT = OWN_AT;  // [2, HEAD]: the new key and value
-// [WARPS, SHARE, LEFT] float, what each warp has gathered: a head's sums, the best score and the sum of weights
+// [WARPS, SHARE, LEFT] float, each warp's partial results: a head's sums, the maximum score and the sum of weights
 constexpr int LEFT_AT = NEW_AT + 2 * HEAD * 2, LEFT = HEAD + 4;
-// [WARPS, NEAR] int: where each warp's first positions lie in the cache, which is the same for all layers
+// [WARPS, NEAR] int: the slots of each warp's first positions in the cache, the same in all layers
 constexpr int SLOTS_AT = LEFT_AT + WARPS * SHARE * LEFT * 4, NEAR = 64;
 static_assert(SLOTS_AT + WARPS * NEAR * 4 == SHARED_BYTES, "as single_pass.py has it");
-// Sums and weights have all their bits, each with its turn: [KV_HEADS, strip of who adds, strip of who gathered, SHARE,
-// STRIP], and [KV_HEADS, strip of who gathered, SHARE, 2], of 64 bits.
+// Words of 64 bits for partial results: a whole float and its turn. Sums: [KV_HEADS, strip of the block that combines, strip of
+// the block that sends, SHARE, STRIP]; state (maximum, sum of weights): [KV_HEADS, strip of the block that sends, SHARE, 2].
 constexpr int PARTIAL_WORDS = OWN_WORDS, STATE_WORDS = PARTIAL_WORDS + 2 * KV_HEADS * STRIPS * STRIPS * SHARE * STRIP;
 static_assert(PARTIAL_WORDS % 4 == 0 && STRIPS == 16 && SHARE * STRIP == 2 * WARPS, "two columns for each warp");
-constexpr int BATCH = 8, GROUP = 4, APART = STRIPS * WARPS;  // positions of a warp are so far apart
+constexpr int BATCH = 8, GROUP = 4, APART = STRIPS * WARPS;  // APART: from one position of a warp to its next
 constexpr float NOTHING = -3e38f;
 using PagedPassArgs = PassArgs;
 
@@ -36,7 +36,7 @@ struct Gathered {
 #pragma unroll
         for (int m = 0; m < SHARE; m++) best[m] = NOTHING, all[m] = 0.0f;
     }
-    // Of positions from `first` on, all at once, so that no sum over lanes waits for another.
+    // Add COUNT positions from `first` on, all at once, so that no sum over lanes waits for another.
     template <int COUNT>
     __device__ __forceinline__ void add(const Batch& batch, int first, const float (&query)[SHARE][4], float scale) {
         float score[COUNT][SHARE];
@@ -71,10 +71,10 @@ struct Gathered {
 };
 
 struct PagedPass : Pass {
-    int past;    // positions before
-    bool known;  // whether there is a place for the new one
+    int past;    // earlier positions
+    bool known;  // whether the table has room for the new one
 
-    // Of this warp's n-th position: which it is, and where it lies in the cache.
+    // This warp's n-th position; and the slot of a position in the cache.
     __device__ __forceinline__ int position(int n) const { return n * APART + strip * WARPS + warp; }
     __device__ __forceinline__ int look_up(int at) const {
         const int block = at / a.block_tokens;
@@ -100,7 +100,7 @@ struct PagedPass : Pass {
             }
     }
 
-    // The new position of this block's head; its key and value go into the cache, too.
+    // Make the new position's queries, key and value of this block's head; key and value go into the cache, too.
     __device__ __forceinline__ void make_heads(int layer) const {
         if (warp >= SHARE + 2) return;
         const Quarter head = new_head(layer, 0, warp);
@@ -138,7 +138,7 @@ struct PagedPass : Pass {
         put_word(to, static_cast<uint64_t>(to_bits(value)) << 32 | turn);
     }
 
-    // What this block's warps gathered, together, to those who add it up.
+    // Combine the partial results of this block's warps, and send them to the blocks that combine all blocks'.
     __device__ __forceinline__ void hand_over(const Gathered& sums) const {
         float* left = at_shared<float>(LEFT_AT) + warp * SHARE * LEFT;
 #pragma unroll
@@ -165,7 +165,7 @@ struct PagedPass : Pass {
         if (column < 2) put_float(STATE_WORDS + 2 * (((who + strip) * SHARE + member) * 2 + column), column ? all : best);
     }
 
-    // Two columns of this block's from all that were handed over, by each warp: half of the lanes has sums, half weights.
+    // Combine all blocks' partial results, each warp in two of this block's columns: half of the lanes have sums, half state.
     __device__ __forceinline__ void add_up() const {
         const int member = warp * 2 / STRIP, column = warp * 2 % STRIP, from = lane % STRIPS, who = kv_head * STRIPS;
         const int sums = PARTIAL_WORDS + 2 * ((((who + strip) * STRIPS + from) * SHARE + member) * STRIP + column);
@@ -177,7 +177,7 @@ struct PagedPass : Pass {
         float best = first;
 #pragma unroll
         for (int far = STRIPS / 2; far; far >>= 1) best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, far));
-        // of who has weights; who has sums takes it from there
+        // made by a lane with state; the lanes with sums take it from there
         const float weight = __shfl_sync(ALL_LANES, power_of_two(first - best), STRIPS + from);
         float one = lane < STRIPS ? weight * first : 0.0f, other = weight * second;
 #pragma unroll
@@ -243,12 +243,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_pass(const __grid
     Projection projection;
     pass.take(projection);
     wait_prior();
-    // nobody ends before all have read the number of turns, since all wait for words of it
+    // No block ends before all have read the number of turns, since all wait for words of this turn from all others.
     const uint32_t turns = read_fresh(a.words);
     const int64_t position = a.at ? read_fresh(static_cast<const int64_t*>(a.position))
                                   : static_cast<int64_t>(read_fresh(static_cast<const int*>(a.position)));
     pass.turn = turns + 1;
-    pass.known = position >= 0 && position < a.capacity;  // else there is nothing to see and nowhere to write
+    pass.known = position >= 0 && position < a.capacity;  // else nothing to attend to, nowhere to write
     pass.past = pass.known ? static_cast<int>(position) : 0;
     pass.bring_input();
     pass.run(projection);

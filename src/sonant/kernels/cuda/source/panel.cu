@@ -1,8 +1,9 @@
-// A causal convolution of few inputs and taps, INPUTS and TAPS, whose results take longer than its products: a panel of
-// 96 columns has all of its weights in shared memory.
+// A causal convolution of few inputs and taps, INPUTS and TAPS, whose epilogue takes longer than its products: all
+// weights of a panel of 96 columns stay in shared memory.
 //
 // A block has one panel. Three warpgroups have tiles of 64 steps of their own and take turns: while one multiplies, two
-// activate and store. A tile's inputs lie in shared memory once, as lines; a tap is the same lines from another one on.
+// activate and store. A tile's inputs lie in shared memory once, as lines; each tap reads the same lines at another
+// offset.
 #include "conv_parts.cuh"
 
 constexpr int SLABS = INPUTS / DEPTH;  // of 64 inputs
@@ -22,8 +23,8 @@ __device__ __forceinline__ int tile_of(const ConvArgs& args, int n) {
     return (n * blocks + block) * args.column_tiles + blockIdx.x % args.column_tiles;
 }
 
-// One thread's: a tile's lines, from `history` steps before its first result on. Before a row's first step are those of
-// the piece before, or silence.
+// Run by one thread: copy a tile's lines, from `history` steps before its first result on. Before a row's first step
+// come those of the previous piece, or silence.
 __device__ __forceinline__ void bring_tile(const ConvArgs& args, Place place, shared_t lines, shared_t there) {
     const int history = (TAPS - 1) * args.dilation;
     barrier_expect(there, SLABS * (TILE + history) * LINE_BYTES);

@@ -1,8 +1,8 @@
-// Which row and share of its positions a block of a decode step has.
+// Which row, and which share of its positions, a block of a decode step has.
 //
-// Few rows are shared by as many blocks as the grid is deep. Many rows have one block each, and a long one among them would
-// end after all others: so some more blocks come last, HELPERS for each 32 rows. They look whether some of these are long,
-// and if so, share them with the rows' own blocks. All blocks of 32 rows see the same lengths, so all know who has what.
+// If rows are few, each is shared by as many blocks as the grid is deep. If they are many, each has one block, and a long one
+// would end after all others: so more blocks come last, `helpers` for each 32 rows. They look for long rows among these, and
+// share them with the rows' own blocks. All blocks of 32 rows read the same lengths, so they agree on who has what.
 #pragma once
 #include "paged.cuh"
 
@@ -11,10 +11,10 @@ struct Rows {
     int stride, wide;
     int count;
     int capacity;  // positions that a table has room for
-    int alone;     // positions of a row that one block has alone
+    int alone;     // most positions of a row that one block has alone
     int helpers;   // for each 32 rows; 0: the grid's depth is the shares of a row
 
-    // Its last position, or -1 where no table has room for it.
+    // A row's last position, or -1 where no table has room for it.
     __device__ __forceinline__ int last(int row) const {
         const int64_t at = read_position(positions, static_cast<int64_t>(row) * stride, wide);
         return at < 0 || at >= capacity ? -1 : static_cast<int>(at);

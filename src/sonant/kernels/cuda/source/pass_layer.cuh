@@ -1,4 +1,4 @@
-// The products of a layer and the heads of its new position, as both kernels of a pass over all layers have them.
+// A layer's products and the heads of its new position, for both kernels that pass over all layers.
 #pragma once
 #include "pass_parts.cuh"
 
@@ -16,7 +16,7 @@ using Output = Rounds<WIDTH_OWN, HEADS * HEAD>;
 using Gates = Rounds<INNER_OWN, WIDTH>;
 using Down = Rounds<WIDTH_OWN, INNER>;
 
-// One warp's way through the layers.
+// One warp's pass through the layers.
 struct Pass {
     const PassArgs& a;
     const int lane, warp, kv_head, strip;
@@ -29,12 +29,12 @@ struct Pass {
             a.clock[(blockIdx.x * 5 * LAYERS + step) * 3 + which] = ticks();
     }
     __device__ __forceinline__ static int gains_of(int layer) { return GAINS_AT + layer % 2 * LAYER_BYTES; }
-    // What the sum of a column is multiplied by; which: of a layer's scales. 1 if weights have none.
+    // The factor of a column's sum; `which`: the index among a layer's scales. 1 if weights have none.
     __device__ __forceinline__ static float column_factor(int layer, int which) {
         if constexpr (WEIGHT_BYTES == 2) return 1.0f;
         return at_shared<float>(gains_of(layer) + LAYER_GAINS * 2)[which] * LACKING;
     }
-    // A lane's value, by each warp for some of those who read it.
+    // Publish a lane's value; each warp writes some of its replicas.
     __device__ __forceinline__ void publish(int words, float value) const {
         for (int copy = warp; copy < REPLICAS; copy += WARPS) put_value(a.words + words + copy * SET, value, turn);
     }
@@ -42,7 +42,7 @@ struct Pass {
         return a.words + words + blockIdx.x % REPLICAS * SET;
     }
 
-    // A layer's gains, on their way to where those of the layer before the last were; after the layers the last norm's.
+    // Start copies of layer n's gains, over those of layer n - 2; after the last layer of the final norm's.
     __device__ __forceinline__ void fetch_gains(int n) const {
         const shared_t to = shared_base() + gains_of(n);
         const uint16_t* first = n < LAYERS ? a.layer[n].input_gain : a.gain;
@@ -61,7 +61,7 @@ struct Pass {
         copies_commit();
     }
 #if WEIGHT_BYTES == 1
-    // Four of a layer's scales, by one thread.
+    // Start a copy of four of a layer's scales, by one thread.
     __device__ __forceinline__ void fetch_scales(int n, int which) const {
         const PassLayer& layer = a.layer[n];
         const float* from = layer.qkv_scale + blockIdx.x * OWN_QKV + which;
@@ -74,7 +74,7 @@ struct Pass {
     }
 #endif
 
-    // Values of all blocks, to shared memory.
+    // Collect values of all blocks in shared memory, as a product's input.
     template <int COUNT>
     __device__ __forceinline__ void collect(int to, int words) const {
         constexpr int READERS = COUNT / 4 < WORKERS ? COUNT / 4 : WORKERS, PIECES = COUNT / 4 / READERS;
@@ -94,7 +94,8 @@ struct Pass {
         mark(1);
     }
 
-    // Four values of a row's residual stream: those of this block's columns as they are, to `own`, and all times their gains.
+    // Store four values of a row's residual stream: those of this block's columns as they are, to `own`, and all times their
+    // gains → the sum of their squares.
     __device__ __forceinline__ float prepare_norm(int row, int piece, const float (&x)[4], int own, int gains) const {
         const int first = piece * 4 - blockIdx.x * OWN_WIDTH;
         if (first >= 0 && first < OWN_WIDTH)
@@ -108,7 +109,7 @@ struct Pass {
         return (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
     }
 
-    // The residual stream of all blocks, as a norm and the product after it want it.
+    // Collect the residual stream of all blocks, as a norm and the product after it need it.
     __device__ __forceinline__ void collect_stream(int own, int words, int gains) const {
         constexpr int PIECES = WIDTH / 4 / WORKERS;
         uint32_t found[ROWS * PIECES][4];
@@ -128,7 +129,7 @@ struct Pass {
         meet();
         mark(1);
     }
-    // By what a product of NORMED is to be multiplied: a norm's factor is the same for all of a row's values.
+    // The factor for products of NORMED: a norm's factor is the same for all of a row's values.
     __device__ __forceinline__ float norm_factor(int row = 0) const {
         const float* squares = at_shared<float>(SQUARES_AT) + row * WORKERS + lane * (WORKERS / 32);
         float sum = 0.0f;
@@ -142,7 +143,7 @@ struct Pass {
     __device__ __forceinline__ const uint8_t* line_of(int n, int k, int column) const {
         return weights.line((n * R::PAGES_EACH) * PAGE + column * (R::DEPTH * R::BYTES) + warp * R::SHARE_BYTES + k);
     }
-    // What comes first of a product's weights, if it is to be held: products alone then come after words.
+    // Take a product's first weights into registers, if they are to be held: when its input arrives it can then begin at once.
     template <class R>
     __device__ __forceinline__ void take(R& rounds) {
         if (!R::TAKEN) return;
@@ -157,7 +158,7 @@ struct Pass {
                     depth.take(rounds.left[n][k / 128][half], line_of<R>(n, k, depth.column), half);
         weights.leave(R::AT_ONCE * R::PAGES_EACH, lane);
     }
-    // A row times rounds of eight columns each, from whose sums all warps make what they want of them.
+    // Multiply a row by rounds of eight columns each, and leave this warp's part of the sums for `sum_of`.
     template <bool FIRST, class R>
     __device__ __forceinline__ void multiply_rounds(const R& rounds, int row, int first_round) {
         constexpr int AT_ONCE = R::AT_ONCE, CHAINS = R::CHAINS, BYTES = R::BYTES, PAGES_AT_ONCE = AT_ONCE * R::PAGES_EACH;
@@ -200,7 +201,7 @@ struct Pass {
             }
         }
     }
-    // A column's sum, when all warps have left theirs.
+    // A column's sum, once all warps have left their parts.
     __device__ __forceinline__ float sum_of(int column, int row = 0) const {
         const float* parts = at_shared<float>(PARTS_AT) + (row * MOST_COLUMNS + column) * WARPS;
         float sum = 0.0f;
@@ -221,7 +222,7 @@ struct Pass {
         step++;
     }
 
-    // ROW times weights of this block's columns, onto what was there.
+    // Add ROW times the weights of this block's columns to the residual stream (`before`), and publish the result.
     template <class R>
     __device__ __forceinline__ void add_product(const R& rounds, int before, int words, int layer, int scales) {
         multiply_rounds<true>(rounds, ROW_AT, 0);
@@ -240,7 +241,7 @@ struct Pass {
 #pragma unroll
         for (int row = 0; row < ROWS; row++) factor[row] = norm_factor(row);
         multiply_rounds<true>(rounds, NORMED_AT, 0);
-        multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // what they open, which comes behind them
+        multiply_rounds<false>(rounds, NORMED_AT, INNER_OWN);  // the up projection, whose weights follow
         meet();
 #pragma unroll
         for (int row = 0; row < ROWS; row++)
@@ -256,7 +257,7 @@ struct Pass {
         publish(INNER_WORDS + row * INNER + blockIdx.x * OWN_INNER + column, silu * up);
     }
 
-    // One of a new position's heads that concern this block, by a warp each: its queries, then key and value.
+    // One of a new position's heads that this block needs, by a warp each: its queries, then key and value.
     __device__ __forceinline__ Quarter new_head(int layer, int row, int which) const {
         const int number = which < SHARE ? kv_head * SHARE + which : HEADS + (which - SHARE) * KV_HEADS + kv_head;
         const int gains = gains_of(layer) + WIDTH * 4 + (which < SHARE ? 0 : HEAD * 2);
@@ -273,7 +274,7 @@ struct Pass {
         return head;
     }
 
-    // From attention, whose output's weights are `out`, to the next layer's input.
+    // From attention's output, whose projection's first weights are `out`, to the next layer's input.
     __device__ __forceinline__ void finish_layer(int n, const Output& out, Projection& next) {
         add_product(out, HIDDEN_AT, MIDDLE_WORDS, n, OUT_SCALES);
         copies_wait<0>();  // gains of the next layer
@@ -290,7 +291,7 @@ struct Pass {
         turn++;
     }
 
-    // The input of the first layer, and the positions' rotations.
+    // Read the first layer's input, and the positions' rotations.
     __device__ __forceinline__ void bring_input() const {
         constexpr int TURNS = ROWS * HEAD / 8, PIECES = WIDTH / 4 / WORKERS;
         if (threadIdx.x < 2 * TURNS) {
@@ -303,7 +304,7 @@ struct Pass {
         for (int n = 0; n < ROWS * PIECES; n++)
             words[n] = read_fresh(reinterpret_cast<const int64_t*>(a.x) + n * WORKERS + threadIdx.x);
         copies_wait<0>();
-        meet();  // gains are there
+        meet();  // gains have arrived
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             float squares = 0.0f;

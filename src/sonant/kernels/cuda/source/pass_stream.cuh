@@ -1,17 +1,17 @@
-// What a pass of one row over all layers of a stack in one kernel is made of: a block's weights as one stream of pages
-// through a ring in shared memory, and words that blocks hand to each other.
+// The basis for passes of one row over all layers of a stack in one kernel: a block's weights as one stream of pages through a
+// ring in shared memory, and words that blocks exchange.
 #pragma once
 #include "grid.cuh"
 
 #ifndef SONANT_ON_CPU
-// How the second-level cache treats what is copied: kept while it can be, or the first to go.
+// How the L2 cache treats what is copied: kept as long as possible, or evicted first.
 __device__ __forceinline__ uint64_t cache_policy(bool keeps) {
     uint64_t policy;
     if (keeps) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     else asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-// On its way to shared memory; the gate expects its bytes.
+// Start a bulk copy to shared memory; the gate expects its bytes.
 __device__ __forceinline__ void bulk_copy(shared_t to, const void* from, uint32_t bytes, shared_t gate) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(gate)
@@ -25,8 +25,8 @@ __device__ __forceinline__ void bulk_copy(shared_t to, const void* from, uint32_
         : "memory");
 }
 
-// As gate_passed, of what only this block has done: that one empties the first-level cache each time, since it serves
-// clusters, and all of a processor's loads wait for that.
+// As gate_passed, for what only this block has done: gate_passed has the scope of a cluster, so it invalidates the L1 cache
+// each time, and all of a processor's loads wait for that.
 __device__ __forceinline__ bool gate_open(shared_t at, uint32_t odd) {
     uint32_t over;
     asm volatile("{\n.reg .pred over;\n"
@@ -38,7 +38,7 @@ __device__ __forceinline__ bool gate_open(shared_t at, uint32_t odd) {
     return over;
 }
 
-// Until so many threads of the block have come to the same number.
+// A named barrier: wait until `count` threads of the block have called it with this number.
 __device__ __forceinline__ void turn_wait(int number, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
 }
@@ -59,14 +59,14 @@ __device__ __forceinline__ void look(uint64_t (&words)[2], const uint64_t* from)
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
 }
 __device__ __forceinline__ uint32_t to_bits(float value) { return __float_as_uint(value); }
-// A word's first two bytes, or its last two, as signed numbers of sixteen bits. (__byte_perm cannot repeat a sign.)
+// A word's first two bytes, or its last two, sign-extended to sixteen bits each. (__byte_perm cannot repeat a sign.)
 template <bool LAST>
 __device__ __forceinline__ uint32_t signed_bytes(uint32_t word) {
     uint32_t both;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(both) : "r"(word), "n"(LAST ? 0xb3a2 : 0x9180));
     return both;
 }
-// COUNT times sixteen bytes of words, `step` words apart, when all of them are of this turn.
+// Poll COUNT times sixteen bytes of words, `step` words apart, until all of them are of this turn.
 template <int COUNT>
 __device__ __forceinline__ void await_words(uint32_t (&words)[COUNT][4], const uint32_t* from, int step, uint32_t turn) {
     Patience patience;
@@ -99,16 +99,16 @@ __device__ __forceinline__ void await_words(uint64_t (&words)[2], const uint64_t
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int STRIPS = 16, BLOCKS = KV_HEADS * STRIPS, WARPS = 8, WORKERS = 32 * WARPS;
-constexpr int THREADS = WORKERS + 32;  // of the last warp one thread asks for weights
+constexpr int THREADS = WORKERS + 32;  // one thread of the last warp copies weights
 constexpr int HEAD = 128, SHARE = 2, HEADS = KV_HEADS * SHARE, QKV = (HEADS + 2 * KV_HEADS) * HEAD;
-constexpr int STRIP = HEAD / STRIPS;  // columns of its heads that a block gathers
-// rounds of a product, which are of eight columns each
+constexpr int STRIP = HEAD / STRIPS;  // columns of its heads' attention output that a block computes
+// a block's rounds of each product, of eight columns each
 constexpr int QKV_OWN = QKV / BLOCKS / WARPS, WIDTH_OWN = WIDTH / BLOCKS / WARPS, INNER_OWN = INNER / BLOCKS / WARPS;
 static_assert(WIDTH_OWN * BLOCKS * WARPS == WIDTH && INNER_OWN * BLOCKS * WARPS == INNER, "whole shares");
 static_assert(STRIP == 8 && WARPS == 8, "eight columns at a time");
 static_assert(ROWS == 1 || (ROWS == 2 && SHARE + 2 == WARPS / 2 && 2 * WARPS * WIDTH_OWN <= 32), "warps and lanes for two rows");
 
-// Columns of a round lie in one piece, and so do rounds. Each warp has a share of the depth of all of them.
+// A round's columns are contiguous in memory, and so are rounds. Each warp has a share of the depth of all of them.
 constexpr int RING = PAGE * PAGES;
 template <int DEPTH, int BYTES = WEIGHT_BYTES>
 constexpr int ROUND_PAGES = WARPS * DEPTH * BYTES / PAGE;
@@ -121,8 +121,8 @@ static_assert(ROUND_PAGES<INNER> <= PAGES && ROUND_PAGES<HEADS * HEAD> <= PAGES,
 
 // shared memory
 constexpr int OWN_QKV = WARPS * QKV_OWN, OWN_INNER = WARPS * INNER_OWN, OWN_WIDTH = WARPS * WIDTH_OWN;  // a block's columns
-// Of a layer: gains, and for weights of eight bits the scales of this block's columns: of the projection, the output, the
-// gates, what they open, and down again.
+// Of a layer: gains, and for weights of eight bits the scales of this block's columns in the QKV, output, gate, up and down
+// projections.
 constexpr int LAYER_GAINS = 2 * WIDTH + 2 * HEAD;
 constexpr int OUT_SCALES = OWN_QKV, GATE_SCALES = OUT_SCALES + OWN_WIDTH, DOWN_SCALES = GATE_SCALES + 2 * OWN_INNER;
 constexpr int LAYER_SCALES = WEIGHT_BYTES == 1 ? DOWN_SCALES + OWN_WIDTH : 0;
@@ -130,24 +130,23 @@ constexpr int LAYER_BYTES = LAYER_GAINS * 2 + LAYER_SCALES * 4;
 constexpr int GAINS_AT = RING;                               // [2] of LAYER_BYTES: a layer's, and the next one's
 constexpr int TURN_AT = GAINS_AT + 2 * LAYER_BYTES;          // [2, ROWS, HEAD]: cos, sin
 constexpr int MOST_COLUMNS = WARPS * (2 * INNER_OWN > QKV_OWN ? 2 * INNER_OWN : QKV_OWN);  // of a product
-// of each of ROWS one after another, which are one, or a frame's first two positions:
+// for each of ROWS (one position, or a frame's first two), one after another:
 constexpr int HIDDEN_AT = TURN_AT + 2 * ROWS * HEAD * 2;     // [OWN_WIDTH]: the residual stream
 constexpr int MIDDLE_AT = HIDDEN_AT + ROWS * OWN_WIDTH * 2;  // [OWN_WIDTH]: the same after attention
-constexpr int NORMED_AT = MIDDLE_AT + ROWS * OWN_WIDTH * 2;  // [WIDTH]: all of it times its gains, but not normed yet
+constexpr int NORMED_AT = MIDDLE_AT + ROWS * OWN_WIDTH * 2;  // [WIDTH]: all of it times its gains, without the norm's factor
 constexpr int SQUARES_AT = NORMED_AT + ROWS * WIDTH * 2;     // [WORKERS] float: sums of squares, for the norm
-constexpr int PARTS_AT = SQUARES_AT + ROWS * WORKERS * 4;    // [MOST_COLUMNS, WARPS] float: what warps have of columns
+constexpr int PARTS_AT = SQUARES_AT + ROWS * WORKERS * 4;    // [MOST_COLUMNS, WARPS] float: warps' partial sums of columns
 constexpr int ROW_AT = PARTS_AT + ROWS * MOST_COLUMNS * WARPS * 4;  // [INNER]: another product's input
 constexpr int QUERIES_AT = ROW_AT + ROWS * INNER * 2;        // [SHARE, HEAD] float
-constexpr int FULL_AT = QUERIES_AT + ROWS * SHARE * HEAD * 4;  // [PAGES] gates: a page is there,
+constexpr int FULL_AT = QUERIES_AT + ROWS * SHARE * HEAD * 4;  // [PAGES] gates: a page has arrived;
 constexpr int EMPTY_AT = FULL_AT + PAGES * 8;                // all warps have read it
-constexpr int OWN_AT = EMPTY_AT + PAGES * 8;                 // what only one of the kernels has
+constexpr int OWN_AT = EMPTY_AT + PAGES * 8;                 // memory that only one of the kernels has
 static_assert(OWN_AT % 16 == 0, "sixteen bytes at a time");
 
-// Words that blocks hand to each other: a value in the upper half, the turn it is of in the lower one. So who reads a
-// word sees whether it is the new one, and nobody needs a barrier or a fence. Every layer of every pass is a turn. A
-// word is written again only when all have read it: who writes has read what all the others made of it. What all blocks
-// read is written REPLICAS times, since a line that all of them look at keeps them waiting. Of two rows each exchange has
-// the words one after another.
+// Words that blocks exchange: a value in the upper half, and the turn that it is of in the lower one. So a reader sees whether
+// a word is new, without a barrier or a fence. Every layer of every pass is a turn. A word is overwritten only after all have
+// read it: its writer has read what all other blocks made of it. What all blocks read is written REPLICAS times, since a cache
+// line that all of them poll is slow. Two rows' words of each exchange come one after another.
 constexpr int QKV_WORDS = 64, GATHERED_WORDS = QKV_WORDS + ROWS * QKV, MIDDLE_WORDS = GATHERED_WORDS + ROWS * HEADS * HEAD;
 constexpr int INNER_WORDS = MIDDLE_WORDS + ROWS * WIDTH, HIDDEN_WORDS = INNER_WORDS + ROWS * INNER;
 constexpr int SET = HIDDEN_WORDS + ROWS * WIDTH - GATHERED_WORDS;
@@ -160,7 +159,7 @@ struct PassLayer {
     const uint8_t* out;
     const uint16_t* post_gain;
     const uint8_t *gate_up, *down;
-    uint16_t* cache;  // keys, and `plane` elements further values
+    uint16_t* cache;  // keys; `plane` elements further, values
 #if WEIGHT_BYTES == 1
     const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
 #endif
@@ -172,13 +171,13 @@ struct PassArgs {
     const uint8_t* head;  // in bfloat16, whatever the layers have
     uint16_t* out;
     uint32_t* words;  // the number of turns so far, and from 64 on the words; zeros at first
-    uint32_t* clock;  // if CLOCKED [BLOCKS, 5 · LAYERS, 3]: cycles before words, after them, at the weights
-    const int* table;        // of a paged cache,
-    const void* position;    // whose new position only the device knows
+    uint32_t* clock;  // if CLOCKED, [BLOCKS, 5 · LAYERS, 3]: cycles before words, after them, at the weights
+    const int* table;        // of a paged cache;
+    const void* position;    // its new position, which only the device knows
     int64_t plane;
-    int at;                  // the new position, if the cache is not paged; else whether it is of 64 bits
+    int at;                  // the new position, if the cache is not paged; else whether `position` has 64 bits
     int capacity, block_tokens;
-    float eps, scale;        // of scores, times log2(e)
+    float eps, scale;        // scale: of scores, times log2(e)
 };
 static_assert(sizeof(PassArgs) == LAYERS * (WEIGHT_BYTES == 1 ? 104 : 72) + 112, "as single_pass.py packs it");
 
@@ -196,7 +195,7 @@ __device__ __forceinline__ float half_word(const Piece& words, int e) {
     return e & 1 ? high(words.word[e / 2]) : low(words.word[e / 2]);
 }
 
-// Where a page of this block's comes from.
+// The address of one of this block's pages.
 __device__ __forceinline__ const void* page_source(const PassArgs& a, int page) {
     const int block = blockIdx.x;
     const PassLayer& layer = a.layer[page / LAYER_PAGES];
@@ -211,8 +210,8 @@ __device__ __forceinline__ const void* page_source(const PassArgs& a, int page) 
     return from + static_cast<int64_t>(block * pages + n) * PAGE;
 }
 
-// One thread asks for all pages, each as soon as there is room for it. It is of a warp apart: nobody's barrier waits for
-// its copies, and they do not wait for anybody's barrier.
+// One thread starts copies of all pages, each as soon as there is room for it. It has a warp to itself: no barrier waits for
+// its copies, and they wait for no barrier.
 __device__ __forceinline__ void feed(const PassArgs& a, int end) {
 #if KEPT > 0
     const uint64_t kept = cache_policy(true), passing = cache_policy(false);
@@ -222,7 +221,7 @@ __device__ __forceinline__ void feed(const PassArgs& a, int end) {
         const shared_t full = shared_base() + FULL_AT + slot * 8, to = shared_base() + slot * PAGE;
         if (round)
             while (!gate_open(shared_base() + EMPTY_AT + slot * 8, (round - 1) & 1)) continue;
-        if (AHEAD < PAGES && page >= AHEAD) {  // more on its way than memory needs would only keep words waiting
+        if (AHEAD < PAGES && page >= AHEAD) {  // more in flight than memory needs would only delay words
             const int before = slot >= AHEAD ? slot - AHEAD : slot - AHEAD + PAGES;
             while (!gate_open(shared_base() + FULL_AT + before * 8, (slot >= AHEAD ? round : round - 1) & 1)) continue;
         }
@@ -237,14 +236,13 @@ __device__ __forceinline__ void feed(const PassArgs& a, int end) {
     }
 }
 
-// A warp's view of the stream: its next page's place in the ring, and how often the ring was gone through, if only the
-// last bit of that.
+// A warp's view of the stream: its next page's slot in the ring, and the parity of how often the ring was gone through.
 struct Reader {
     int slot = 0;
     uint32_t odd = 0;
 
-    // Until the next pages are there. A warp waits for all that it goes past, also for those that it does not read: gates
-    // tell one time through the ring from the next, but not from the one after that.
+    // Wait until the next pages have arrived. A warp waits for all that it passes, even those that it does not read: gates tell
+    // one time through the ring from the next, but not from the one after that.
     __device__ __forceinline__ void wait(int pages, int lane) const {
         if (lane < pages) {
             const int place = slot + lane;
@@ -257,7 +255,7 @@ struct Reader {
         const uint32_t at = slot * PAGE + from;
         return shared_memory + (at >= RING ? at - RING : at);
     }
-    // This warp has read all that it will of these pages.
+    // This warp has read all that it needs of these pages: release them.
     __device__ __forceinline__ void leave(int pages, int lane) {
         __syncwarp();
         const int place = slot + lane;

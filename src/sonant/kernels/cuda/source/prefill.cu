@@ -2,13 +2,13 @@
 //
 // A block serves one row, one key-value head and a tile of 64 or 128 queries: the heads that share the key-value head
 // lie side by side, position after position, so that keys and values are read once for all of them. Each of the four
-// warps has 16 or 32 queries. Keys and values of 64 positions are multiplied while the next 64 are on their way. The
-// blocks with the longest way come first in the grid, and the short ones fill what is left of the GPU at its end.
+// warps has 16 or 32 queries. Keys and values of 64 positions are multiplied while the next 64 are being copied. The
+// blocks with the most positions come first in the grid, and the short ones fill the GPU at its end.
 #include "tiles.cuh"
 
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;  // of keys, and of values
 constexpr int STAGE_BYTES = 2 * TILE_BYTES;
-constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: it hides nothing, and is not written
+constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: nothing is masked, no result is written
 
 struct PrefillArgs {
     const uint16_t* q;
@@ -24,13 +24,13 @@ struct PrefillArgs {
 };
 static_assert(sizeof(PrefillArgs) == 88, "as attention.py packs it");
 
-// Of tile row n: where its query and result lie, in elements. Only for those that exist.
+// Where tile row n's query and result lie, in elements; the row must exist.
 __device__ __forceinline__ int64_t query_at(const PrefillArgs& a, int row, int kv_head, int share, int n) {
     const int at = n / share;
     return ((static_cast<int64_t>(row) * a.length + at) * a.heads + kv_head * share + n - at * share) * DIM;
 }
 
-// Keys from `first` on are hidden from the queries that do not see as far; `positions` are those of this warp's.
+// Causal mask of a tile of keys that begins at position `first`; `positions` are those of this warp's queries.
 template <int M>
 __device__ __forceinline__ void hide(float (&s)[M][KEYS / 8][4], const int* positions, int first, int lane) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ void hide(float (&s)[M][KEYS / 8][4], const int* posi
         }
 }
 
-// Sixteen columns of a query in shared memory become factors, in their order, where they lie.
+// Convert sixteen columns of a query in shared memory to factors, in the order of factors, in place.
 __device__ __forceinline__ void make_factors(int row, int sixteen) {
     uint8_t* pieces[2] = {shared_memory + place<WIDE_BYTES>(row, 2 * sixteen),
                           shared_memory + place<WIDE_BYTES>(row, 2 * sixteen + 1)};
@@ -59,7 +59,7 @@ __device__ __forceinline__ void make_factors(int row, int sixteen) {
     }
 }
 
-// Positions of the tile's queries into shared memory → the highest and the lowest of them.
+// Store positions of the tile's queries in shared memory → the highest and the lowest of them.
 template <int QUERIES>
 __device__ __forceinline__ int2 read_positions(
     const PrefillArgs& a, int* positions, int* ends, int row, int share, int first
@@ -85,7 +85,7 @@ __device__ __forceinline__ int2 read_positions(
         ends[threadIdx.x / 16] = highest;
         ends[threadIdx.x / 16 + 1] = least;
     }
-    __syncthreads();  // positions and their ends are other threads'
+    __syncthreads();  // other threads have stored positions and their ends
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
         highest = max(highest, ends[2 * w]);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         a.block_tokens, a.block_magic, range.x + 1,
     };
     const int tiles = (pages.end + KEYS - 1) / KEYS;
-    const uint32_t mine = warp * CHUNK * ROW_BYTES;  // my sixteen of a tile's positions, as far as copies go
+    const uint32_t mine = warp * CHUNK * ROW_BYTES;  // the sixteen of a tile's positions that this warp copies
     if (tiles > 0)
         pages.copy<CHUNK>(stages + mine, stages + TILE_BYTES + mine, pages.slot<CHUNK>(warp * CHUNK, lane), lane);
     copies_commit();
@@ -132,16 +132,16 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 
     Gathered<M> sums;
     sums.clear();
-    const int rows_at = warp * M * 16;  // my queries, in the tile
+    const int rows_at = warp * M * 16;  // this warp's queries in the tile
     if (KV_BYTES == 1) {
         copies_wait<1>();
-        __syncthreads();  // all queries are there, which other threads have copied
+        __syncthreads();  // all queries have arrived, which other threads have copied
         for (int n = lane; n < 16 * M * (DIM / 16); n += 32) make_factors(rows_at + n / (DIM / 16), n % (DIM / 16));
-        __syncwarp();  // each lane reads what all of my warp have made
+        __syncwarp();  // each lane reads what all have made
     }
     for (int tile = 0; tile < tiles; tile++) {
         copies_wait<0>();
-        __syncthreads();  // everybody's copies of this tile are there, and all are done with the tile before it
+        __syncthreads();  // all threads' copies of this tile have arrived, and all are done with the tile before it
         if (tile + 1 < tiles) {
             const shared_t to = stages + ((tile + 1) & 1) * STAGE_BYTES + mine;
             pages.copy<CHUNK>(to, to + TILE_BYTES, next_slot, lane);
@@ -155,11 +155,11 @@ __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         sums.weigh(s, a.scale);
         sums.add(s, stage + TILE_BYTES + by_rows<ROW_BYTES>(lane));
     }
-    if (tiles == 0) {  // nobody has waited yet for the queries, whose place is taken now
+    if (tiles == 0) {  // copies of queries have not been awaited yet, and their memory is reused now
         copies_wait<0>();
         __syncthreads();
     }
-    __syncwarp();  // my queries' place is my results' now, and other lanes may still have read there
+    __syncwarp();  // results overwrite this warp's queries, which other lanes may still have been reading
     sums.leave(rows_at, lane);
     __syncwarp();  // whole rows are stored by lanes that did not compute them
 #pragma unroll

@@ -1,24 +1,24 @@
-// Several positions a row over its paged keys and values, causal, as prefill.cu has it, by products of warpgroups: for long ones.
+// Several positions a row over its paged keys and values, causal, as prefill.cu, but by wgmma: for long prefills.
 //
 // A warpgroup has 64 queries of a row and key-value head; one or two of them share a block's keys and values, which a warp of
-// another warpgroup brings, 128 positions at a time. While the tensor cores weigh the values of one tile, they already
-// score the next, and while one warpgroup makes weights of its scores, the other has the tensor cores: they take turns.
-// Blocks stay, and take one item after another until there are no more.
+// another warpgroup copies, 128 positions at a time. While the tensor cores weigh the values of one tile, they already score
+// the next, and while one warpgroup computes its softmax, the other uses the tensor cores: they take turns. Blocks are
+// persistent and process one item after another until there are no more.
 #include "prefill_wgmma.cuh"
 
-constexpr int SCORES = KEYS / 2, SUMS = DIM / 2;  // of a thread: two queries' quarters
+constexpr int SCORES = KEYS / 2, SUMS = DIM / 2;  // of a thread: a quarter of each of two queries'
 
 __device__ __forceinline__ void arrive_once_a_warp(shared_t barrier) {
     __syncwarp();  // all lanes are done
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// What a thread has of the softmax of its two queries, lane / 4 of its warp's sixteen and eight further. `best` are
-// scores times the scale.
+// A thread's part of the online softmax of its two queries, lane / 4 of its warp's sixteen and eight further: the running
+// maximum `best`, of scores times the scale, and the running sum `weight` relative to it.
 struct Softmax {
     float best[2], weight[2];
-    int sees[2];  // positions
-    int least;    // that any query of my warp sees
+    int sees[2];  // the last position that each query sees
+    int least;    // the lowest of these in this warp
 
     __device__ __forceinline__ void start(int one, int other) {
         sees[0] = one, sees[1] = other, least = min(one, other);
@@ -35,7 +35,7 @@ struct Softmax {
             if (column + n / 4 * 8 + n % 2 > sees[n / 2 % 2]) s[n] = from_bits(0xff800000u);
     }
 
-    // Scores of the tile that begins at position `first` become weights, and what was gathered before counts `factor`.
+    // Turn scores of the tile that begins at position `first` into weights → `factor`, for what was accumulated before.
     __device__ __forceinline__ void weigh(float (&s)[SCORES], float (&factor)[2], int first, float scale) {
         if (first + KEYS - 1 > least) hide(s, first);
         float highest[2] = {from_bits(0xff800000u), from_bits(0xff800000u)};
@@ -48,7 +48,7 @@ struct Softmax {
             highest[i] = fmaxf(best[i], highest[i] * scale);
             factor[i] = power_of_two(best[i] - (highest[i] < -1e30f ? 0.0f : highest[i]));
             best[i] = highest[i];
-            highest[i] = highest[i] < -1e30f ? 0.0f : highest[i];  // who has seen nothing yet has weights of 0
+            highest[i] = highest[i] < -1e30f ? 0.0f : highest[i];  // a query that has seen nothing yet has weights of 0
         }
         float sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -60,7 +60,7 @@ struct Softmax {
         for (int i = 0; i < 2; i++) weight[i] = weight[i] * factor[i] + sum[i];
     }
 
-    // What a sum of all weighted values is divided by; nothing was seen by who has no weight.
+    // The factor that normalizes the sum of weighted values: 0 for a query without weights, which has seen nothing.
     __device__ __forceinline__ float share_of(int i) {
         weight[i] += __shfl_xor_sync(ALL, weight[i], 1);
         weight[i] += __shfl_xor_sync(ALL, weight[i], 2);
@@ -68,7 +68,7 @@ struct Softmax {
     }
 };
 
-// A warpgroup's part.
+// A warpgroup that multiplies.
 template <int GROUPS>
 struct Consumer {
     const PrefillWgmmaArgs& a;
@@ -84,13 +84,13 @@ struct Consumer {
         if (GROUPS == 2) turn_give(1 + GROUPS + (1 - group), 2 * GROUP);
     }
 
-    // Where a query and its result lie, of one that exists.
+    // Where a query and its result lie; the query must exist.
     __device__ __forceinline__ int64_t query_at(const Item& item, int n) const {
         const int share = a.heads / a.kv_heads, at = n / share;
         const int64_t position = static_cast<int64_t>(item.row) * a.length + at;
         return (position * a.heads + item.kv_head * share + n - at * share) * DIM;
     }
-    // Of my warpgroup's lines: a piece of 16 bytes, and where it lies.
+    // Where a piece of 16 bytes lies in this warpgroup's lines.
     __device__ __forceinline__ uint32_t place(int line, int piece) const {
         return piece / 8 * 64 * LINE_BYTES + line * LINE_BYTES + ((piece % 8 ^ line % 8) << 4);
     }
@@ -98,7 +98,7 @@ struct Consumer {
     __device__ __forceinline__ void take_queries(const Item& item, int queries) const {
         const shared_t to = room.queries(group);
         const int first = item.first + 64 * group;
-        meet();  // everybody has stored what was there
+        meet();  // all threads have stored the results that were there
 #pragma unroll
         for (int n = threadIdx.x % GROUP; n < 64 * DIM / 8; n += GROUP) {
             const int line = n / (DIM / 8), piece = n % (DIM / 8);
@@ -128,7 +128,7 @@ struct Consumer {
         for (int n = 0; n < SCORES / 2; n++) to[n / 4][n % 4] = pack(s[2 * n], s[2 * n + 1]);
     }
 
-    // Values that nobody sees may be anything, and weigh 0.
+    // Clear values that no query sees: their weights are 0, but they may be anything, even NaN.
     __device__ __forceinline__ void clear_values(int slot, int seen) const {
         if (seen >= KEYS) return;
         for (int n = threadIdx.x % GROUP; n < (KEYS - seen) * HALVES * 8; n += GROUP) {
@@ -185,12 +185,12 @@ struct Consumer {
         stage.next();
     }
 
-    // Through the place of the queries, so that whole lines are stored; each warp has its own sixteen.
+    // Store results by way of the queries' memory, so that whole lines are written; each warp has its own sixteen.
     __device__ __forceinline__ void leave(const Item& item, Softmax& softmax, const float (&sums)[SUMS], int queries) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
         uint8_t* lines = shared_memory + group * QUERIES_BYTES;
         const float share[2] = {softmax.share_of(0), softmax.share_of(1)};
-        meet();  // nobody's products read them any more
+        meet();  // no warp's products read the queries any more
 #pragma unroll
         for (int n = 0; n < SUMS; n += 2) {
             const int i = n / 2 % 2, line = warp * 16 + lane / 4 + 8 * i;
@@ -214,7 +214,7 @@ struct Consumer {
     __device__ __forceinline__ void run() {
         const int queries = a.length * (a.heads / a.kv_heads);
         const int line = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4;
-        if (GROUPS == 2 && group == 1) give_turn();  // the first is first
+        if (GROUPS == 2 && group == 1) give_turn();  // the first warpgroup begins
         for (Cursor<ITEMS> slot;; slot.next()) {
             barrier_wait(room.item_there(slot.slot), slot.round);
             const Item item = *room.item(slot.slot);
@@ -228,7 +228,7 @@ struct Consumer {
             if (item.end > 0) attend(item, softmax, sums);
             leave(item, softmax, sums, queries);
         }
-        if (GROUPS == 2 && group == 0) wait_turn();  // what the other gave last is taken
+        if (GROUPS == 2 && group == 0) wait_turn();  // takes the turn that the other warpgroup gave last
     }
 };
 
@@ -250,7 +250,7 @@ __device__ __forceinline__ void prefill(const PrefillWgmmaArgs& a) {
         Consumer<GROUPS>{a, room, group}.run();
         return;
     }
-    if (GROUPS == 2) fewer_registers<40>();  // in all what the block was given
+    if (GROUPS == 2) fewer_registers<40>();  // in total what the block was launched with
     if (threadIdx.x % GROUP < 32) Supply<GROUPS>{a, room, static_cast<int>(threadIdx.x) % 32}.run();
 }
 

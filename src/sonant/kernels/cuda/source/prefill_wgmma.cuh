@@ -1,4 +1,4 @@
-// What `prefill_wgmma.cu` works on: arguments, what lies where in shared memory, and the warp that brings keys and values.
+// For `prefill_wgmma.cu`: arguments, the layout of shared memory, and the warp that copies keys and values.
 #pragma once
 #include "hopper.cuh"
 
@@ -6,11 +6,11 @@
 #define HEAD_DIM 128
 #endif
 
-constexpr int DIM = HEAD_DIM, HALVES = DIM / 64;  // 64 columns are a line of 128 bytes, which is what lines are swizzled in
+constexpr int DIM = HEAD_DIM, HALVES = DIM / 64;  // 64 columns are a line of 128 bytes, the unit of swizzling
 constexpr int KEYS = 128, STAGES = 2, ITEMS = 2;
 constexpr int LINE_BYTES = 128, LINES_BYTES = KEYS * LINE_BYTES, TILE_BYTES = HALVES * LINES_BYTES;
 constexpr int GROUP = 128, QUERIES_BYTES = 64 * LINE_BYTES * HALVES;  // of a warpgroup
-constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: it hides nothing, and is not written
+constexpr int NOBODY = 0x7fffffff;  // the position of a query beyond the last: nothing is masked, no result is written
 constexpr uint32_t ALL = 0xffffffffu;
 static_assert(DIM == 64 || DIM == 128, "one or two lines of 128 bytes for each position");
 
@@ -20,7 +20,7 @@ struct PrefillWgmmaArgs {
     const int* tables;
     const void* positions;  // [rows, length]
     uint16_t* out;
-    uint32_t* taken;        // items beyond the blocks' first ones; zero between launches
+    uint32_t* taken;        // counts items beyond the blocks' first ones; zero between launches
     int table_stride, wide_positions, rows, length, heads, kv_heads, block_tokens;
     int capacity;           // positions that may be read at all
     float scale;            // of scores, times log2(e)
@@ -31,7 +31,7 @@ static_assert(sizeof(PrefillWgmmaArgs) == 384, "as prefill_wgmma.py packs it");
 struct alignas(16) Item {
     int row, kv_head;  // a row of -1: there are no more
     int first;         // query: heads that share the key-value head lie side by side, position after position
-    int end;           // positions that any of them sees
+    int end;           // positions before this are seen by at least one of them
 };
 
 template <int GROUPS>
@@ -55,7 +55,7 @@ struct Room {
     __device__ shared_t values_used(int stage) const { return barrier(2 * ITEMS + 3 * STAGES + stage); }
 };
 
-// A ring of SIZE places: where one is, and how often it was there before.
+// A position in a ring of SIZE slots: the slot, and the parity of how often the ring was gone through before.
 template <int SIZE>
 struct Cursor {
     int slot = 0, round = 0;
@@ -64,7 +64,7 @@ struct Cursor {
     }
 };
 
-// What a query sees, of one that exists.
+// The position of a query, which is the last that it sees; the query must exist.
 __device__ __forceinline__ int position_of(const PrefillWgmmaArgs& a, int row, int at) {
     const int64_t index = static_cast<int64_t>(row) * a.length + at;
     const int64_t told = a.wide_positions ? read_fresh(static_cast<const int64_t*>(a.positions) + index)
@@ -72,7 +72,7 @@ __device__ __forceinline__ int position_of(const PrefillWgmmaArgs& a, int row, i
     return told < 0 ? -1 : told < a.capacity ? static_cast<int>(told) : a.capacity - 1;
 }
 
-// The warp that brings what the others multiply: item after item, and of each one tile of keys and values after another.
+// The warp that copies what the others multiply: item after item, and of each one tile of keys and values after another.
 template <int GROUPS>
 struct Supply {
     static constexpr int QUERIES = Room<GROUPS>::QUERIES;
@@ -82,7 +82,7 @@ struct Supply {
     Cursor<ITEMS> item = {};
     Cursor<STAGES> stage = {};
 
-    // Those with the longest way come first.
+    // The item of this index. Those with the most positions come first.
     __device__ __forceinline__ Item item_of(int index) const {
         const int groups = a.rows * a.kv_heads, share = a.heads / a.kv_heads, queries = a.length * share;
         const int tiles = (queries + QUERIES - 1) / QUERIES, group = index % groups;
@@ -103,10 +103,10 @@ struct Supply {
         item.next();
     }
 
-    // A page by each lane that has one of the tile's.
+    // Start copies of a tile's pages, one by each lane that has one.
     __device__ __forceinline__ void bring(const TensorMap& from, shared_t to, shared_t there, int page, int pages, int column) {
         if (lane == 0) barrier_expect(there, pages * a.block_tokens * LINE_BYTES * HALVES);
-        __syncwarp();  // no bytes before they are expected
+        __syncwarp();  // no bytes arrive before they are expected
         if (lane >= pages) return;
 #pragma unroll
         for (int half = 0; half < HALVES; half++)
@@ -133,7 +133,7 @@ struct Supply {
         for (int index = blockIdx.x; index < items;) {
             const Item made = item_of(index);
             hand_over(made);
-            // every block asks until there are no more: one time more than it gets one
+            // a block counts once for each item that it has had: `items` times in all, which leaves the count at 0
             if (lane == 0) index = blocks + static_cast<int>(count(a.taken, items - 1));
             bring_tiles(made);
             index = __shfl_sync(ALL, index, 0);

@@ -1,15 +1,16 @@
-// Keys and values from shared memory as the right sides of products, and the orders that follow from their type.
+// Keys and values from shared memory as the right operands of products, and the orders that follow from their type.
 //
-// A matrix load hands each lane four bytes of a row. Of bfloat16 these are the two that a product wants. Of eight bits
-// they are four neighbours, of which a product takes the first two and, eight further on, the last two: so the queries'
-// columns are put into that order as well, sixteen at a time, and a sum over columns is the same in any order. Values
-// are turned by pairs of columns; the even ones and the odd ones are then columns of two products.
+// A matrix load (ldmatrix) gives each lane four bytes of a row. In bfloat16 these are the two values that a product
+// needs. In eight bits they are four neighbours, of which a product takes the first two and, eight columns further on,
+// the last two: so the queries' columns are put into that order as well, sixteen at a time, since a sum over columns is
+// the same in any order. Values are transposed by pairs of columns; the even ones and the odd ones are then columns of
+// two products.
 #pragma once
 #include "paged.cuh"
 
-constexpr int AT_ONCE = 2 / KV_BYTES;  // sixteens of columns that one matrix load brings
+constexpr int AT_ONCE = 2 / KV_BYTES;  // sixteens of columns that one matrix load reads
 
-// Sixteen keys by AT_ONCE sixteens of columns: [sixteen, keys 0…7 or 8…15, a product's two registers].
+// Load sixteen keys by AT_ONCE sixteens of columns: [sixteen, keys 0…7 or 8…15, a product's two registers].
 __device__ __forceinline__ void load_keys(uint32_t (&right)[AT_ONCE][2][2], shared_t from) {
     uint32_t b[4];
     load_matrices(b, from);
@@ -25,7 +26,8 @@ __device__ __forceinline__ void load_keys(uint32_t (&right)[AT_ONCE][2][2], shar
     }
 }
 
-// Sixteen values by AT_ONCE sixteens of columns, of which a product has eight: [sixteen, product, its two registers].
+// Load sixteen values by AT_ONCE sixteens of columns, of which a product has eight: [sixteen, product, its two
+// registers].
 __device__ __forceinline__ void load_values(uint32_t (&right)[AT_ONCE][2][2], shared_t from) {
     uint32_t b[4];
     load_matrices_turned(b, from);
@@ -54,6 +56,6 @@ __device__ __forceinline__ int factor_of(int column) {
     return KV_BYTES == 1 ? (column & ~15) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1) : column;
 }
 
-// A query's value as a factor: half precision ends earlier than bfloat16.
+// A query's value as a factor: half precision has a smaller range than bfloat16.
 __device__ __forceinline__ float in_range(float x) { return KV_BYTES == 1 ? fminf(fmaxf(x, -65504.0f), 65504.0f) : x; }
 __device__ __forceinline__ uint16_t to_factor(float x) { return static_cast<uint16_t>(pack_factors(in_range(x), 0.0f)); }

@@ -1,5 +1,5 @@
-// What our kernels ask of the machine that C++ has no words for. All of it is here, so that a test can put the same
-// functions on a CPU in its place (tests/kernels/cuda_on_cpu.h) and run the very source of the kernels.
+// The PTX that our kernels need, in one place, so that a test can implement the same functions on a CPU
+// (tests/kernels/cuda_on_cpu.h) and run the very source of the kernels.
 #pragma once
 
 #ifdef SONANT_ON_CPU
@@ -8,15 +8,15 @@
 
 #include "machine.cuh"
 
-// What products multiply: bfloat16, or where keys and values have eight bits, which no product takes with float32 sums
-// and a wider left side, half precision, in which all of them are exact.
+// The type of products' factors: bfloat16 or, where keys and values have eight bits, half precision, in which all of
+// these are exact: no product takes eight bits with a wider left operand and float32 accumulators.
 #if KV_BYTES == 1
 #define FACTOR "f16"
 #else
 #define FACTOR "bf16"
 #endif
 
-// 16 bytes on their way to shared memory; zeros, and nothing is read, where `there` is false.
+// Start a copy of 16 bytes to shared memory; where `there` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void copy16(shared_t to, const void* from, bool there) {
     const int bytes = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -36,14 +36,14 @@ __device__ __forceinline__ void load_matrices_turned(uint32_t (&to)[4], shared_t
                  : "memory");
 }
 
-// A matrix of 8 by 8 with two neighbours of a row in each lane, turned round.
+// Transpose a matrix of 8 by 8 with two neighbours of a row in each lane.
 __device__ __forceinline__ uint32_t turn(uint32_t two) {
     uint32_t turned;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(two));
     return turned;
 }
 
-// c [16, 8] += a [16, 16] · b [16, 8], factors into float32.
+// c [16, 8] += a [16, 16] · b [16, 8], factors with float32 accumulators.
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." FACTOR "." FACTOR ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same without the sum before: c = a · b.
+// The same without adding: c = a · b.
 __device__ __forceinline__ void multiply_first(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." FACTOR "." FACTOR ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %10, %10, %10};"
@@ -74,14 +74,14 @@ __device__ __forceinline__ void widen(uint32_t (&to)[2], uint32_t four) {
         : "r"(four));
 }
 
-// Eight bits of a value; what is too large becomes the largest there is.
+// A value as e4m3; what is too large becomes the largest there is.
 __device__ __forceinline__ uint8_t to_e4m3(float x) {
     uint16_t both;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x));
     return static_cast<uint8_t>(both);
 }
 
-// The store and load of whole 16 bytes.
+// Copy 16 bytes by one load and one store.
 __device__ __forceinline__ void move16(void* to, const void* from) {
     *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
 }

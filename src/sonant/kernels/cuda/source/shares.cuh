@@ -1,20 +1,20 @@
-// What warps and blocks that share a row's positions have gathered, put together: a block's warps through shared memory, a
-// row's blocks through the second-level cache, by whichever of them arrives last.
+// Combines the partial results of warps and blocks that share a row's positions: those of a block's warps through
+// shared memory, those of a row's blocks through the L2 cache, by the last block to arrive.
 #pragma once
 #include "gathered.cuh"
 #include "turned.cuh"
 
 constexpr int MOST_SPLITS = 64, MOST_WARPS = 8;
-// after the loop, in the place of the rings
+// after the loop, in the memory of the rings
 constexpr int FACTORS_AT = 0;                                         // [QUERIES, MOST_SPLITS]
 constexpr int FLAG_AT = FACTORS_AT + MOST_SPLITS * QUERIES * 4;       // and room up to a multiple of 16
-constexpr int WEIGHTS_AT = FLAG_AT + 16;                              // [warps, QUERIES, 2]: highest score, sum
+constexpr int WEIGHTS_AT = FLAG_AT + 16;                              // [warps, QUERIES, 2]: maximum score, sum
 constexpr int TOTALS_AT = WEIGHTS_AT + MOST_WARPS * QUERIES * 2 * 4;  // [warps, QUERIES, DIM]
 constexpr int LEAST_RING = 2 * 8192;                                  // bytes, of one warp
 static_assert(TOTALS_AT + QUERIES * DIM * 4 <= LEAST_RING, "they fit in the place of one warp's ring");
 static_assert(QUERIES * DIM * 4 <= LEAST_RING, "and each more warp brings what its sums need");
 
-// One warp's sums, to where all threads of the block find them.
+// Store one warp's partial results, where all threads of the block find them.
 __device__ __forceinline__ void leave(const Gathered& sums, int share, int warp, int lane) {
     float* totals = reinterpret_cast<float*>(shared_memory + TOTALS_AT);
     float* weights = reinterpret_cast<float*>(shared_memory + WEIGHTS_AT);
@@ -62,12 +62,12 @@ __device__ __forceinline__ void add(float4& total, float factor, const float4& m
     total.x += factor * more.x, total.y += factor * more.y, total.z += factor * more.z, total.w += factor * more.w;
 }
 
-// Where a block's results go: bfloat16, or e4m3 for a product that takes eight bits.
+// Where a block's results go: as bfloat16, or as e4m3 for a product that takes eight bits.
 struct Results {
     uint8_t* start;
-    int item;  // bytes
+    int item;  // bytes of a value
 
-    // Four columns.
+    // Store four columns.
     __device__ __forceinline__ void put(int four, const float4& total, float factor) const {
         uint32_t* to = reinterpret_cast<uint32_t*>(start + four * 4 * item);
         if (item == 1) {
@@ -80,13 +80,13 @@ struct Results {
     }
 };
 
-// Totals over weights of one query, relative to scores of `best`: of all columns, or of four.
+// Combined results of one query in four columns: the maximum `best`, and the sum and accumulators relative to it.
 struct Mixed {
     float4 total;
     float best, weight;
 };
 
-// What all warps left of four columns.
+// Combine what all warps left of four columns.
 template <int WARPS_HERE>
 __device__ __forceinline__ Mixed of_warps(int four) {
     const float4* totals = reinterpret_cast<const float4*>(shared_memory + TOTALS_AT);
@@ -96,7 +96,7 @@ __device__ __forceinline__ Mixed of_warps(int four) {
 #pragma unroll
     for (int w = 0; w < WARPS_HERE; w++) mixed.best = fmaxf(mixed.best, weights[(w * QUERIES + member) * 2]);
 #pragma unroll
-    for (int w = 0; w < WARPS_HERE; w++) {  // a warp that had no chunk has a weight of 0 at minus infinity
+    for (int w = 0; w < WARPS_HERE; w++) {  // a warp without a chunk left a sum of 0 and a maximum of minus infinity
         const float factor = power_of_two(weights[(w * QUERIES + member) * 2] - mixed.best);
         add(mixed.total, factor, totals[w * QUERIES * DIM / 4 + four]);
         mixed.weight += factor * weights[(w * QUERIES + member) * 2 + 1];
@@ -104,7 +104,8 @@ __device__ __forceinline__ Mixed of_warps(int four) {
     return mixed;
 }
 
-// All warps' sums: the result, if this block has all of the row's positions, else what it leaves to the last block.
+// Combine all warps' partial results: to the final result if this block has all of the row's positions, else to what it
+// leaves to the last block.
 template <int WARPS_HERE>
 __device__ __forceinline__ void add_warps(float* own, const Results& out, bool alone, int share) {
     for (int four = threadIdx.x; four < share * DIM / 4; four += 32 * WARPS_HERE) {
@@ -122,10 +123,10 @@ __device__ __forceinline__ void add_warps(float* own, const Results& out, bool a
     }
 }
 
-// Whether this block is the last of `active`; the count is at zero then, for the next launch.
+// Whether this block is the last of `active` to arrive; the counter is then back at zero, for the next launch.
 __device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
     int* is_last = reinterpret_cast<int*>(shared_memory + FLAG_AT);
-    __syncthreads();  // all my threads have written
+    __syncthreads();  // all of this block's threads have written
     if (threadIdx.x == 0) {
         const uint32_t most = active - 1;
         *is_last = count(arrivals, most) == most;
@@ -134,8 +135,9 @@ __device__ __forceinline__ bool arrived_last(uint32_t* arrivals, int active) {
     return *is_last;
 }
 
-// What each block's sums count for of a query: a warp has a query, and a lane blocks lane and + 32. All sums of a query
-// are relative to its block's highest score; the factors make them relative to the highest of all, and divide.
+// The factor of each block's sums for each query; a warp has a query, and a lane blocks lane and + 32. A block's sums
+// are relative to its own maximum score; the factors make them relative to the maximum of all, and divide by the sum of
+// weights.
 template <int WARPS_HERE>
 __device__ __forceinline__ void make_factors(const float* slots, int cells, int active, int share) {
     float* factors = reinterpret_cast<float*>(shared_memory + FACTORS_AT);
@@ -161,16 +163,16 @@ __device__ __forceinline__ void make_factors(const float* slots, int cells, int 
     }
 }
 
-// The last block's work: all blocks' sums, in an order that does not depend on who came last. A thread has four columns;
-// where that leaves threads over, several have the same columns of different blocks. Sums are on their way while factors
-// are made.
+// The last block adds up all blocks' sums, in an order that does not depend on which one came last. A thread has four
+// columns; where that leaves threads over, several have the same columns of different blocks. Sums are being read while
+// factors are computed.
 template <int WARPS_HERE>
 __device__ __forceinline__ void combine(const float* slots, int cells, int active, int share, const Results& out) {
     constexpr int READS = 8, THREADS_HERE = 32 * WARPS_HERE;
     const float* factors = reinterpret_cast<const float*>(shared_memory + FACTORS_AT);
     float4* parts = reinterpret_cast<float4*>(shared_memory + TOTALS_AT);
     const int fours = share * DIM / 4, width = min(fours, THREADS_HERE), turns = THREADS_HERE / width;
-    const int turn = threadIdx.x / width;  // over for some where a share is no power of two
+    const int turn = threadIdx.x / width;  // equals `turns` in threads left over where a share is no power of two
     for (int first = 0; first < fours; first += width) {
         const int four = first + threadIdx.x % width;
         const bool mine = four < fours && turn < turns;
@@ -185,7 +187,7 @@ __device__ __forceinline__ void combine(const float* slots, int cells, int activ
         }
         if (first == 0) {
             make_factors<WARPS_HERE>(slots, cells, active, share);
-            __syncthreads();  // factors are other threads'
+            __syncthreads();  // other threads have made the factors
         }
         if (mine) {
 #pragma unroll

@@ -1,10 +1,10 @@
-// All layers of a stack over few rows in one launch: a grid that stays, with a barrier of all blocks after each of a
-// layer's four steps. Weights come in their own time (weights.cuh), so that what is left of a step is the way of its
-// few rows: out of the second-level cache, through the products, to the blocks of the cluster, and back.
+// All layers of a stack over few rows in one launch: a persistent grid, with a barrier of all blocks after each of a
+// layer's four steps. Weights are prefetched whatever the step (weights.cuh), so that a step only takes as long as its
+// few rows do: from the L2 cache, through the products, to the blocks of the cluster, and back.
 //
-// Who reads what others wrote: x is written by the second and the fourth step and read by the first and the third, qkv
-// is written by the first and read by the second, inner by the third and the fourth. So between a write and a read
-// there is one barrier, and between a read and the next write there is another.
+// What blocks read of each other's writes: x is written by the second and the fourth step and read by the first and the
+// third, qkv is written by the first and read by the second, inner is written by the third and read by the fourth. So
+// between a write and a read there is one barrier, and between a read and the next write there is another.
 #include "branch.cuh"
 #include "local_heads.cuh"
 #include "sums.cuh"
@@ -20,7 +20,7 @@ struct Pass {
     const StackArgs& a;
     Stream weights;
     Gains gains;
-    uint32_t turn = 0;  // of all gates
+    uint32_t turn = 0;  // of all gates: steps so far
 
     __device__ __forceinline__ explicit Pass(const StackArgs& args) : a(args), weights(args) {}
 
@@ -29,11 +29,12 @@ struct Pass {
             a.marks[(blockIdx.x * 4 * MOST_LAYERS + turn) * POINTS + point] = ticks();
     }
 
-    // A thread's two columns and its row, where a block ends a product. Of one column, rows lie next to each other.
+    // The two columns and the row in which a thread completes a product. Neighbouring threads have neighbouring rows,
+    // since a column's rows are adjacent among the sums.
     struct Own {
         uint32_t column, row;
         bool there;
-        uint32_t *x, *held;  // two neighbours of x, which only this thread writes; and what they are
+        uint32_t *x, *held;  // two neighbours of x, which only this thread writes; and its copy of their values
     };
     __device__ __forceinline__ Own own(const Place& at) const {
         const uint32_t thread = at.warp * 32 + at.lane, column = thread / ROWS * 2, row = thread % ROWS;
@@ -42,7 +43,7 @@ struct Pass {
         return {column, row, column < Output::COLUMNS && row < a.rows, reinterpret_cast<uint32_t*>(x), held};
     }
 
-    // From shared memory, whose rows are STEP apart.
+    // Multiply the input in shared memory, whose rows are STEP bytes apart.
     template <class P, int STEP>
     __device__ __forceinline__ void multiply_shared(const Place& at) {
         if (P::busy(at.warp, at.cluster)) {
@@ -58,12 +59,12 @@ struct Pass {
         }
     }
 
-    // Where the counter stood: only the thread that counts looks there.
+    // The counter's value at the start; only the thread that counts reads it.
     static __device__ __forceinline__ uint32_t* began() {
         return reinterpret_cast<uint32_t*>(shared_memory + BEGAN_AT);
     }
 
-    // Until a gate opens, with weights asked for meanwhile.
+    // Wait until a gate opens, and prefetch weights meanwhile.
     __device__ __forceinline__ void await(int gate, const Place& at) {
         while (!__all_sync(ALL, gate_passed(shared_base() + gate, turn & 1))) weights.pump(at);
     }
@@ -78,11 +79,11 @@ struct Pass {
         mark(3);
     }
 
-    // All blocks: what any of them has written before, all may read after it.
+    // A barrier of all blocks: what any of them has written before, all may read after it.
     __device__ __forceinline__ void meet() {
         const Place at = here();
         mark(4);
-        __syncwarp();  // all of the warp have written
+        __syncwarp();  // all lanes have written
         if (at.warp < WARPS) {
             if (at.lane == 0) gate_arrive(shared_base() + WRITTEN_AT);
             await(PASSAGE_AT, at);
@@ -93,7 +94,7 @@ struct Pass {
                 count_wait(a.counter, *began() + (turn + 1) * BLOCKS);
                 gate_arrive(shared_base() + PASSAGE_AT);
             }
-            __syncwarp();  // what its first lane has waited for, all have
+            __syncwarp();  // all lanes wait with the first
         }
         turn++;
     }
@@ -104,7 +105,7 @@ struct Pass {
         expect(Projection::bytes(at.cluster, at.rank) + 4 * RANKS * ROWS);
         Squares squares;
         if (at.warp < WARPS) open_branch(squares, a, gains, at);
-        __syncthreads();  // the input is whole
+        __syncthreads();  // the input is complete
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Projection, NORMED_STEP>(at);
@@ -147,7 +148,7 @@ struct Pass {
         expect(Gates::bytes(at.cluster, at.rank) + 4 * RANKS * ROWS);
         Squares squares;
         if (at.warp < WARPS) open_branch(squares, a, gains, at);
-        __syncthreads();  // the input is whole
+        __syncthreads();  // the input is complete
         mark(1);
         if (at.warp == WARPS) return;
         multiply_shared<Gates, NORMED_STEP>(at);
@@ -173,7 +174,7 @@ struct Pass {
         expect(Down::bytes(at.cluster, at.rank));
         if (at.warp == WARPS) return;
         if (Down::busy(at.warp, at.cluster)) {
-            // as many chunks as there are registers for
+            // chunks of input that are read at once: as many as there are registers for
             constexpr int HELD = ROW_TILES <= 3 && Down::EVERY % 2 == 0 ? 2 : 1;
             Sums<Down> sums;
             sums.clear();
@@ -182,7 +183,7 @@ struct Pass {
                 Piece right[HELD][2][ROW_TILES];
 #pragma unroll
                 for (int n = 0; n < HELD; n++) read_input<Down>(right[n], a.inner, a.rows, first + n, at);
-                if (MARKED && right[HELD - 1][1][ROW_TILES - 1].word[0] != 1) mark(1);  // it is there
+                if (MARKED && right[HELD - 1][1][ROW_TILES - 1].word[0] != 1) mark(1);  // it has arrived
 #pragma unroll
                 for (int n = 0; n < HELD; n++) sums.add(weights, right[n], at);
             }
@@ -201,11 +202,11 @@ struct Pass {
         }
         if (at.warp < WARPS) weights.begin(at);
         launch_dependents();
-        cluster_meet();  // all its gates are made
+        cluster_meet();  // all gates of the cluster are made
         wait_prior();
-        // Nobody gets past the first barrier before this block has read the counter and come there itself.
+        // No block passes the first barrier before this one has read the counter and arrived there itself.
         if (threadIdx.x == WORKERS) *began() = read_fresh(a.counter) / BLOCKS * BLOCKS;
-        read_rotations(a);  // they are read behind a barrier
+        read_rotations(a);  // they are used behind a barrier
         const Own mine = own(at);
         if (mine.there) *mine.held = read_fresh(mine.x);
         gains.read(a.layer[0].gains[0], at);

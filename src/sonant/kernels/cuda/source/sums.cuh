@@ -1,9 +1,9 @@
-// The products of a step: a warp's input, what it sums, and how the cluster puts that together.
+// The products of a step: a warp's input, its accumulators, and how the cluster combines them.
 #pragma once
 #include "weights.cuh"
 
-// The right sides of a warp's products, for one chunk of the depth: of its first half and of its second, whose words
-// are two for each sixteen.
+// Read the right operands of a warp's products for one chunk of the depth: of its first half and of its second, two
+// words for each sixteen.
 template <class P, int STEP>
 __device__ __forceinline__ void read_input(Piece (&right)[2][ROW_TILES], int chunk, const Place& at) {
     shared_t from = shared_base() + INPUT_AT + at.lane % 8 * STEP;
@@ -15,7 +15,8 @@ __device__ __forceinline__ void read_input(Piece (&right)[2][ROW_TILES], int chu
             load_matrices(right[half][tile].word, from + tile * 8 * STEP + half * 64);
 }
 
-// The same out of global memory, for a product whose warps have no input in common, and whose columns are in order.
+// The same from global memory, for a product whose warps have no input in common, and whose columns are in the order of
+// `place_of`.
 template <class P>
 __device__ __forceinline__ void read_input(
     Piece (&right)[2][ROW_TILES], const uint16_t* input, int rows, int chunk, const Place& at
@@ -30,7 +31,7 @@ __device__ __forceinline__ void read_input(
 
 template <class P>
 struct Sums {
-    // A warp that has one tile adds in two chains, since a product waits for the one before it in its chain.
+    // A warp with one tile accumulates in two chains, since a product waits for the one before it in its chain.
     static constexpr int CHAINS = P::EACH == 1 ? 2 : 1;
     float value[P::EACH * CHAINS][ROW_TILES][4];
 
@@ -40,7 +41,7 @@ struct Sums {
             value[n / (ROW_TILES * 4)][n / 4 % ROW_TILES][n % 4] = 0.0f;
     }
 
-    // A chunk of the depth, of all this warp's tiles.
+    // Multiply a chunk of the depth, in all of this warp's tiles.
     __device__ __forceinline__ void add(
         Stream& weights, const Piece (&right)[2][ROW_TILES], const Place& at
     ) {
@@ -58,7 +59,7 @@ struct Sums {
         }
     }
 
-    // To the blocks that end these columns: [rank, group, column, row] there.
+    // Push the sums to the blocks that complete these columns: [rank, group, column, row] there.
     __device__ __forceinline__ void leave(const Place& at) {
         if (CHAINS == 2)
 #pragma unroll

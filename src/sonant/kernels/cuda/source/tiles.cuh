@@ -1,12 +1,12 @@
-// What one warp of a prefill gathers from tiles of keys and values that all warps share: an online softmax over products.
+// The online softmax of one warp of a prefill, over tiles of keys and values that all warps share.
 #pragma once
 #include "products.cuh"
 
 constexpr int CHUNK = 16;  // positions that a warp copies of a tile
 constexpr int KEYS = WARPS * CHUNK;
 
-// What one warp gathers for its M tiles of 16 queries: totals over weights, relative to scores of `best` before their
-// scaling. A lane has rows lane / 4 and + 8 of each tile.
+// One warp's state for its M tiles of 16 queries: the running maximum `best`, of scores before their scaling, and the
+// running sum `weight` and accumulator `total` relative to it. A lane has rows lane / 4 and + 8 of each tile.
 template <int M>
 struct Gathered {
     float total[M][DIM / 8][4], best[M][2], weight[M][2];
@@ -23,7 +23,7 @@ struct Gathered {
         }
     }
 
-    // Scores into their exponentials, and what was gathered so far made relative to the new highest ones.
+    // Turn scores into their exponentials, and make the sums and accumulators relative to the new maxima.
     __device__ __forceinline__ void weigh(float (&s)[M][KEYS / 8][4], float scale) {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -34,7 +34,7 @@ struct Gathered {
                 for (int n = 0; n < KEYS / 8; n++) high = fmaxf(high, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
                 high = fmaxf(high, __shfl_xor_sync(ALL, high, 1));
                 high = fmaxf(high, __shfl_xor_sync(ALL, high, 2));
-                // a query that has seen nothing yet has a highest score of minus infinity, which must not meet itself
+                // a query that has seen nothing yet has a maximum of minus infinity, and -inf - -inf would be NaN
                 const float origin = high == lowest() ? 0.0f : high * scale;
                 const float shrink = power_of_two(best[m][half] * scale - origin);
                 best[m][half] = high;
@@ -47,7 +47,7 @@ struct Gathered {
                         sum += s[m][n][i];
                     }
                 weight[m][half] = weight[m][half] * shrink + sum;
-                if (__any_sync(ALL, shrink != 1.0f)) {  // seldom, once the first tiles have been seen
+                if (__any_sync(ALL, shrink != 1.0f)) {  // rare after the first tiles
 #pragma unroll
                     for (int n = 0; n < DIM / 8; n++) {
                         total[m][n][2 * half] *= shrink;
@@ -83,7 +83,7 @@ struct Gathered {
         }
     }
 
-    // Results into shared memory, from tile row `rows_at` on.
+    // Write results to shared memory, from tile row `rows_at` on.
     __device__ __forceinline__ void leave(int rows_at, int lane) const {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -92,7 +92,7 @@ struct Gathered {
                 float sum = weight[m][half];
                 sum += __shfl_xor_sync(ALL, sum, 1);
                 sum += __shfl_xor_sync(ALL, sum, 2);
-                const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // who saw nothing gets zeros
+                const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a query that saw nothing gets zeros
                 const int at = rows_at + m * 16 + half * 8 + lane / 4;
 #pragma unroll
                 for (int n = 0; n < DIM / 8; n += AT_ONCE)

@@ -1,10 +1,10 @@
-// What one warp gathers from chunks of positions for up to 8 queries: the products of gathered.cuh turned round, with
+// One warp's online softmax over chunks of positions for up to 8 queries: the products of gathered.cuh transposed, with
 // positions, and then columns of values, as the 16 rows of a tile and queries as its 8 columns. So there are half as
-// many products, and half as many sums to keep, as with mostly empty tiles of 16 queries.
+// many products and accumulators as with mostly empty tiles of 16 queries.
 #pragma once
 #include "products.cuh"
 
-// Sixteen positions by AT_ONCE sixteens of columns, as left sides: [sixteen, a product's four registers].
+// Load sixteen positions by AT_ONCE sixteens of columns, as left operands: [sixteen, a product's four registers].
 __device__ __forceinline__ void load_key_rows(uint32_t (&left)[AT_ONCE][4], shared_t from) {
     uint32_t b[4];
     load_matrices(b, from);
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_key_rows(uint32_t (&left)[AT_ONCE][4], shar
     }
 }
 
-// AT_ONCE sixteens of columns by sixteen positions; of eight bits the even columns come first.
+// Load AT_ONCE sixteens of columns by sixteen positions; in eight bits the even columns come first.
 __device__ __forceinline__ void load_value_columns(uint32_t (&left)[AT_ONCE][4], shared_t from) {
     uint32_t b[4];
     load_matrices_turned(b, from);
@@ -43,7 +43,8 @@ __device__ __forceinline__ int turned_column(int n, int half, int lane) {
     return n * 16 + (KV_BYTES == 1 ? lane / 4 * 2 + half : lane / 4 + half * 8);
 }
 
-// Totals over weights, relative to scores of `best`; a lane has queries (lane % 4) * 2 and + 1.
+// The running maximum `best`, and the running sum `weight` and accumulator `total` relative to it. A lane has queries
+// (lane % 4) * 2 and + 1.
 struct Turned {
     float total[DIM / 16][4], best[2], weight[2];
 
@@ -56,8 +57,8 @@ struct Turned {
         weight[0] = weight[1] = 0.0f;
     }
 
-    // A chunk of which the first `valid` positions (at least one) count; the values of all others must be zeros. Of
-    // queries the first and third registers are the right side of a product: rows 0 to 7.
+    // Add a chunk, of which the first `valid` positions (at least one) count; the values of all others must be zeros.
+    // The queries' first and third registers are the right operand of a product: rows 0 to 7.
     template <int CHUNK>
     __device__ __forceinline__ void add(
         const uint32_t (&q)[DIM / 16][4], shared_t keys, shared_t values, int valid, float scale, int lane
@@ -101,7 +102,7 @@ struct Turned {
         take<TILES>(s, values + by_pieces(lane));
     }
 
-    // In two sums of which neither waits for the other's products.
+    // Scores, in two accumulators of which neither waits for the other's products.
     template <int TILES>
     static __device__ __forceinline__ void score(float (&s)[TILES][4], const uint32_t (&q)[DIM / 16][4], shared_t keys) {
         float more[TILES][4];
@@ -124,7 +125,7 @@ struct Turned {
             for (int i = 0; i < 4; i++) s[n][i] += more[n][i];
     }
 
-    // Values by their weights.
+    // Accumulate values times their weights.
     template <int TILES>
     __device__ __forceinline__ void take(const float (&s)[TILES][4], shared_t values) {
 #pragma unroll

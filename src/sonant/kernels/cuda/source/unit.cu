@@ -1,9 +1,10 @@
-// A residual unit of 96 channels in one kernel, of inputs that are activated: a causal convolution of seven taps,
-// SnakeBeta, one of a single tap, the sum with what came in, and SnakeBeta of that.
+// A residual unit of 96 channels in one kernel, over activated inputs: a causal convolution of seven taps, SnakeBeta,
+// one of a single tap, the sum with the unit's input, and SnakeBeta of that.
 //
-// All weights stay in shared memory. A tile's inputs lie there once, as lines; a tap is the same lines from another one
-// on. Three warpgroups have tiles of their own and take turns: while one multiplies, two activate and store. The sums of
-// the first convolution become the left side of the second in registers. Blocks stay, and take one tile after another.
+// All weights stay in shared memory. A tile's inputs lie there once, as lines; each tap reads the same lines at another
+// offset. Three warpgroups have tiles of their own and take turns: while one multiplies, two activate and store. The
+// accumulators of the first convolution become the left operand of the second in registers. Blocks are persistent and
+// process one tile after another.
 #include "unit_parts.cuh"
 
 constexpr int WEIGHT_BYTES = (TAPS + 1) * CHUNKS * CHUNK_BYTES, FACTORS_AT = WEIGHT_BYTES + GROUPS * LINES_BYTES;
@@ -14,7 +15,7 @@ __device__ __forceinline__ const uint16_t* weight_at(const UnitArgs& args, int t
     return start + 8 * chunk;
 }
 
-// All of one tap; neighbouring threads take neighbouring outputs, whose 16 bytes are neighbours in a chunk.
+// Copy all weights of one tap; neighbouring threads take neighbouring outputs, whose 16 bytes are adjacent in a chunk.
 __device__ __forceinline__ void copy_weights(const UnitArgs& args, shared_t to, int tap, int thread) {
     for (int n = thread; n < CHUNKS * CHANNELS; n += THREADS) {
         const int chunk = n / 8 % CHUNKS, output = n / (8 * CHUNKS) * 8 + n % 8;

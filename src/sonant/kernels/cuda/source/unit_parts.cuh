@@ -1,4 +1,4 @@
-// A residual unit's arguments, and how a product's sums become results.
+// A residual unit's arguments, and how a product's accumulators become results.
 #pragma once
 #include "activations.cuh"
 
@@ -7,11 +7,11 @@ constexpr int GROUP = 128, GROUPS = 3, THREADS = (GROUPS + 1) * GROUP, WARPS = G
 // Inputs lie in slabs of 32 channels, as lines of 64 bytes.
 constexpr int SLAB = 32, SLABS = CHANNELS / SLAB, LINE_BYTES = SLAB * 2;
 constexpr int SLAB_BYTES = ((TILE + MOST_PAST) * LINE_BYTES + 1023) / 1024 * 1024, LINES_BYTES = SLABS * SLAB_BYTES;
-constexpr int TO_LINE = 4, TO_INPUTS = 2;  // of a matrix with such lines
+constexpr int TO_LINE = 4, TO_INPUTS = 2;  // in a matrix of such lines: to the next line, and to the next 16 inputs
 constexpr int CHUNK_BYTES = CHANNELS * 16;  // eight inputs of one tap's weights
 
 struct UnitArgs {
-    TensorMap fresh, recent, past;  // inputs: as many lines as a tile has, as it looks back, and from before this piece
+    TensorMap fresh, recent, past;  // inputs, copied by a tile's lines; by its history's; those before this piece
     const uint16_t *x, *wide, *wide_bias, *point, *point_bias, *alpha_mid, *beta_mid, *alpha_out, *beta_out;
     uint16_t *raw, *active;
     int steps, dilation, row_tiles, tiles, has_past;
@@ -42,8 +42,8 @@ __device__ __forceinline__ Place place_of(const UnitArgs& args, int tile) {
     return {tile / args.row_tiles, tile % args.row_tiles * TILE};
 }
 
-// One thread's: a tile's lines, which are activated inputs from `history` steps before its first result on. Before a
-// row's first step are those of the piece before, or silence.
+// Run by one thread: copy a tile's lines, which are activated inputs from `history` steps before its first result on.
+// Before a row's first step come those of the previous piece, or silence.
 __device__ __forceinline__ void bring_lines(const UnitArgs& args, Place place, shared_t lines, shared_t there) {
     const int history = (TAPS - 1) * args.dilation;
     const long long line = static_cast<long long>(place.row) * args.steps + place.first;
@@ -71,7 +71,7 @@ struct Results {
         there[0] = step < args.steps, there[1] = step + 8 < args.steps;
     }
 
-    // What is added.
+    // Read the unit's input, which is added.
     __device__ __forceinline__ void read(uint4 (&to)[2][CHANNELS / 32]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -80,7 +80,7 @@ struct Results {
                 to[half][block] = read16(args.x + (there[half] ? line + half * 8 * CHANNELS + 32 * block : 0));
     }
 
-    // Sums with bias and residual, each rounded, and the same activated.
+    // Store sums with bias and residual, each rounded, and the same activated.
     __device__ __forceinline__ void write(const float (&sums)[CHANNELS / 2],
                                           const uint4 (&residual)[2][CHANNELS / 32], const Factors& factors) const {
 #pragma unroll

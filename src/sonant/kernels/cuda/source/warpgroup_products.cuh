@@ -1,9 +1,10 @@
-// Products of a warpgroup, 128 threads: c [64, N] = a [64, 16] · b [16, N], or c plus that with `more`, bfloat16 into
-// float32. b, and a where it is not in registers, are in shared memory: see `matrix` in hopper.cuh. A thread's values
-// of c, and its part of an a in registers, are as mma.sync has them for each warp's 16 lines.
+// wgmma, products of a warpgroup (128 threads): c [64, N] = a [64, 16] · b [16, N], or c plus that with `more`, of
+// bfloat16 with float32 accumulators. b, and a where it is not in registers, are in shared memory: see `matrix` in
+// hopper.cuh. A thread's values of c, and its part of an a in registers, are as mma.sync has them for each warp's 16
+// lines.
 #pragma once
 
-// A thread's sums, as an instruction names them and as the compiler holds them.
+// A thread's accumulators, as an instruction names them and as operands of `asm`.
 #define SUMS_OF_96 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -62,7 +63,7 @@ __device__ __forceinline__ void multiply(float (&c)[96], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(more));
 }
 
-// a [64, 32] · b [32, N] of eight bits into whole numbers: as many bytes, so both lie and are counted like the others.
+// a [64, 32] · b [32, N] of eight bits with integer accumulators: as many bytes, so a and b are laid out as above.
 __device__ __forceinline__ void multiply(int (&c)[96], uint64_t a, uint64_t b, int more) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
@@ -71,7 +72,7 @@ __device__ __forceinline__ void multiply(int (&c)[96], uint64_t a, uint64_t b, i
         : "l"(a), "l"(b), "r"(more));
 }
 
-// The first again, with its sums in registers that held whole numbers before.
+// The product of bfloat16 again, with float32 accumulators in registers that held integers before.
 __device__ __forceinline__ void multiply_floats(int (&c)[96], uint64_t a, uint64_t b, int more) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
@@ -88,7 +89,7 @@ __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(more));
 }
 
-// b as `swizzled_lines` has it.
+// b is from `swizzled_lines`.
 __device__ __forceinline__ void multiply_turned(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int more) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"

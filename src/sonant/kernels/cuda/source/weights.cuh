@@ -1,14 +1,14 @@
-// A warp's weights, in the order in which it needs them, through all products and all layers: they come into a ring of
-// its own, and so are on their way while it waits for other blocks. They come at a steady pace: what blocks tell each
-// other would otherwise wait behind megabytes that nobody needs yet.
+// A warp's stream of weights, in the order in which it needs them, through all products and all layers: they are
+// prefetched into a ring of its own, so that they arrive while it waits for other blocks. They are requested at a
+// steady pace: what blocks tell each other would otherwise wait behind megabytes that are not needed yet.
 #pragma once
 #include "stack.cuh"
 
-// What a warp must know of a product to ask for its weights: in shared memory, since every product's is another.
+// What a warp must know of a product to request its weights; in shared memory, since it differs by product.
 struct Plan {
     int offset;         // of the warp's first value
     int width;          // of a row
-    int across, along;  // from a chunk to the next: of the warp's next tile, or of its first one
+    int across, along;  // from a chunk to the next: to the warp's second tile, or back to its first
     int chunks;
     int pad[3];
 
@@ -27,12 +27,12 @@ static_assert(sizeof(Plan) == PLAN_BYTES, "as its place has it");
 
 struct Stream {
     const StackArgs& a;
-    const uint16_t* from = nullptr;  // this lane's first sixteen bytes of the next chunk to be asked for
-    uint32_t left = 0;               // chunks of this product that are still to be asked for
-    uint32_t product = 0;            // the one after it, counted through all layers
-    int slot = 0, place = 0;         // where the next chunk to be used lies, and where the next one asked for will
-    int here = 0;                    // chunks that were asked for and are not yet used
-    uint32_t last = 0;               // when a chunk was asked for without need
+    const uint16_t* from = nullptr;  // this lane's first sixteen bytes of the next chunk to request
+    uint32_t left = 0;               // chunks of this product that are still to be requested
+    uint32_t product = 0;            // the number of the product after it, through all layers
+    int slot = 0, place = 0;         // ring slots of the next chunk to use, and of the next one to request
+    int here = 0;                    // chunks that were requested and are not used yet
+    uint32_t last = 0;               // when `pump` last requested a chunk
 
     __device__ __forceinline__ explicit Stream(const StackArgs& args) : a(args) {}
 
@@ -47,8 +47,8 @@ struct Stream {
         product++;
     }
 
-    // Four rows of sixteen at a time, whole lines of 128 bytes, whose pieces are permuted by the row's number: the
-    // eight rows which a matrix load reads at once lie in different banks.
+    // Request the next chunk: four of its sixteen rows at a time, in whole lines of 128 bytes, whose pieces are
+    // swizzled by the row's number, so that the eight rows that a matrix load reads at once lie in different banks.
     __device__ __forceinline__ void ask(const Place& at) {
         while (left == 0 && product < 4u * a.layers) next_product(at);
         if (left == 0) return;
@@ -81,7 +81,7 @@ struct Stream {
         for (int n = 0; n < LEAST; n++) ask(at);
     }
 
-    // Ask for one more if it is time: for who has nothing to do.
+    // Request one more chunk if it is time; called while a warp has nothing to do.
     __device__ __forceinline__ void pump(const Place& at) {
         const uint32_t now = __shfl_sync(ALL, ticks(), 0);  // all lanes must do the same
         if (here == AHEAD || now - last < PACE) return;
@@ -89,16 +89,16 @@ struct Stream {
         ask(at);
     }
 
-    // The next chunk, as the left sides of four products.
+    // Load the next chunk, as the left operands of four products.
     __device__ __forceinline__ void take(uint32_t (&sides)[4][4], const Place& at) {
         if (here < (slot % TAKES ? AHEAD : LEAST)) ask(at);
         copies_wait_for(here - 1);
-        __syncwarp();  // other lanes' copies are there too
+        __syncwarp();  // other lanes' copies have arrived too
         const uint32_t row = at.lane % 16;
         const shared_t chunk = shared_base() + RING_AT + (at.warp * AHEAD + slot) * CHUNK_BYTES + row * 128;
 #pragma unroll
         for (int n = 0; n < 4; n++) load_matrices(sides[n], chunk + (((2 * n + at.lane / 16) ^ (row % 8)) << 4));
-        __syncwarp();  // all lanes have read what may be written over now
+        __syncwarp();  // all lanes have read what may be overwritten now
         slot = slot + 1 == AHEAD ? 0 : slot + 1;
         here--;
     }
