@@ -161,7 +161,7 @@ def test_capacity_and_quality_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--base-url", "http://x", "--rate", "0"], "--rate takes numbers above 0"),
         (["--base-url", "http://x", "--note", "gpu"], "--note takes KEY=VALUE"),
         (["--base-url", "http://x", "--language", "klingon"], "no prompt set in 'klingon'"),
-        (["--base-url", "http://x", "--ref-text", "a"], "--ref-text goes with --clone"),
+        (["--base-url", "http://x", "--ref-text", "a"], "--ref-text needs --clone"),
         (["--base-url", "http://x", "--clone", "nowhere.wav"], "nowhere.wav is not a file"),
         (["--base-url", "http://x", "--sse", "--no-stream"], "leave --no-stream away"),
         (["--base-url", "http://x", "--extra-body", "[1]"], "must be a JSON object"),

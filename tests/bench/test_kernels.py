@@ -210,7 +210,7 @@ def test_on_a_cpu_it_prints_the_reference_and_says_so(tmp_path: Path, capsys: py
     options = ["--rows", "1,2", "--size", "0.6b", "--device", "cpu", "--out", str(out)]
     assert main(["bench", "kernels", "--ops", "rms_norm,sample,dual_norm", *options]) == 0
     shown, told = capsys.readouterr()
-    assert "nothing was measured of dual_norm: no model has it at these --size, --rows and --prefill" in told
+    assert "nothing was measured for dual_norm: no model uses it at these --size, --rows and --prefill" in told
     assert "rms_norm: reference, there are no kernels for cpu" in shown and "The reference only" in shown
     times = json.loads(out.read_text())["times"]
     assert {(t["op"], t["where"], t["rows"]) for t in times} == {
@@ -230,7 +230,7 @@ def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixtu
     shown, told = capsys.readouterr()
     for words in ("voxcpm2 flow 11 positions", "voxcpm2 flow 4 × 64", "voxcpm2 language norm"):
         assert words in shown
-    assert "nothing was measured of sample" in told
+    assert "nothing was measured for sample" in told
     assert main(["bench", "kernels", "--ops", "rms_norm", "--where", "language", *options]) == 0
     shown, _ = capsys.readouterr()
     assert "voxcpm2 language norm" in shown and "voxcpm2 flow norm" not in shown
@@ -239,8 +239,8 @@ def test_voxcpm2s_shapes_are_measured_by_the_command(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ops", "linear,lineal"], "there is no op 'lineal'; there are"),
-        (["--size", "7b"], "there is no size '7b'; there are 0.6b, 1.7b"),
+        (["--ops", "linear,lineal"], "there is no op 'lineal'; choose from"),
+        (["--size", "7b"], "there is no size '7b'; choose from 0.6b, 1.7b"),
         (["--rows", "1,x"], "--rows takes whole numbers"),
         (["--rows", "0"], "--rows takes numbers of at least 1"),
     ],

@@ -213,9 +213,9 @@ def test_a_trace_is_counted_by_what_ran_on_the_device_and_who_waited() -> None:
     [
         (["--streams", "1,x"], "--streams takes whole numbers"),
         (["--streams", "0"], "--streams takes numbers of at least 1"),
-        (["--measure", "streams,dreams"], "nothing called 'dreams' is measured; there are streams, steps"),
+        (["--measure", "streams,dreams"], "--measure has no 'dreams'; choose from streams, steps"),
         (["--measure", "streams", "--plot", "x.png"], "--plot draws what streams and steps measure"),
-        (["--held-share", "100"], "--held-share is a percentage from 50"),
+        (["--held-share", "100"], "--held-share must be a percentage from 50"),
         (["--held-frames", "1"], "must be at least 2"),
     ],
     ids=lambda v: None if isinstance(v, str) else " ".join(v),

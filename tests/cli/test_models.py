@@ -180,7 +180,11 @@ def test_doctor_tells_what_a_server_would_meet(run: Run, tmp_path: Path, monkeyp
     monkeypatch.setenv("SONANT_VOICES_FOLDER", str(tmp_path / "voices"))
     monkeypatch.setenv("SONANT_API_KEYS", "one,two")
     shown = run("doctor").out.decode()
-    for words in ("fastapi ", f"127.0.0.1:{port} is free; this machine only, with API keys", "voices, can be written"):
+    for words in (
+        "fastapi ",
+        f"127.0.0.1:{port} is free; reached from this machine only, with API keys",
+        "voices, can be written",
+    ):
         assert words in shown
     assert "open files" in shown and "two," not in shown
 
@@ -204,7 +208,7 @@ def test_doctor_finds_what_would_keep_a_server_from_starting(
 def test_doctor_says_how_to_get_what_serving_lacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonant.cli.serving_facts.version_of", lambda name: None if name == "fastapi" else "1.0")
     done = run("doctor")
-    assert done.code == 0 and "lacks fastapi: pip install 'sonant[serve]'" in done.out.decode()
+    assert done.code == 0 and "lacks fastapi; install with: pip install 'sonant[serve]'" in done.out.decode()
 
 
 @pytest.mark.parametrize("fault", ["no weights", "cut short", "no folder"])

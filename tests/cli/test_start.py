@@ -146,7 +146,7 @@ def test_no_room_for_what_is_printed_is_told_in_one_line() -> None:
     command = [sys.executable, "-m", "sonant.cli.main", "voices"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (2, "sonant: no room to write what is printed\n")
+    assert (done.returncode, done.stderr) == (2, "sonant: no space left to write the output\n")
 
 
 def every_command(commands: tuple[Command, ...] = COMMANDS, *before: str) -> list[tuple[str, ...]]:

@@ -93,7 +93,7 @@ def test_a_cpu_makes_little_sound_at_once() -> None:
 def test_the_doctor_says_what_and_why() -> None:
     told = chosen(EngineConfig().resolved(H200.room(SPEC)), SPEC, H200)
     assert (told.max_rows, told.max_batch) == (2048, 1024) and told.kv_tokens > 700_000
-    assert "NVIDIA H200 has 132 processors and 134.00 GB beside the weights" in told.reason
+    assert "NVIDIA H200 has 132 processors and 134.00 GB free beside the weights" in told.reason
     short = chosen(EngineConfig().resolved(L4.room(spec_of(200 << 20))), spec_of(200 << 20), L4)
     assert short.max_rows < 256 and "not enough for more rows" in short.reason
     assert "CPU" in chosen(EngineConfig().resolved(None), SPEC, None).reason

@@ -128,7 +128,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_gave_up(hub: StandIn, run: Run
     hub.repositories[QWEN] = Stored(tiny_checkpoints["base"])
     hub.cuts["model.safetensors"] = [KEPT + 1000] + 20 * [0]
     first = refused(run, NAME, "--yes")
-    assert "Is there a network?" in first and "goes on from there" in first
+    assert "Is there a network?" in first and "run the same command again to continue" in first
     assert f"sonant download {NAME}" in run("voices", "--model", NAME)[2]  # half of a checkpoint is none
     before = hub.fetched.copy()
     hub.cuts.clear()
@@ -149,7 +149,7 @@ def test_what_has_come_already_needs_no_room_again(
         monkeypatch.setattr("sonant.hub.download.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
 
     leave(KEPT)
-    assert "and 0.0 GB are free there" in refused(run, NAME, "--yes")
+    assert "and only 0.0 GB are free there" in refused(run, NAME, "--yes")
     leave(whole)
     hub.cuts["model.safetensors"] = [KEPT + 1000] + 20 * [0]
     refused(run, NAME, "--yes")
@@ -178,7 +178,7 @@ def test_a_wrong_checksum_is_told_and_the_file_removed(
 ) -> None:
     hub.repositories[QWEN] = Stored(tiny_checkpoints["base"])
     hub.damaged.add(path)
-    assert f"{path} of {QWEN} came damaged" in refused(run, NAME, "--yes", "--to", "here")
+    assert f"{path} of {QWEN} arrived damaged" in refused(run, NAME, "--yes", "--to", "here")
     assert not Path("here", path).exists() and not Path("here/config.json").exists()
     hub.damaged.clear()
     assert run("download", NAME, "--yes", "--to", "here")[0] == 0
@@ -215,7 +215,7 @@ def test_the_licence_has_to_be_accepted(
 ) -> None:
     hub.repositories[QWEN] = Stored(tiny_checkpoints["base"], licence="other")
     monkeypatch.setattr(sys, "stdin", StringIO(""))
-    assert "say --yes" in refused(run, NAME)
+    assert "run the same command with --yes" in refused(run, NAME)
 
     class Terminal(StringIO):
         def isatty(self) -> bool:

@@ -1,6 +1,6 @@
-"""Commands by name: what each is for is known at once, its module is imported when its words are to be parsed.
+"""Commands by name: what each is for is known at once, its module is imported when its arguments are parsed.
 
-So `sonant --help` costs no torch. A command's module has `EXAMPLES`, and either `add_arguments(parser)` and
+So `sonant --help` does not import torch. A command's module has `EXAMPLES`, and either `add_arguments(parser)` and
 `run(args)`, or `COMMANDS` of its own under a `TITLE`.
 """
 
@@ -22,7 +22,7 @@ class Command:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Has its options from the first time that it parses."""
+    """Adds its options when it parses for the first time."""
 
     def __init__(self, *, module: str | None = None, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)

@@ -1,4 +1,4 @@
-"""`sonant doctor`: what Sonant will run on here, and whether a model would load, before it is tried."""
+"""`sonant doctor`: what Sonant will run on here, and whether a model would load, without loading it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sonant doctor --json
 
 @dataclass(frozen=True)
 class Chosen:
-    """What an engine takes for the machine where nothing is asked for, and why."""
+    """What an engine chooses for the machine by default, and why."""
 
     max_rows: int
     max_batch: int
@@ -48,11 +48,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class PagedWeights:
-    """What `--gpu-weights` means for a model, and for whom it speaks."""
+    """What `--gpu-weights` means for a model: where its weights lie, what paging takes, and how many can listen."""
 
     device_bytes: int
     host_bytes: int
-    step_bytes: int  # that come over the bus for a frame
+    step_bytes: int  # of weights that come over the bus for each frame
     bus_bytes_per_s: float
     floor_s: float
     listeners: int
@@ -72,8 +72,8 @@ class ModelCheck:
     needed_bytes: int = 0  # weights, all rows of the default config, and one request of full length
     free_bytes: int | None = None
     chosen: Chosen | None = None
-    weights: PagedWeights | None = None  # where not all of them are to stay on the GPU
-    quantize: str | None = None  # what the layers' weights are made into
+    weights: PagedWeights | None = None  # None: all of them stay on the device
+    quantize: str | None = None  # the type that the layers' weights are converted to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     }
     for name, value in about_models.items():
         if folder is None and value is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} is about a model: give one")
+            raise ConfigError(f"--{name.replace('_', '-')} needs a model: give MODEL or --model")
     config = EngineConfig(codec=given_codec(args.codec), **about_models)
     check = None if folder is None else check_folder(folder, here, device, config)
     problems = machine.problems(here) + _model_problems(check, here.memory_free_bytes)
@@ -162,14 +162,14 @@ def paged_weights(plan: WeightPlan, spec: ModelSpec, config: EngineConfig, devic
 
 
 def chosen(config: EngineConfig, spec: ModelSpec, memory: GpuMemory | None) -> Chosen:
-    """Of a config that is resolved for the machine."""
+    """What a config that is resolved for the machine says, and why."""
     rows, batch = config.max_rows or 1, config.max_batch or 1
     if memory is None:
         tokens = block_count(spec, config, torch.device("cpu")) * config.block_tokens
-        return Chosen(rows, batch, tokens, "a CPU speaks for a few at once")
+        return Chosen(rows, batch, tokens, "a CPU can speak for a few at once")
     config = replace(config, kv_tokens=memory.likely_kv_tokens(spec, config))
     tokens = block_count(spec, config, torch.device("cuda")) * config.block_tokens
-    reason = f"{memory.name} has {memory.processors} processors and {_size(memory.free_bytes)} beside the weights"
+    reason = f"{memory.name} has {memory.processors} processors and {_size(memory.free_bytes)} free beside the weights"
     full = memory.room(spec).batch
     if full < memory.batch:
         reason += f"; {full} rows keep it busy with this model"
@@ -185,10 +185,13 @@ def _model_problems(check: ModelCheck | None, memory_free: int | None) -> list[s
         return [f"the model cannot be loaded: {check.error}"]
     if check.free_bytes is not None and check.needed_bytes > check.free_bytes:
         needed, free = _size(check.needed_bytes), _size(check.free_bytes)
-        return [f"the model needs {needed} of memory and {free} is free"]
+        return [f"the model needs {needed} of memory, and only {free} is free"]
     if check.weights is not None and memory_free is not None and check.weights.host_bytes > memory_free:
         paged = _size(check.weights.host_bytes)
-        return [f"{paged} of weights would be pinned in host memory, and {_size(memory_free)} is free: page less"]
+        return [
+            f"{paged} of weights would be pinned in host memory, and only {_size(memory_free)} is free there: raise "
+            "--gpu-weights"
+        ]
     return []
 
 
@@ -198,7 +201,7 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
     rows.append(("cpu", f"{here.cpu_cores} cores, {here.torch_threads} threads in torch"))
     if here.memory_total_bytes and here.memory_free_bytes is not None:
         rows.append(("memory", f"{_size(here.memory_free_bytes)} free of {_size(here.memory_total_bytes)}"))
-    rows.append(("cuda", f"{here.torch_cuda or 'none'} in torch, driver {here.driver or 'none'}"))
+    rows.append(("cuda", f"in torch: {here.torch_cuda or 'none'}, driver: {here.driver or 'none'}"))
     for i, g in enumerate(here.gpus):
         memory = f"{_size(g.memory_free_bytes)} free of {_size(g.memory_total_bytes)}"
         rows.append((f"gpu {i}", f"{g.name}, compute capability {g.compute_capability}, {memory}"))
@@ -225,7 +228,7 @@ def _table(here: Machine, auto: dict[str, str], check: ModelCheck | None, servin
 
 
 def _kernel_rows(kernels: tuple[Kernel, ...]) -> list[tuple[str, str]]:
-    """A line for all ops of a device that run the same way for the same reason."""
+    """One line for all ops of a device that run the same way for the same reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for k in kernels:
         groups.setdefault((f"{k.device} kernels", f"{k.implementation} ({k.reason})"), []).append(k.op)

@@ -1,7 +1,7 @@
-"""Ctrl-C while packages are being imported, which takes torch seconds.
+"""Ctrl-C while packages are being imported, which takes seconds for torch.
 
-Python's own way, an exception in the middle of it, goes wrong there: torch's C++ swallows it, so that the command runs
-on with half a numpy, or answers it with an abort.
+Python's own way, an exception in the middle of an import, goes wrong there: torch's C++ code swallows it, so that the
+command runs on with a numpy that is half imported, or aborts the process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ INTERRUPTED = "sonant: interrupted"
 
 @contextmanager
 def interrupt_waits() -> Iterator[None]:
-    """Raises KeyboardInterrupt at its end if Ctrl-C was pressed meanwhile; a second one ends the process on the spot.
+    """Raises KeyboardInterrupt at its end if Ctrl-C was pressed meanwhile; a second one ends the process at once.
 
-    Who is deaf to it, as a job in the background is, or has a way of their own, keeps it.
+    A process that ignores SIGINT, as a background job does, or that has its own handler, is left as it is.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

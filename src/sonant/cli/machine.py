@@ -43,7 +43,7 @@ class Machine:
     driver: str | None
     no_gpu_reason: str | None
     gpus: tuple[Gpu, ...]
-    cpu_cores: int  # as many as this process may use
+    cpu_cores: int  # that this process may use
     torch_threads: int
     memory_free_bytes: int | None
     memory_total_bytes: int | None
@@ -86,7 +86,7 @@ def _gpu(index: int) -> Gpu:
         free, total = torch.cuda.mem_get_info(index)
         x = torch.ones(64, 64, device=f"cuda:{index}")
         if float((x @ x).sum()) != 64.0**3:
-            problem = "a matrix product came out wrong"
+            problem = "a matrix product gave a wrong result"
     except RuntimeError as e:  # no code for this GPU's architecture, or no memory left
         problem = str(e).splitlines()[0]
     return Gpu(p.name, free, total, f"{p.major}.{p.minor}", problem)
@@ -105,7 +105,7 @@ def _no_gpu_reason() -> str | None:
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version. torch does not tell it; nvidia-smi comes with every driver."""
+    """The NVIDIA driver's version. torch does not report it; nvidia-smi comes with every driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -115,7 +115,7 @@ def _driver() -> str | None:
 
 
 def _memory() -> tuple[int | None, int | None]:
-    """Available and total bytes of host memory, where the system tells."""
+    """Available and total bytes of host memory, if the system reports them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -17,44 +17,44 @@ from sonant.exit_codes import EXIT_BROKEN_PIPE, EXIT_ERROR, EXIT_INTERRUPTED
 
 COMMANDS = (
     Command("say", "speak a text into a file", "sonant.cli.say"),
-    Command("serve", "answer OpenAI's speech API", "sonant.cli.serve"),
+    Command("serve", "serve OpenAI's speech API over HTTP", "sonant.cli.serve"),
     Command("voices", "list a model's voices and languages, without loading it", "sonant.cli.voices"),
     Command(
         "bench",
-        "measure: a server under load, its capacity and quality, two runs, the engine alone, its kernels",
+        "measure a server under load, its capacity or quality, the engine alone or its kernels; compare two runs",
         "sonant.cli.bench",
     ),
     Command(
         "profile",
-        "find waste: record steps of an engine, read traces, compare two, hold a budget",
+        "find wasted time: record an engine's steps, read and compare traces, check them against a budget",
         "sonant.cli.profile",
     ),
-    Command("download", "fetch a published checkpoint, and check that it came whole", "sonant.cli.download"),
+    Command("download", "download a published checkpoint, and check that it is complete", "sonant.cli.download"),
     Command("doctor", "show what Sonant will run on, and check a model without loading it", "sonant.cli.doctor"),
     Command(
-        "random-model", "write a model of random weights: it babbles, at the speed of a real one",
+        "random-model", "write a model of random weights, which babbles at the speed of a real one",
         "sonant.cli.random_model",
     ),
 )  # fmt: skip
 
 EPILOG = """\
 examples:
-  sonant random-model model                        a model of random weights, to try things with: it babbles
+  sonant random-model model                        a model of random weights for trials, which babbles
   sonant say "Hello." --model model -o hello.wav   speak into a file
-  sonant serve --model model                       answer OpenAI's speech API
+  sonant serve --model model                       serve OpenAI's speech API over HTTP
   sonant voices --model model                      who can speak, and in which languages
-  sonant bench offline --model model               how fast it is here; `bench serve` loads a server
-  sonant profile run model                         where a step's time goes that makes no sound
-  sonant download                                  names of models to fetch, for --model NAME
+  sonant bench offline --model model               how fast it is here; `bench serve` tests a server
+  sonant profile run model                         which part of a step's time is wasted
+  sonant download                                  names of models to download, for --model NAME
   sonant doctor                                    what this machine will run on
 
-`sonant COMMAND --help` tells all options of a command. Exit codes: 0 done, 1 doctor found something broken,
-2 an error that the message explains, 130 interrupted.
+`sonant COMMAND --help` lists all options of a command. Exit codes: 0 success, 1 a check failed (in doctor, bench or
+profile), 2 an error that the message explains, 130 interrupted.
 """
 
 
 class ShowVersion(argparse.Action):
-    """Looks for the version only when it is asked for, which takes longer than all else that the parser does."""
+    """Looks up the version only when it is asked for, since that takes longer than all else that the parser does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from sonant.cli.package_version import version_of
@@ -71,15 +71,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code. `argv` is without the program's name."""
+    """Run one command and return its exit code. `argv` is without the program's name."""
     prepare_streams()
     debug = False
     try:
         with interrupt_waits():
-            args = build_parser().parse_args(argv)  # imports the command, and torch with most of them
+            args = build_parser().parse_args(argv)  # imports the command's module, and with most commands torch
         debug = args.debug
         code: int = args.run(args)
-        sys.stdout.flush()  # here, so that a reader who went away is noticed where we can answer
+        sys.stdout.flush()  # here, so that a closed pipe is noticed where it is handled
         return code
     except SonantError as e:
         if debug:
@@ -96,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if e.errno != errno.ENOSPC:
             raise
         _leave_stdout()
-        print(f"sonant: no room to write {e.filename or 'what is printed'}", file=sys.stderr)
+        print(f"sonant: no space left to write {e.filename or 'the output'}", file=sys.stderr)
         return EXIT_ERROR
 
 
 def _leave_stdout() -> None:
-    """The interpreter flushes it once more at its end, and would complain there."""
+    """Redirect it to /dev/null: the interpreter flushes it once more at exit, and would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Which model a command uses, and which codec: the one it was given, or the user set up; else the built-in voice."""
+"""Which model and codec a command uses: as its options or the environment say, else the built-in voice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_folder(given: str | None) -> Path:
 
 
 def given_once(place: str | None, option: str | None) -> str | None:
-    """MODEL or --model, of a command that takes it either way."""
+    """The model, for a command that takes it as MODEL or as --model."""
     if place is not None and option is not None:
         raise ConfigError("the model was given twice: as MODEL and with --model; give it once")
     return option if place is None else place
@@ -39,7 +39,7 @@ def given_codec(given: str | None) -> str | None:
 
 
 def given_folder(given: str | None) -> Path | None:
-    """A folder, or that of a checkpoint that was downloaded by this name."""
+    """`--model`, else SONANT_MODEL: a folder, or that of a checkpoint downloaded by this name; None: neither is set."""
     name = given or os.environ.get(VARIABLE)
     if not name:
         return None

@@ -1,4 +1,4 @@
-"""Where downloaded checkpoints lie, and which of them a name means."""
+"""Where downloaded checkpoints are stored, and which of them a name means."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def store_folder(repository: str) -> Path:
 
 
 def downloaded(name: str) -> Path | None:
-    """The folder of a checkpoint that was downloaded by this name; None: no checkpoint is meant, but a folder.
+    """The folder of a checkpoint that was downloaded by this name; None: `name` means a folder, not a checkpoint.
 
-    Nothing is fetched: where a known name was not downloaded, the error says how it is.
+    Nothing is fetched: if a known name was not downloaded yet, the error says how to do it.
     """
     repository = repository_of(name)
     if repository is None:
@@ -29,5 +29,5 @@ def downloaded(name: str) -> Path | None:
     if is_whole(folder):
         return folder
     if name.lower() in known_names() or name in known_names().values():
-        raise ConfigError(f"{name} has not been downloaded yet: sonant download {name}")
+        raise ConfigError(f"{name} has not been downloaded yet; run: sonant download {name}")
     return None

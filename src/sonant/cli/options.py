@@ -18,8 +18,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 def model_help() -> str:
     return (
-        f"folder of a published checkpoint of {titles()}, or the name that `sonant download` fetched one by (default: "
-        "the environment variable SONANT_MODEL)"
+        f"folder of a published checkpoint of {titles()}, or the name of one that `sonant download` has fetched "
+        "(default: the environment variable SONANT_MODEL)"
     )
 
 
@@ -38,23 +38,22 @@ def add_codec(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
 def add_gpu_weights(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--gpu-weights", metavar="SIZE",
-        help="GPU memory for weights, as 3GiB, or auto; the others come from host memory when they are needed "
-        "(default: all stay on the GPU)",
+        help="GPU memory for weights, such as 3GiB, or auto; the rest is fetched from host memory when it is needed "
+        "(default: all weights stay on the GPU)",
     )  # fmt: skip
 
 
 def add_kv_cache_dtype(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--kv-cache-dtype", choices=get_args(KVCacheType),
-        help="keys and values in eight bits (e4m3), room for twice the positions (default: in the weights' type)",
+        help="type of cached keys and values: eight bits (e4m3) for twice the positions (default: the weights' type)",
     )  # fmt: skip
 
 
 def add_quantize(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--quantize", choices=get_args(Quantization),
-        help="weights of the models' layers in eight bits, made from the published ones as they are read (default: as "
-        "the dtype says)",
+        help="convert the weights of the models' layers to eight bits while reading them (default: as the dtype says)",
     )  # fmt: skip
 
 
@@ -63,12 +62,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def positive_numbers(text: str, option: str, kind: type[N]) -> list[N]:
-    """Numbers with commas between them, such as the loads of a measurement."""
+    """Numbers separated by commas, such as the loads of a measurement."""
     try:
         numbers = [kind(n) for n in text.split(",")]
     except ValueError:
         raise ConfigError(
-            f"{option} takes {'whole ' if kind is int else ''}numbers with commas, not {text!r}"
+            f"{option} takes {'whole ' if kind is int else ''}numbers separated by commas, not {text!r}"
         ) from None
     if not all(n > 0 for n in numbers):
         raise ConfigError(f"{option} takes numbers {'of at least 1' if kind is int else 'above 0'}, not {text!r}")

@@ -1,4 +1,4 @@
-"""What a person sees while speech is made: one line that moves on a terminal, one line of summary at the end."""
+"""What a person sees while speech is made: on a terminal a line that is redrawn, and a line of summary at the end."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Progress:
         self.sound_s = 0.0
 
     def note(self, text: str) -> None:
-        """Tells what is going on before there is sound."""
+        """Show what is going on before there is sound."""
         self.line.show(text, at_once=True)
 
     @contextmanager
     def following(self, log: logging.Logger) -> Iterator[None]:
-        """Tells what this log says, on the line that moves: nobody else reads it."""
+        """Show this log's messages on the progress line; nothing else shows them."""
         handler = _Noted(self)
         level = log.level
         log.addHandler(handler)
@@ -47,7 +47,7 @@ class Progress:
             log.setLevel(level)
 
     def start(self) -> None:
-        """The clock runs from here: loading is not speaking."""
+        """Start the clock: the time to load the model does not count."""
         self.started_s = time.monotonic()
 
     def add(self, sound_s: float) -> None:

@@ -1,4 +1,4 @@
-"""One line on stderr that moves while something takes long: on a terminal only, since a log would keep every state.
+"""One line on stderr that is redrawn while something takes long: on a terminal only, as a log would keep every state.
 
 Stderr, because stdout may carry sound or JSON.
 """
@@ -20,7 +20,7 @@ class ProgressLine:
         self._shown_s = time.monotonic()
 
     def show(self, text: str, *, at_once: bool = False) -> None:
-        """Without `at_once` the line stays as it is until it can be drawn anew without flicker."""
+        """Draw the line anew. Without `at_once` this is skipped if it was just drawn, so that it does not flicker."""
         now_s = time.monotonic()
         if self._moves and (at_once or now_s - self._shown_s >= _REDRAW_S):
             self._shown_s = now_s

@@ -28,7 +28,7 @@ from sonant.voice import Voice
 if TYPE_CHECKING:
     from sonant.engine.engine import Engine
 
-# One text needs few rows, and on a GPU the cache then takes what they can use instead of all memory. A long
+# One text needs few rows, and on a GPU the cache then takes only what they can use, not all memory. A long
 # text is spoken four parts at a time.
 ROWS = 4
 
@@ -46,7 +46,7 @@ sonant say "Hello." --model model -o - --format pcm | aplay -f S16_LE -r 24000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text", metavar="TEXT", nargs="?",
-        help="what to say; - reads it from stdin, as UTF-8 (default: - if something is piped in)",
+        help="text to speak; - reads it from stdin, as UTF-8 (default: - if something is piped in)",
     )  # fmt: skip
     add_model(parser)
     add_codec(parser)
@@ -62,33 +62,41 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
         "-o", "--out", metavar="FILE", default="out.wav",
-        help="where the sound goes, 16-bit mono; - is stdout, as it is made (default: out.wav)",
+        help="file for the sound, 16-bit mono; - streams it to stdout (default: out.wav)",
     )  # fmt: skip
     group.add_argument(
         "--format", choices=FORMATS,
         help="wav, flac, or pcm: raw little-endian samples (default: by the suffix of FILE; wav on stdout)",
     )  # fmt: skip
-    group.add_argument("--quiet", action="store_true", help="only warnings and errors (default: a summary)")
+    group.add_argument("--quiet", action="store_true", help="print only warnings and errors (default: also a summary)")
 
 
 def _add_voice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("voice")
     one = group.add_mutually_exclusive_group()
-    one.add_argument("--voice", metavar="NAME", help="a voice of the model's own (default: its first, if it has any)")
-    one.add_argument("--clone", metavar="CLIP", help="an audio file to take the voice from, if the model clones")
-    one.add_argument("--voice-file", metavar="FILE", help="a voice that --save-voice wrote")
+    one.add_argument(
+        "--voice", metavar="NAME", help="one of the model's own voices (default: the first, if it has any)"
+    )
+    one.add_argument("--clone", metavar="CLIP", help="audio file to clone the voice from, if the model can")
+    one.add_argument("--voice-file", metavar="FILE", help="voice saved by --save-voice")
     one.add_argument("--speaker", metavar="WHO", action="append", help=speakers.HELP)
-    group.add_argument("--ref-text", metavar="TEXT", help="what CLIP says: a closer clone (default: its timbre only)")
-    group.add_argument("--save-voice", metavar="FILE", help="keep the cloned voice (default: not kept)")
-    group.add_argument("--instruct", metavar="TEXT", help="how to speak, in words (default: nothing)")
-    group.add_argument("--language", metavar="NAME", default="auto", help="see `sonant voices` (default: auto)")
+    group.add_argument(
+        "--ref-text", metavar="TEXT", help="the words of CLIP, for a closer clone (default: only its timbre)"
+    )
+    group.add_argument("--save-voice", metavar="FILE", help="save the cloned voice (default: not saved)")
+    group.add_argument("--instruct", metavar="TEXT", help="how to speak, in words (default: no instructions)")
+    group.add_argument(
+        "--language", metavar="NAME", default="auto", help="language of the text, see `sonant voices` (default: auto)"
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "sampling", "defaults are the model's own, from its generation_config.json if it has one, but for the seed"
+        "sampling", "defaults are the model's own, from its generation_config.json if it has one, except for the seed"
     )
-    group.add_argument("--seed", metavar="N", type=int, help="0 to 2^64-1; same seed, same sound (default: random)")
+    group.add_argument(
+        "--seed", metavar="N", type=int, help="from 0 to 2^64-1; the same seed gives the same sound (default: random)"
+    )
     for name, knobs in all_knobs().items():
         flag, kind = f"--{name.replace('_', '-')}", knobs[0].kind
         # One name may mean different things to different models.
@@ -101,32 +109,36 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, metavar="N" if kind is int else "X", type=kind, help=told)
     group.add_argument(
         "--max-frames", metavar="N", type=int,
-        help="cut after N frames, of a long text in all; `sonant voices` tells how many make a second "
-        "(default: by the text's length)",
+        help="stop after N frames, over all of a long text; `sonant voices` shows how many make a second "
+        "(default: limited by the text's length)",
     )  # fmt: skip
     group.add_argument(
         "--streaming-text", action=argparse.BooleanOptionalAction,
-        help="feed the text while speaking (default: as the model does)",
+        help="feed the text to the model while it speaks (default: as the model does)",
     )  # fmt: skip
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … (default: auto, a GPU if any)")
+    group.add_argument(
+        "--device", default="auto", help="where to run: cpu, cuda, cuda:1 … (default: auto, a GPU if any)"
+    )
     auto = "(default: auto, bfloat16 on a GPU and float32 on the CPU)"
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help=f"numbers of the model {auto}")
-    group.add_argument("--codec-dtype", choices=DTYPES, default="auto", help=f"numbers of the codec {auto}")
-    group.add_argument("--threads", metavar="N", type=whole_number(1), help="CPU threads (default: as torch chooses)")
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help=f"data type of the model {auto}")
+    group.add_argument("--codec-dtype", choices=DTYPES, default="auto", help=f"data type of the codec {auto}")
+    group.add_argument(
+        "--threads", metavar="N", type=whole_number(1), help="number of CPU threads (default: as torch chooses)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.clone is None and (args.ref_text is not None or args.save_voice is not None):
-        raise ConfigError("--ref-text and --save-voice go with --clone CLIP")
+        raise ConfigError("--ref-text and --save-voice need --clone CLIP")
     asked = speakers.parse(args.speaker or ())
     given = {"codec": given_codec(args.codec), "gpu_weights": args.gpu_weights, "quantize": args.quantize}
     config = EngineConfig(max_rows=ROWS, **given)
     text = read_text(args.text)
-    check_text(text, config.max_text_chars)  # again in the engine, but here before a long load
+    check_text(text, config.max_text_chars)  # the engine checks it again, but only after a long load
     folder = model_folder(args.model)
     progress = Progress(quiet=args.quiet)
     with open_output(args.out, args.format) as output:
@@ -143,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(folder: Path, config: EngineConfig, args: argparse.Namespace) -> Engine:
-    """torch is imported here, after all that can be refused without it: it takes a second or two."""
+    """Import torch, which takes a second or two, only after all that can be refused without it, and load the model."""
     import_torch()
     import torch
 
@@ -176,7 +188,7 @@ def _request(
 
 
 def _speak(engine: Engine, request: SpeechRequest, output: SoundOutput, progress: Progress) -> Speech:
-    """Write the sound as it comes; the result has the timings, its samples are spent."""
+    """Write the sound as it comes. The result has the timings, but no samples any more."""
     progress.start()
     with engine.submit(request) as stream:
         output.begin(stream.sample_rate)

@@ -1,4 +1,4 @@
-"""`sonant serve`: the OpenAI speech API over one model."""
+"""`sonant serve`: OpenAI's speech API, served by one model or several."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", metavar="MODEL", nargs="*",
-        help="the same as --model; of several each is asked for by its name, and has its share of the GPU's memory",
+        help="the same as --model; of several, clients choose one by its folder's name, and each has a share of the "
+        "GPU's memory",
     )  # fmt: skip
     parser.add_argument(
         "--config", metavar="FILE", type=Path,
-        help="TOML with any of the options below, each named as its environment variable is, in small letters and "
-        f"without SONANT_; the environment goes before the file, and the command line before both ({CONFIG_VARIABLE})",
+        help="TOML file with any of the options below, each named like its environment variable, in lower case and "
+        f"without SONANT_; the environment overrides the file, and the command line overrides both ({CONFIG_VARIABLE})",
     )  # fmt: skip
     for title, owner in OWNERS.items():
         add_settings(parser.add_argument_group(title), settings_of(owner))
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     folder = folders[0]
     if cluster.wanted:
         if len(folders) > 1:
-            raise ConfigError("replicas speak with one model each; start one application for each, and --other-model")
+            raise ConfigError(
+                "replicas serve one model only; start an application for each, and join them with --other-model"
+            )
         return _on_ray(folder, model, options, cluster, config)
     workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
     if workers == 0 and len(folders) == 1:
@@ -84,7 +87,7 @@ def _in_one_process(folder: Path, model: ModelOptions, options: ServeOptions, co
         from sonant.serving.cpu_threads import use_threads
         from sonant.serving.processes.one_process import one_process
 
-    pick_device(model.device)  # without a GPU it will not come while we wait
+    pick_device(model.device)  # raises at once if there is no such GPU
     use_threads(model.threads, model.device)
 
     def load() -> Engine:
@@ -105,11 +108,11 @@ def check_names(folders: list[Path]) -> None:
     """Models are told apart by the names of their folders."""
     names = [folder.absolute().name for folder in folders]
     if twice := [name for n, name in enumerate(names) if name in names[:n]]:
-        raise ConfigError(f"two models are called {twice[0]!r}, which clients ask for them by: rename a folder")
+        raise ConfigError(f"two models are called {twice[0]!r}, the name that clients ask for: rename a folder")
 
 
 def shared(options: ServeOptions, config: EngineConfig, models: int) -> tuple[ServeOptions, EngineConfig]:
-    """A part of the GPU's memory for each that is awake. Where all are, nobody has to sleep."""
+    """Divide the GPU's memory among the models that are awake. If all of them may be, none ever has to sleep."""
     awake = models if options.awake_models is None else options.awake_models
     if awake >= models:
         options, awake = replace(options, awake_models=None), models
@@ -140,7 +143,7 @@ def _on_ray(
     if find_spec("ray") is None:
         raise ConfigError("replicas need Ray Serve; install it with: pip install 'sonant[ray]'")
     if options.port == 0 or options.workers is not None:
-        raise ConfigError("with replicas --port must be a number over 0, and --workers is not for them")
+        raise ConfigError("with replicas, --port must be a number over 0, and --workers cannot be set")
     from sonant.serving.cluster.replica import ReplicaSetup
     from sonant.serving.cluster.run import run_on_ray
 
@@ -149,7 +152,8 @@ def _on_ray(
 
 
 def front_ends_for(cores: int) -> int:
-    """So that with a GPU's engine each has a core of its own; few cores are the engine's, which then is the CPU's."""
+    """Few enough that each has a core of its own beside an engine on a GPU. None on few cores: these are left to the
+    engine, which is then assumed to run on the CPU."""
     return 0 if cores < _MANY_CORES else min(_MOST_FRONT_ENDS, (cores - 4) // 2)
 
 

@@ -1,4 +1,4 @@
-"""What a server would meet on this machine, as it is set up now: for `sonant doctor`."""
+"""What a server would find on this machine, as it is set up now: for `sonant doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonant.serving.options import ServeOptions
 from sonant.serving.start_check import folder_problem, is_public, port_problem
 
 PACKAGES = ("fastapi", "uvicorn", "httptools", "python-multipart", "prometheus-client", "websockets", "av")
-# A listener takes one, and a proxy in front keeps as many open again; the rest of the process needs about a hundred.
+# Each listener takes one, and a proxy in front as many again; the rest of the process needs about a hundred.
 FEW_FILES = 4096
 
 
@@ -25,19 +25,19 @@ class ServingFacts:
     port: int
     port_problem: str | None
     public: bool  # other machines can reach it
-    has_keys: bool  # of which clients must send one
+    has_keys: bool  # clients must send an API key
     voices_folder: str | None
     voices_problem: str | None
-    file_limit: int | None  # open files and connections; None: the system does not tell
+    file_limit: int | None  # on open files and connections; None: not known
 
     @property
     def problems(self) -> list[str]:
-        """What the operator has set up and would not work. A port in use is none: the server may be running."""
+        """What is set up and would not work. A port in use is no problem: the server may be running."""
         return [self.voices_problem] if self.voices_problem else []
 
 
 def serving_facts() -> ServingFacts:
-    """With the options that the environment and the config file set; raises `ConfigError` if they cannot be read."""
+    """For the options that the environment and the config file set; raises `ConfigError` if they cannot be read."""
     name = os.environ.get(CONFIG_VARIABLE)
     file = Path(name) if name else None
     found = gather(settings_of(*OWNERS.values()), None, os.environ, file)
@@ -59,14 +59,14 @@ def serving_facts() -> ServingFacts:
 def serving_rows(facts: ServingFacts, cpu_cores: int) -> list[tuple[str, str]]:
     lacking = [name for name, found in facts.packages.items() if found is None]
     there = ", ".join(f"{name} {found}" for name, found in facts.packages.items() if found)
-    packages = f"lacks {', '.join(lacking)}: pip install 'sonant[serve]'" if lacking else there
-    reach = "other machines can reach it" if facts.public else "this machine only"
+    packages = f"lacks {', '.join(lacking)}; install with: pip install 'sonant[serve]'" if lacking else there
+    reach = "reached from other machines" if facts.public else "reached from this machine only"
     keys = "with API keys" if facts.has_keys else "no API key"
     if facts.public and not facts.has_keys:
         keys += ": ANYBODY WHO REACHES IT MAY USE IT; set SONANT_API_KEYS"
     limit = "not known" if facts.file_limit is None else f"{facts.file_limit:,} open files"
     if facts.file_limit is not None and facts.file_limit < FEW_FILES:
-        limit += f", few for many listeners: ulimit -n {FEW_FILES}"
+        limit += f", too few for many listeners; raise with: ulimit -n {FEW_FILES}"
     return [
         ("serve", packages),
         ("", f"{facts.port_problem or f'{facts.host}:{facts.port} is free'}; {reach}, {keys}"),

@@ -1,8 +1,8 @@
 """One list of options, four places to set them: default < config file < environment < command line.
 
 The list is the fields of the option classes. A field `max_rows` is `max_rows` in the file, SONANT_MAX_ROWS in the
-environment and --max-rows on the command line. Values are read by the field's type, and whatever is wrong is told
-with the place it came from.
+environment and --max-rows on the command line. Values are read by the field's type, and an error names the place that
+the wrong value came from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Setting:
         return get_origin(self.kind) is tuple
 
     def from_text(self, text: str | list[str], where: str) -> Any:
-        """A value as people type it; of several, separated by commas or given as a list."""
+        """Read a value as people type it; several are separated by commas or given as a list."""
         if not self.repeats:
             assert isinstance(text, str)
             return _from_text(self.kind, text, where)
@@ -62,7 +62,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     for s in settings:
         default = ",".join(map(str, s.default)) if s.repeats else s.default
         shown = f"default: {default}; " if default not in (None, "") else ""
-        more = "; may be given again" if s.repeats else ""
+        more = "; may be repeated" if s.repeats else ""
         parser.add_argument(
             f"--{s.flag}",
             dest=s.name,
@@ -75,7 +75,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
 def gather(
     settings: Iterable[Setting], args: argparse.Namespace | None, environment: Mapping[str, str], file: Path | None
 ) -> dict[type, dict[str, Any]]:
-    """What was set, for each owner; what nobody set is left to its default."""
+    """The values that were set, for each owner; the others are left to their defaults."""
     settings = list(settings)
     in_file = {} if file is None else _read_file(file, settings)
     found: dict[type, dict[str, Any]] = {s.owner: {} for s in settings}
@@ -91,7 +91,7 @@ def gather(
 
 
 def misspelt(settings: Iterable[Setting], variables: Iterable[str]) -> list[str]:
-    """Variables of ours that set nothing but look as if they should; not an error, others may use the prefix too."""
+    """Warnings of variables with our prefix that resemble options. No errors, since others may use the prefix too."""
     known = [s.variable for s in settings]
     strange = [name for name in variables if name.startswith(PREFIX) and name not in known]
     hints = {name: strict.did_you_mean(name, known) for name in sorted(strange)}

@@ -1,4 +1,4 @@
-"""Where speech goes: a file that appears whole or not at all, or stdout, sample by sample.
+"""Where sound is written: a file that appears whole or not at all, or stdout, sample by sample.
 
 A file grows under another name beside its own and is renamed when the speech is complete, so that neither an
 error nor Ctrl-C leaves half of one. Everything is 16-bit mono.
@@ -30,7 +30,7 @@ class OutputError(SonantError):
 
 
 class SoundOutput(Protocol):
-    """Enter it before the model is loaded: a bad place is known at once. Leaving it makes the sound final."""
+    """Enter it before the model is loaded, so that a bad place is an error at once. Leaving it completes the sound."""
 
     name: str
 
@@ -43,7 +43,7 @@ class SoundOutput(Protocol):
 
 
 def open_output(name: str, format: str | None) -> SoundOutput:
-    """The output for `--out` and `--format`. A format that is not given is by suffix, and WAV on stdout."""
+    """The output for `--out` and `--format`. By default the suffix tells the format; on stdout it is WAV."""
     if name == STDOUT:
         return SoundStdout(format or "wav")
     format = format or _BY_SUFFIX.get(Path(name).suffix.lower())
@@ -108,7 +108,7 @@ class SoundStdout:
 
     def __enter__(self) -> Self:
         if self.format == "flac":
-            raise ConfigError("FLAC writes its start last, which stdout cannot do: use --format wav or pcm")
+            raise ConfigError("FLAC writes its header last, which stdout does not allow: use --format wav or pcm")
         if self.pipe.isatty():
             raise ConfigError("stdout is a terminal: pipe it into a player or a file")
         return self

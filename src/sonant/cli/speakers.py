@@ -1,4 +1,4 @@
-"""The speakers of a dialogue as `say` is told of them: each in words, from a saved voice, or from a clip."""
+"""The speakers of a dialogue as given to `say`: each in words, from a saved voice, or from a clip."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from sonant.engine.engine import Engine
 
 HELP = (
-    "who speaks what follows [SPEAKER0] in the text; again for [SPEAKER1] and so on. WHO is text=HOW IT SOUNDS, in "
-    "words; voice=FILE, which --save-voice wrote; clone=CLIP, an audio file; or clone=CLIP:WHAT IT SAYS, which is "
-    "closer (default: one voice)"
+    "voice of what follows [SPEAKER0] in the text; repeat it for [SPEAKER1] and so on. WHO is text=DESCRIPTION, in "
+    "words; voice=FILE, saved by --save-voice; clone=CLIP, an audio file; or clone=CLIP:ITS WORDS, for a closer "
+    "clone (default: one voice)"
 )
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One of them; just one of the first three is there."""
+    """One speaker; exactly one of the first three fields is set."""
 
     description: str | None = None
     file: str | None = None
@@ -41,7 +41,7 @@ class Asked:
 
 
 def parse(given: Iterable[str]) -> list[Asked]:
-    """Before a model is loaded, so that a slip costs no time."""
+    """Read `--speaker`, before a model is loaded, so that a mistake costs no time."""
     return [_parsed(who) for who in given]
 
 

@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr as every command can use them, whatever it was started with."""
+"""Makes stdin, stdout and stderr usable for every command, whatever it was started with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from io import TextIOWrapper
 
 
 def prepare_streams() -> None:
-    """What is closed is /dev/null, or the first file that is opened would take its number and get what is printed.
+    """Open closed streams on /dev/null; else the next file to be opened would get their number, and what is printed.
 
-    What the terminal's encoding lacks, as Latin-1 lacks … and →, is shown as a question mark: a table that took minutes
-    to measure is not lost for it.
+    Characters that the terminal's encoding lacks, as Latin-1 lacks … and →, are shown as question marks, so that a
+    table that took minutes to measure is not lost.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
         if getattr(sys, name) is None:

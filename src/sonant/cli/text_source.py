@@ -21,7 +21,7 @@ def read_text(argument: str | None) -> str:
 def decode(data: bytes) -> str:
     """Bytes that are not UTF-8 are an error: guessing would read out wrong words."""
     try:
-        return data.decode("utf-8").removeprefix("\ufeff")  # the mark that some editors put in front
+        return data.decode("utf-8").removeprefix("\ufeff")  # the byte order mark that some editors write
     except UnicodeDecodeError as e:
         byte = data[e.start]
         raise BadText(

@@ -1,4 +1,4 @@
-"""torch's import as a short command wants it, which shares its machine with others."""
+"""Imports torch as suits a short command that shares its machine with others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sonant.cli.interrupt import interrupt_waits
 
 
 def import_torch() -> None:
-    """Import it if nobody has.
+    """Import torch unless it has been imported.
 
-    All that is alive then stays so, and the collector need not walk over it, neither during the import nor when Python
-    ends: half a second of two. Its threads sleep while they wait for each other: spinning, as they do otherwise, they
-    take the turns that the one with work is waiting for, and on a busy machine a second becomes ten.
+    Whatever is alive then stays so, and the garbage collector skips it, both during the import and when Python exits:
+    that saves half a second of two. torch's threads sleep while they wait for each other. By default they spin, and
+    take CPU time from the thread that has work: on a busy machine a second becomes ten.
     """
     if "torch" in sys.modules:
         return

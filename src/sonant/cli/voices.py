@@ -1,4 +1,4 @@
-"""`sonant voices`: who can speak, read from a model's config files alone."""
+"""`sonant voices`: a model's voices and languages, read from its config files alone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Published checkpoints, fetched from a hub: what there is under which name, and the files that are needed."""
+"""Published checkpoints on a hub: their names, the files that loading them needs, and how these are fetched."""

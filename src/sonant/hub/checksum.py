@@ -1,4 +1,4 @@
-"""Whether a file is the one that the hub has: by SHA-256 where it is large, else by git's name for its content."""
+"""The checksums that a hub has of its files: SHA-256 of large ones, git's blob hash of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published checkpoint into a folder: first what it would take, then the files, then a note that all are there."""
+"""Downloads a published checkpoint: lists the files that it needs, fetches them, then notes that all are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonant.hub.repository import PARTIAL, Hub, Repository, StoredFile
 from sonant.hub.selection import select
 from sonant.models.registry import hub_module
 
-NOTE = "sonant-download.json"  # written last: a folder that has it is whole
+NOTE = "sonant-download.json"  # written last: a folder that has it is complete
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ OnFile = Callable[[Part, StoredFile], None]
 
 
 def look(hub: Hub, name: str) -> tuple[Part, ...]:
-    """All that loading the checkpoint needs. Of the hub's files only config.json is read for it, to find its family."""
+    """All that loading the checkpoint needs. Of its files only config.json is fetched for this, to find its family."""
     repository = hub.look(name)
     config = [file for file in repository.files if file.path == "config.json"]
     if not config:
@@ -52,14 +52,15 @@ def look(hub: Hub, name: str) -> tuple[Part, ...]:
 
 
 def fetch(hub: Hub, parts: Iterable[Part], folder: Path, on_file: OnFile) -> None:
-    """Into `folder`; `on_file` is told of each that is there and has been checked. The main part's config.json is last,
-    so that nothing takes half of a checkpoint for one; nor half of a newer one: until the end the note is gone."""
+    """Fetch all files into `folder`, calling `on_file` for each once it is there and checked. The main part's
+    config.json comes last, so that an incomplete checkpoint is not taken for one. While files of a newer revision
+    replace older ones the note is missing, for the same reason."""
     parts = tuple(parts)
     left = sum(f.bytes_left(folder / p.into) for p in parts for f in p.files)
-    (folder / PARTIAL).mkdir(parents=True, exist_ok=True)  # with it a later run knows the folder for its own
+    (folder / PARTIAL).mkdir(parents=True, exist_ok=True)  # by this a later run recognizes the folder as its own
     free = shutil.disk_usage(folder).free
     if left > free:
-        raise HubError(f"{left / 1e9:.1f} GB are to be fetched into {folder}, and {free / 1e9:.1f} GB are free there")
+        raise HubError(f"{folder} needs room for {left / 1e9:.1f} GB more, and only {free / 1e9:.1f} GB are free there")
     for part in reversed(parts):
         for file in part.files:
             if not file.is_at(folder / part.into / file.path):

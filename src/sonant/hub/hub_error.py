@@ -1,4 +1,4 @@
-"""What a hub answered instead of a checkpoint."""
+"""The error for a checkpoint that cannot be fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short names of published checkpoints. The families say which there are."""
+"""Short names of published checkpoints, as the model families list them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def known_names() -> dict[str, str]:
-    """Each with its repository."""
+    """All short names, each with its repository."""
     return {name: repo for family in family_names() for name, repo in family_module(family, "hub").NAMES.items()}
 
 
 def repository_of(name: str) -> str | None:
-    """Of a short name, or of a repository's own; None: it is neither."""
+    """The repository of a short name, or `name` itself if it has a repository's form; None: neither."""
     if _REPOSITORY.fullmatch(name) and not set(name.split("/")) & {".", ".."}:
         return name
     return known_names().get(name.lower())

@@ -1,4 +1,4 @@
-"""A hub as we use it: what a repository holds, under which licence, and one file of it. Its errors become ours."""
+"""What we need of a hub: a repository's files and licence, and the transfer of a file. Its errors become ours."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sonant.hub.checksum import git_blob_of, sha256_of
 from sonant.hub.hub_error import HubError
 
 PUBLIC = "https://huggingface.co"
-PARTIAL = ".partial"  # a folder in the checkpoint's, for files on their way
+PARTIAL = ".partial"  # a folder in the checkpoint's, for files not yet complete
 
 
 @dataclass(frozen=True)
 class StoredFile:
     path: str
     size: int
-    sha256: str | None  # of a large file …
-    blob: str | None  # … and what git calls a small one's content
+    sha256: str | None  # None for a small file …
+    blob: str | None  # … which is known by git's blob hash
 
     def part_in(self, folder: Path) -> Path:
-        """Where it grows until it is whole, under the name of its checksum."""
+        """Where the file grows until it is complete, under the name of its checksum."""
         return folder / PARTIAL / (self.sha256 or self.blob or self.path)
 
     def bytes_left(self, folder: Path) -> int:
-        """That are still to be fetched into `folder`."""
+        """Bytes that are still to be fetched into `folder`."""
         place, part = folder / self.path, self.part_in(folder)
         if place.is_file() and place.stat().st_size == self.size:
             return 0
@@ -44,14 +44,14 @@ class StoredFile:
 @dataclass(frozen=True)
 class Repository:
     name: str
-    revision: str  # the commit: all files are of the same one, though the repository goes on
+    revision: str  # the commit that all files are of, even if the repository moves on
     files: tuple[StoredFile, ...]
-    licence: str  # as its card has it
+    licence: str  # as its card states it
 
 
 class Hub:
     def __init__(self, endpoint: str | None = None) -> None:
-        """`endpoint` is where a mirror answers; None: the public one."""
+        """`endpoint` is a mirror's address; None: the public hub."""
         try:
             import huggingface_hub
         except ModuleNotFoundError as e:
@@ -71,10 +71,10 @@ class Hub:
         return Repository(name, info.sha, files, _licence(info.card_data))
 
     def fetch(self, repository: Repository, file: StoredFile, folder: Path) -> None:
-        """Into the same place under `folder`, whatever is there.
+        """Fetch the file to its path under `folder`, replacing what is there.
 
-        It grows in `PARTIAL`, so that a later run goes on where this one ends, and is moved when it is whole and
-        right. (The library's own download keeps nothing of a transfer that it gave up.)
+        It grows in `PARTIAL`, so that a later run resumes where this one ends, and is moved once it is complete and
+        its checksum right. (The library's own download keeps nothing of a transfer that it gave up.)
         """
         place, part = folder / file.path, file.part_in(folder)
         for path in (place, part):
@@ -86,8 +86,8 @@ class Hub:
         else:
             part.unlink()
             raise HubError(
-                f"{file.path} of {repository.name} came damaged: its checksum is not the one that the hub has for it. "
-                "It has been removed; run the same command again"
+                f"{file.path} of {repository.name} arrived damaged: its checksum differs from the hub's. It has been "
+                "removed; run the same command again"
             )
 
     def _transfer(self, repository: Repository, file: StoredFile, part: Path) -> None:
@@ -124,15 +124,15 @@ class Hub:
             raise HubError(f"{self.endpoint} answered {e.response.status_code} for {name}: {_first_line(e)}") from e
         except errors.HFValidationError as e:
             raise HubError(f"{name} is not a repository's name: {_first_line(e)}") from e
-        except (errors.HTTPError, OSError) as e:  # of the library's transport, whichever it is
+        except (errors.HTTPError, OSError) as e:  # of the library's transport, whichever it uses
             raise HubError(
-                f"{name} cannot be fetched from {self.endpoint}: {_first_line(e)}. Is there a network? What has come "
-                "so far is kept: the same command goes on from there"
+                f"{name} cannot be fetched from {self.endpoint}: {_first_line(e)}. Is there a network? What was "
+                "fetched so far is kept; run the same command again to continue"
             ) from e
 
 
 def _headers(library: ModuleType, *, keep_token: bool) -> dict[str, str]:
-    """A signed address of a storage elsewhere is not told who asks."""
+    """The headers of a download; without the token where another host stores the file, since its address is signed."""
     headers: dict[str, str] = library.utils.build_hf_headers()
     return headers if keep_token else {name: v for name, v in headers.items() if name.lower() != "authorization"}
 
@@ -142,7 +142,7 @@ def _host(url: str) -> str:
 
 
 def _licence(card: object) -> str:
-    """The card's word for it, with its name and place where it is not a common one."""
+    """As the card states it, with name and link if the licence is not a common one."""
     parts = [getattr(card, field, None) for field in ("license", "license_name", "license_link")]
     return ", ".join(str(part) for part in parts if part) or "not stated"
 

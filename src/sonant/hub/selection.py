@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-_LICENCE = ("LICENSE*", "LICENCE*")  # goes with the weights wherever they go
+_LICENCE = ("LICENSE*", "LICENCE*")  # always fetched, since it must accompany the weights
 _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 
 
 def select(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Those that match, config.json last: with it a folder becomes a checkpoint.
+    """The paths that match a pattern or name a licence; config.json last, since it makes the folder a checkpoint.
 
-    Of the same weights in several forms the one that the loaders take first is kept: a whole file before shards, and
-    safetensors before a pickle.
+    Of the same weights in several forms only the one that the loaders prefer is kept: a whole file over shards, and
+    safetensors over a pickle.
     """
     wanted = (*patterns, *_LICENCE)
     chosen = {path for path in paths if any(_matches(path, pattern) for pattern in wanted)}
@@ -27,7 +27,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _another_form(path: str) -> set[str]:
-    """What the loaders would read in its place."""
+    """The file that loaders would read instead of this one, if there is any."""
     if shard := _SHARD.fullmatch(path):
         return {f"{shard[1]}.safetensors"}
     if path.endswith(".safetensors.index.json"):

@@ -15,14 +15,17 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What to load, and onto what."""
+    """Which model to load, and onto which device."""
 
-    model: str | None = option(None, "folder of a published checkpoint, or a name of `sonant download`")
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 …")
-    dtype: Dtype = option("auto", "of the language models")
-    codec_dtype: Dtype = option("auto", "of the codec")
+    model: str | None = option(
+        None,
+        "folder of a published checkpoint, or the name of one from `sonant download`; by default the built-in voice",
+    )
+    device: str = option("auto", "where to run: auto, cpu, cuda, cuda:1 …")
+    dtype: Dtype = option("auto", "data type of the language models")
+    codec_dtype: Dtype = option("auto", "data type of the codec")
     threads: int | None = option(
-        None, "that compute, where the engine is the CPU's; none: OMP_NUM_THREADS, else all cores but one"
+        None, "threads of an engine on the CPU; by default OMP_NUM_THREADS, else one for each core but one"
     )
 
     def __post_init__(self) -> None:
@@ -33,67 +36,85 @@ class ModelOptions:
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     awake_models: int | None = option(
-        None, "of several models, how many have the GPU's memory at a time; the others sleep in host memory. none: all"
+        None,
+        "models that use the GPU's memory at a time, if several are served; the others sleep in host memory; by "
+        "default all are awake",
     )
-    host: str = option("127.0.0.1", "address to listen on; the default is reached from this machine only")
-    port: int = option(8000, "port to listen on; 0 picks one")
-    api_keys: tuple[str, ...] = option((), "keys of which clients must send one; none: open to all", flag="api-key")
-    api_key_file: Path | None = option(None, 'TOML of keys with their roles: "KEY" = ["speak", "voices", "metrics"]')
+    host: str = option("127.0.0.1", "address to listen on; the default can only be reached from this machine")
+    port: int = option(8000, "port to listen on; 0: any free one")
+    api_keys: tuple[str, ...] = option(
+        (), "API key that clients must send, or one of several; by default none is needed", flag="api-key"
+    )
+    api_key_file: Path | None = option(
+        None, 'TOML file of API keys and their roles: "KEY" = ["speak", "voices", "metrics"]'
+    )
     allowed_hosts: tuple[str, ...] = option(
-        (), "name by which browsers reach this server, if not this machine's own: a proxy's", flag="allowed-host"
+        (),
+        "host name by which browsers reach this server if it is not this machine's own, such as a proxy's",
+        flag="allowed-host",
     )
     workers: int | None = option(
-        None, "processes that answer HTTP beside the engine's; 0: one process for all; none: by the cores there are"
+        None, "processes that answer HTTP, beside the engine's; 0: one process does both; by default as the cores allow"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged; never any text")
-    log_format: LogFormat = option("text", "lines for people, or a JSON object a line; a request is one line")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "how much is logged; clients' texts never are"
+    )
+    log_format: LogFormat = option("text", "text: for people; json: one JSON object a line; each request is one line")
     otlp_endpoint: str | None = option(
-        None, "URL that takes OpenTelemetry traces (OTLP over HTTP), such as http://localhost:4318/v1/traces"
+        None, "URL to send OpenTelemetry traces to (OTLP over HTTP), such as http://localhost:4318/v1/traces"
     )
-    max_body_bytes: int = option(16 << 20, "of any request; a reference clip travels as base64")
+    max_body_bytes: int = option(16 << 20, "largest body of any request, in bytes; a reference clip is sent as base64")
     max_bodies_bytes: int = option(
-        256 << 20, "of all large bodies that are on their way, in one process; who comes then is told to come again"
+        256 << 20, "bytes of large bodies that one process may be receiving; further clients are told to try again soon"
     )
     max_first_audio_s: float = option(
         10.0, "seconds a request may wait for its first sound before it is refused", flag="max-first-audio"
     )
     max_streams_per_client: int | None = option(
         None,
-        "at once, by API key, else by address; a WebSocket counts as one. None: rows and half the places in the queue",
+        "streams that one client may have at once, by API key, else by address; a WebSocket counts as one; by default "
+        "as many as there are rows, plus half the places in the queue",
     )
-    max_requests_per_minute: int = option(0, "by API key, else by address; 0: no limit")
-    voices_folder: Path | None = option(None, "keep uploaded voices there; none: uploading is off", flag="voices")
+    max_requests_per_minute: int = option(
+        0, "requests a minute that one client may send, by API key, else by address; 0: no limit"
+    )
+    voices_folder: Path | None = option(None, "folder for uploaded voices; by default uploading is off", flag="voices")
     voices_url: str | None = option(
-        None, "s3://BUCKET/PREFIX: keep them there, for servers on many machines; --voices is then a place for copies"
+        None,
+        "s3://BUCKET/PREFIX for uploaded voices, shared by servers on many machines; --voices is then a folder for "
+        "copies",
     )
     voice_aliases: tuple[str, ...] = option(
-        (), "NAME=VOICE: what a name means, one of OpenAI's or another", flag="voice-alias"
+        (), "NAME=VOICE: the voice that a name stands for, one of OpenAI's names or any other", flag="voice-alias"
     )
     other_models: tuple[str, ...] = option(
-        (), "NAME=/path or NAME=URL: requests that name this model are sent on there", flag="other-model"
+        (), "NAME=/path or NAME=URL: where requests that name this model are forwarded", flag="other-model"
     )
     consent: Literal["required", "asserted"] = option(
-        "required", "what an upload must show: a recorded consent, or a written statement"
+        "required",
+        "consent that an upload must come with. required: a recorded one; asserted: a written statement is enough",
     )
     allow_url: tuple[str, ...] = option(
-        (), "HOST or HOST:PORT from which ref_audio may be fetched; none: addresses are refused"
+        (), "HOST or HOST:PORT from which ref_audio may be fetched; by default URLs are refused"
     )
-    cors_origins: tuple[str, ...] = option((), "web origins whose pages may call the API", flag="cors-origin")
+    cors_origins: tuple[str, ...] = option((), "web origin whose pages may call the API", flag="cors-origin")
     ws_idle_s: float = option(30.0, "seconds a WebSocket may be silent while nothing is spoken", flag="ws-idle")
-    ws_max_message_bytes: int = option(4 << 20, "of one WebSocket message; a reference clip travels in the first")
+    ws_max_message_bytes: int = option(
+        4 << 20, "largest WebSocket message, in bytes; a reference clip is sent in the first"
+    )
     ws_max_sessions: int = option(1024, "WebSockets open at once")
     receive_s: float = option(
-        30.0, "seconds in which a request must have come, and one more for every 16 KiB of it", flag="receive"
+        30.0, "seconds in which a request must arrive, plus one for every 16 KiB of it", flag="receive"
     )
-    unread_s: float = option(60.0, "seconds a client may leave all that it is sent unread", flag="unread")
+    unread_s: float = option(60.0, "seconds for which a client may read nothing of what it is sent", flag="unread")
     max_unread_sound_s: float = option(
         60.0,
-        "seconds of finished sound that may wait for a client; the rest of a long text is spoken when it has read on",
+        "seconds of finished sound that may wait for a client; a long text goes on once the client has read some of it",
         flag="max-unread-sound",
     )
-    drain_s: float = option(30.0, "seconds that requests may go on after SIGTERM", flag="drain")
+    drain_s: float = option(30.0, "seconds for which running requests may go on after SIGTERM", flag="drain")
     debug_profile: Literal["off", "on"] = option(
-        "off", "whether POST /debug/profile records steps, which slows all requests down meanwhile"
+        "off", "whether POST /debug/profile records steps, which slows down all requests meanwhile"
     )
 
     def __post_init__(self) -> None:
@@ -118,7 +139,7 @@ class ServeOptions:
             if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if self.voices_url is not None and self.voices_folder is None:
-            raise ConfigError("voices_url needs a folder for copies too: give --voices DIR")
+            raise ConfigError("voices_url also needs a folder for copies: give --voices DIR")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key is empty or has white space around it")
         if any("/" in host or ":" in host for host in self.allowed_hosts):

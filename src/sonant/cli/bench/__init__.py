@@ -1,13 +1,13 @@
-"""`sonant bench`: the measurements, a subcommand each."""
+"""`sonant bench`: one subcommand for each measurement."""
 
 from __future__ import annotations
 
 from sonant.cli.commands import Command
 
 EXAMPLES = """
-sonant bench serve --base-url http://localhost:8000 --concurrency 1,4,16   how a server holds up
-sonant bench capacity --base-url http://localhost:8000                     how many listeners it holds
-sonant bench quality --base-url http://localhost:8000 --asr whisper        whether it still says the words
+sonant bench serve --base-url http://localhost:8000 --concurrency 1,4,16   a server under load
+sonant bench capacity --base-url http://localhost:8000                     how many listeners it can serve
+sonant bench quality --base-url http://localhost:8000 --asr whisper        whether its speech is still right
 sonant bench compare before.json after.json                                whether a change made a difference
 sonant bench offline --model model                                         the engine alone, without a network
 sonant bench kernels                                                       its kernels against plain torch
@@ -17,12 +17,12 @@ TITLE = "measurements"
 COMMANDS = (
     Command(
         "serve",
-        "load a speech server: first sound, real-time factor and gaps by number of listeners",
+        "put a speech server under load: first sound, real-time factor and gaps by number of listeners",
         "sonant.cli.bench.serve",
     ),
     Command(
         "capacity",
-        "find the most listeners a server holds without gaps and with the first sound in time",
+        "find how many listeners a server can serve without gaps and with the first sound in time",
         "sonant.cli.bench.capacity",
     ),
     Command(
@@ -37,7 +37,7 @@ COMMANDS = (
     ),
     Command(
         "offline",
-        "measure the engine itself: time by part, first audio, sustained listeners, sound a second, start-up",
+        "measure the engine alone: time by part, first sound, sustained listeners, throughput, start-up",
         "sonant.cli.bench.offline",
     ),
     Command(

@@ -1,4 +1,4 @@
-"""`sonant bench capacity`: how many listeners does this server hold?"""
+"""`sonant bench capacity`: how many listeners can this server serve?"""
 
 from __future__ import annotations
 
@@ -25,19 +25,37 @@ sonant bench capacity --base-url http://localhost:8000 --start 64 --most 512 --l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--ttfp", metavar="MS", type=number(0, above=True), default=500.0, help="bound of p99 (default: 500)"
+        "--ttfp",
+        metavar="MS",
+        type=number(0, above=True),
+        default=500.0,
+        help="longest time to the first sound, at p99 (default: 500)",
     )
     parser.add_argument(
-        "--gap", metavar="MS", type=number(0), default=50.0, help="underrun that still counts as none (default: 50)"
+        "--gap",
+        metavar="MS",
+        type=number(0),
+        default=50.0,
+        help="longest underrun that does not count as a gap (default: 50)",
     )
     parser.add_argument(
-        "--share", metavar="PERCENT", type=float, default=99.0, help="of streams without a gap (default: 99)"
+        "--share",
+        metavar="PERCENT",
+        type=float,
+        default=99.0,
+        help="share of streams that must have no gap (default: 99)",
     )
-    parser.add_argument("--confidence", metavar="PERCENT", type=float, default=95.0, help="(default: 95)")
-    parser.add_argument("--start", metavar="N", type=whole_number(1), default=1, help="first load (default: 1)")
-    parser.add_argument("--most", metavar="N", type=whole_number(1), default=1024, help="last load (default: 1024)")
     parser.add_argument(
-        "--ramp", metavar="S", type=number(0), default=2.0, help="seconds in which listeners come in (default: 2)"
+        "--confidence", metavar="PERCENT", type=float, default=95.0, help="confidence of the result (default: 95)"
+    )
+    parser.add_argument(
+        "--start", metavar="N", type=whole_number(1), default=1, help="listeners to begin with (default: 1)"
+    )
+    parser.add_argument(
+        "--most", metavar="N", type=whole_number(1), default=1024, help="most listeners to try (default: 1024)"
+    )
+    parser.add_argument(
+        "--ramp", metavar="S", type=number(0), default=2.0, help="seconds over which listeners arrive (default: 2)"
     )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
@@ -57,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     check_places(args.out)
     for option, value in (("--share", args.share), ("--confidence", args.confidence)):
         if not 50 <= value < 100:
-            raise ConfigError(f"{option} is a percentage from 50 to below 100, not {value:g}")
+            raise ConfigError(f"{option} must be a percentage from 50 to below 100, not {value:g}")
     promise = Promise(args.ttfp / 1e3, args.gap / 1e3, args.share / 100, args.confidence / 100)
     prompts, target = bench_target.prompts_of(args), bench_target.target_of(args)
     processes = bench_target.processes_of(args, args.most)

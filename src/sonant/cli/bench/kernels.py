@@ -39,56 +39,80 @@ sonant bench kernels --tune --size 2b --where flow --rows 32,16 --out tiles.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ops", metavar="OP,OP…", help="names as `sonant doctor` lists them (default: all)")
+    parser.add_argument("--ops", metavar="OP,OP…", help="ops to measure, as `sonant doctor` names them (default: all)")
     parser.add_argument(
-        "--size", metavar="S,S…", help=f"whose shapes: {', '.join(_sizes(_providers()))} (default: all)"
+        "--size",
+        metavar="S,S…",
+        help=f"models whose shapes to measure: {', '.join(_sizes(_providers()))} (default: all)",
     )
     parser.add_argument(
-        "--where", metavar="WORDS", default="", help='only in parts so named, such as "flow" (default: all)'
+        "--where",
+        metavar="WORDS",
+        default="",
+        help='only in parts whose name contains this, such as "flow" (default: all)',
     )
     parser.add_argument(
         "--rows",
         metavar="N,N…",
-        help="of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune the rows that a"
-        " table's keys end with (default: all)",
+        help="rows of decode steps (default: 1,2,4,8,16,32,64,128 on a GPU, 1,4 on a CPU); with --tune, the rows that"
+        " keys of a tile table end with (default: all)",
     )
     parser.add_argument(
-        "--prefill", metavar="N", type=whole_number(0), help="positions; 0: none (default: 512 on a GPU, 0 on a CPU)"
+        "--prefill",
+        metavar="N",
+        type=whole_number(0),
+        help="prompt positions in a prefill; 0: none (default: 512 on a GPU, 0 on a CPU)",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and values (default: auto)")
+    parser.add_argument("--device", default="auto", help="where to run: auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of weights and activations (default: auto)"
+    )
     add_quantize(parser)
     parser.add_argument(
-        "--tune", action="store_true", help="find each kernel's best tile on this GPU at the largest models' shapes"
+        "--tune",
+        action="store_true",
+        help="find each kernel's best tile on this GPU, at the shapes of each family's largest model",
     )
     parser.add_argument(
-        "--tune-seconds", metavar="S", type=whole_number(1), default=120, help="when to stop tuning (default: 120)"
+        "--tune-seconds",
+        metavar="S",
+        type=whole_number(1),
+        default=120,
+        help="seconds after which to stop tuning (default: 120)",
     )
     parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help="write all figures there as JSON (default: nowhere; with --tune where kernels look for them)",
+        help="write all figures as JSON (default: nowhere); with --tune, write the tiles (default: where kernels read"
+        " them)",
     )
     parser.add_argument(
         "--against",
         metavar="TABLE",
-        help="fail (exit code 1) if a kernel reaches less of its floor than this table of accepted figures says; "
-        "shipped: the one that came with Sonant for this GPU, and for --quantize. Plain torch is not measured then",
+        help="exit with 1 if a kernel comes less close to its least possible time (its floor) than in this table of "
+        "accepted figures; shipped: Sonant's own table for this GPU and --quantize. Plain torch is not measured then",
     )
     parser.add_argument(
-        "--tolerance", metavar="%", type=float, default=5.0, help="how much less is noise, in percent (default: 5)"
+        "--tolerance",
+        metavar="%",
+        type=float,
+        default=5.0,
+        help="shortfall that counts as noise, in percent (default: 5)",
     )
-    parser.add_argument("--accept", action="store_true", help="write what was measured into the table of --against")
+    parser.add_argument("--accept", action="store_true", help="write the measured figures into the table of --against")
     parser.add_argument(
-        "--seconds", metavar="S", type=whole_number(1), help="begin no measurement after so long (default: never)"
+        "--seconds",
+        metavar="S",
+        type=whole_number(1),
+        help="seconds after which no measurement is begun (default: no limit)",
     )
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=whole_number(1),
-        help="processes that compile kernels before any is measured, which pays where nothing is compiled yet"
-        " (default: each kernel when it is measured)",
+        help="processes that compile all kernels before the first is measured, which is faster if none is compiled yet"
+        " (default: compile each when it is measured)",
     )
 
 
@@ -103,11 +127,11 @@ def run(args: argparse.Namespace) -> int:
     gpu = device.type == "cuda"
     ops = args.ops.split(",") if args.ops else list(OPS)
     if unknown := [op for op in ops if op not in OPS]:
-        raise ConfigError(f"there is no op {unknown[0]!r}; there are {', '.join(OPS)}")
+        raise ConfigError(f"there is no op {unknown[0]!r}; choose from {', '.join(OPS)}")
     providers = _providers()
     sizes = args.size.split(",") if args.size else _sizes(providers)
     if unknown := [size for size in sizes if size not in _sizes(providers)]:
-        raise ConfigError(f"there is no size {unknown[0]!r}; there are {', '.join(_sizes(providers))}")
+        raise ConfigError(f"there is no size {unknown[0]!r}; choose from {', '.join(_sizes(providers))}")
     accepted = _accepted(args, device, dtype)
     check_places(args.out)
     if args.tune:
@@ -131,18 +155,18 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     print(kernels.table(report))
     if args.ops and (idle := [op for op in ops if op not in {timed.op for timed in report.times}]):
-        _say(f"nothing was measured of {', '.join(idle)}: no model has it at these --size, --rows and --prefill")
+        _say(f"nothing was measured for {', '.join(idle)}: no model uses it at these --size, --rows and --prefill")
     if args.out:
         write_json(args.out, report.to_json() | {"machine": machine_facts(("triton",))}, indent=1)
     return 0 if args.against is None else _hold(report, accepted, asked, device, args)
 
 
 def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
-    """Those that are begun in time."""
+    """The cases that can be begun in time."""
     deadline_s = None if seconds is None else time.monotonic() + seconds
     for number, case in enumerate(cases):
         if deadline_s is not None and time.monotonic() > deadline_s:
-            _say(f"out of time: only the first {number} kernels are measured, up to {case.op}, {case.where}")
+            _say(f"out of time: only the first {number} kernels were measured, up to {case.op}, {case.where}")
             return
         yield case
 
@@ -150,14 +174,14 @@ def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
 def _hold(
     report: KernelReport, accepted: Mapping[str, float], asked: Asked, device: torch.device, args: argparse.Namespace
 ) -> int:
-    """What was measured against what was accepted; what seems slower is measured again."""
+    """Compare with the accepted figures; what seems slower is measured again. Return the exit code."""
     from sonant.bench.kernels import gate
     from sonant.bench.kernels.versus_torch import ceiling_of, measure_all
 
     path = _table_path(args, device)
 
     def again(names: Collection[str]) -> Iterator[KernelTime]:
-        _say(f"measured again: {', '.join(sorted(names))}")
+        _say(f"measuring again: {', '.join(sorted(names))}")
         seen = (case for case in asked.cases() if gate.key(case) in names)
         ceiling = ceiling_of(device, asked.dtype, asked.quantize)
         return measure_all(seen, device, ceiling, compare=False)
@@ -171,19 +195,19 @@ def _hold(
 
 
 def _accepted(args: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """The table of --against, before anything is measured: what is wrong with it would be told after minutes."""
+    """The table of --against. Read before anything is measured, so that its errors do not come minutes later."""
     from sonant.bench.kernels import gate
     from sonant.bench.kernels.versus_torch import device_name, dtype_name
 
     if not 0 < args.tolerance < 100:
-        raise ConfigError(f"--tolerance is a percentage between 0 and 100, not {args.tolerance:g}")
+        raise ConfigError(f"--tolerance must be a percentage between 0 and 100, not {args.tolerance:g}")
     if args.accept and not args.against:
-        raise ConfigError("--accept writes the table that --against names; name one")
+        raise ConfigError("--accept writes the table that --against names: give --against too")
     if not args.against:
         return {}
     path = _table_path(args, device)
     if not args.accept and not path.is_file():
-        raise ConfigError(f"there is no table {path} of accepted figures; --accept writes it")
+        raise ConfigError(f"there is no table of accepted figures at {path}; --accept writes it")
     if args.accept and not gate.can_write(path):
         raise ConfigError(f"{path} cannot be written; name a file of your own: --against FILE --accept")
     return gate.read(path, device_name(device), dtype_name(dtype, args.quantize)) if path.exists() else {}
@@ -212,8 +236,8 @@ def _tune(
     out: Path | None,
     quantize: Quantization | None,
 ) -> int:
-    if device.type != "cuda":  # where triton need not be installed
-        raise ConfigError(f"--tune needs a GPU, and {device} is none")
+    if device.type != "cuda":  # elsewhere triton may not be installed
+        raise ConfigError(f"--tune needs a GPU, not {device}")
     import torch
 
     from sonant.bench.engine.device_clock import copy_bandwidth, product_rate
@@ -236,7 +260,7 @@ def _tune(
     if not cases:
         tunable = ", ".join(sorted({c.op for c in every}))
         raise ConfigError(
-            f"none of these has tiles to tune: ops with tiles are {tunable}, and --rows those of a table's keys"
+            f"there is nothing to tune: ops with tiles are {tunable}, and --rows must be in the keys of a tile table"
         )
     ceiling = Ceiling(copy_bandwidth(device), product_rate(device, torch.bfloat16, quantize))
     results = tune.run(cases, device, ceiling, seconds, _say)
@@ -258,13 +282,13 @@ def _rows(text: str) -> list[int]:
     try:
         rows = [int(n) for n in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--rows takes whole numbers with commas, not {text!r}") from None
+        raise ConfigError(f"--rows takes whole numbers separated by commas, not {text!r}") from None
     if min(rows) < 1:
         raise ConfigError(f"--rows takes numbers of at least 1, not {text!r}")
     return rows
 
 
 def _tell(timed: KernelTime) -> None:
-    """On a terminal, that it goes on."""
+    """Show progress on a terminal."""
     if sys.stderr.isatty():
         print(f"{timed.op}, {timed.where}, {timed.rows} rows: {timed.picked_us:.1f} µs", file=sys.stderr)

@@ -48,52 +48,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quantize(parser)
     parser.add_argument(
         "--streams", metavar="N,N…",
-        help="streams at once, by level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is also "
-        "the number of rows that the engine has",
+        help="streams at once, for each level (default: 1,4,16,64,128,256 on a GPU, 1,2,4 on a CPU); the largest is "
+        "also the engine's number of rows",
     )  # fmt: skip
     parser.add_argument(
         "--frames", metavar="N", type=whole_number(1), default=125,
-        help="frames a request; `sonant voices` tells how many make a second (default: 125)",
+        help="frames of each request; `sonant voices` shows how many make a second (default: 125)",
     )  # fmt: skip
     parser.add_argument(
         "--measure", metavar="M,M…", default=",".join(_DEFAULT),
-        help="streams: whole runs; steps: a step by part, its bytes and counts; saturated: files only; held: listeners "
-        "in real time without an underrun, which takes minutes; startup: a fresh process to its first sound; or all "
+        help="what to measure. streams: whole runs; steps: the parts of a step, its bytes and counts; saturated: "
+        "throughput of files; held: most listeners in real time without an underrun, which takes minutes; startup: a "
+        "new process until its first sound; or all "
         f"(default: {','.join(_DEFAULT)})",
     )  # fmt: skip
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
-    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
+    parser.add_argument("--device", default="auto", help="where to run: auto, cpu, cuda, cuda:1 … (default: auto)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the language models (default: auto)"
+    )
+    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="data type of the codec (default: auto)")
     _add_sustained(parser)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures there as JSON (default: nowhere)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write all figures as JSON (default: nowhere)")
     parser.add_argument(
         "--plot", metavar="FILE", type=Path,
-        help="draw a frame by part and the sound made there, as PNG; needs streams and steps (default: nowhere)",
+        help="draw a frame's time by part, and throughput, as PNG; needs streams and steps (default: nowhere)",
     )  # fmt: skip
 
 
 def _add_sustained(parser: argparse.ArgumentParser) -> None:
     sustained = parser.add_argument_group("sustained listeners")
     sustained.add_argument(
-        "--held-frames", metavar="N", type=whole_number(2), help="frames a listener hears (default: as --frames)"
+        "--held-frames",
+        metavar="N",
+        type=whole_number(2),
+        help="frames that each listener hears (default: as --frames)",
     )
     sustained.add_argument(
         "--first-audio",
         metavar="MS",
         type=number(0, above=True),
         default=500.0,
-        help="first sound must come in (default: 500)",
+        help="time in which the first sound must come (default: 500)",
     )
     sustained.add_argument(
         "--held-share", metavar="PERCENT", type=float, default=99.0,
-        help="of streams that are to be sure to have no underrun, at 95 %% confidence: 99 takes 299 streams without "
-        "one, 95 takes 59 (default: 99)",
+        help="share of streams that must have no underrun, at 95 %% confidence: 99 takes 299 streams without one, 95 "
+        "takes 59 (default: 99)",
     )  # fmt: skip
     sustained.add_argument(
-        "--held-start", metavar="N", type=whole_number(1), help="first load (default: 64 on a GPU, 1 on a CPU)"
+        "--held-start",
+        metavar="N",
+        type=whole_number(1),
+        help="listeners to begin with (default: 64 on a GPU, 1 on a CPU)",
     )
     sustained.add_argument(
-        "--held-most", metavar="N", type=whole_number(1), help="last load (default: four times the rows)"
+        "--held-most", metavar="N", type=whole_number(1), help="most listeners to try (default: four times the rows)"
     )
 
 
@@ -107,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     device = pick_device(args.device)
     streams = positive_numbers(args.streams or _STREAMS[device.type], "--streams", int)
     if not 50 <= args.held_share < 100:
-        raise ConfigError(f"--held-share is a percentage from 50 to below 100, not {args.held_share:g}")
+        raise ConfigError(f"--held-share must be a percentage from 50 to below 100, not {args.held_share:g}")
     if args.plot:
         plots.need_matplotlib()
         if not {"streams", "steps"} <= wanted:
@@ -142,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _startup(args: argparse.Namespace, folder: Path, config: EngineConfig) -> Startup:
-    """Call it before the engine is loaded here, which would leave no memory for another."""
+    """Call it before an engine is loaded here, which would leave no memory for another."""
     from sonant.bench.engine.startup import StartupJob, measure
 
     assert config.max_rows is not None
@@ -174,7 +183,7 @@ def _break_down(engine: Engine, report: OfflineReport, streams: list[int]) -> No
 
 
 def _tell(level: object) -> None:
-    """Shows on a terminal that it goes on."""
+    """Show progress on a terminal."""
     if sys.stderr.isatty():
         print(level, file=sys.stderr)
 
@@ -182,5 +191,5 @@ def _tell(level: object) -> None:
 def _measurements(text: str) -> set[str]:
     names = set(MEASUREMENTS) if text == "all" else set(text.split(","))
     if unknown := sorted(names - set(MEASUREMENTS)):
-        raise ConfigError(f"nothing called {unknown[0]!r} is measured; there are {', '.join(MEASUREMENTS)} and all")
+        raise ConfigError(f"--measure has no {unknown[0]!r}; choose from {', '.join(MEASUREMENTS)} and all")
     return names

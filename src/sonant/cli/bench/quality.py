@@ -28,17 +28,25 @@ sonant bench quality --base-url http://localhost:8000 --asr base.en.pt --against
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--asr", metavar="WHERE",
-        help="a Whisper checkpoint: a folder, a .pt or ggml file, or package:NAME/path of an installed one (none)",
+        help="Whisper checkpoint: a folder, a .pt or ggml file, or package:NAME/path in an installed package (default: "
+        "none)",
     )  # fmt: skip
     parser.add_argument(
         "--speaker-model", metavar="FILE", type=Path,
-        help="ECAPA-TDNN of SpeechBrain (default: Resemblyzer when it is installed)",
+        help="SpeechBrain's ECAPA-TDNN, to compare voices (default: Resemblyzer, if it is installed)",
     )  # fmt: skip
-    parser.add_argument("--concurrency", metavar="N,N…", default="1,8", help="listeners, by level (default: 1,8)")
     parser.add_argument(
-        "--requests", metavar="N", type=whole_number(1), help="by level (default: every prompt once, or one a listener)"
+        "--concurrency", metavar="N,N…", default="1,8", help="listeners at once, for each level (default: 1,8)"
     )
-    parser.add_argument("--against", metavar="FILE", type=Path, help="earlier results; exits with 1 if it got worse")
+    parser.add_argument(
+        "--requests",
+        metavar="N",
+        type=whole_number(1),
+        help="requests in each level (default: every prompt once, and at least one a listener)",
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", type=Path, help="earlier results; exit with 1 if quality got worse"
+    )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
     bench_target.add_client(parser)

@@ -23,26 +23,33 @@ sonant bench serve --base-url http://localhost:8000 --extra-body '{"max_frames":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load").add_mutually_exclusive_group()
-    load.add_argument("--concurrency", metavar="N,N…", help="listeners at once, by level (default: 1,4,16)")
-    load.add_argument("--rate", metavar="R,R…", help="requests a second, by level, at random times")
+    load.add_argument("--concurrency", metavar="N,N…", help="listeners at once, for each level (default: 1,4,16)")
+    load.add_argument("--rate", metavar="R,R…", help="requests a second at random times, for each level")
     parser.add_argument(
-        "--requests", metavar="N", type=whole_number(1), help="by level (default: 4 for each listener, at least 32)"
+        "--requests",
+        metavar="N",
+        type=whole_number(1),
+        help="requests in each level (default: 4 a listener, at least 32)",
     )
     parser.add_argument(
         "--ramp",
         metavar="S",
         type=number(0),
         default=0.0,
-        help="seconds in which listeners come in (default: 0, at once)",
+        help="seconds over which listeners arrive (default: 0, at once)",
     )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
     bench_target.add_client(parser)
     parser.add_argument(
-        "--note", metavar="KEY=VALUE", action="append", default=[], help="to be kept with the results, such as gpu=H200"
+        "--note",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="note to keep with the results, such as gpu=H200; may be repeated",
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write all samples there as JSON (default: nowhere)")
-    parser.add_argument("--plots", metavar="DIR", type=Path, help="draw four pictures there (default: none)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write all samples as JSON (default: nowhere)")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="draw four plots in this folder (default: none)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a report in one file (default: none)")
 
 

@@ -1,4 +1,4 @@
-"""Options that all load tests share: which server, what it is to say, and how the client works."""
+"""Options that all load tests share: which server, what it speaks, and how the client works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sonant.cli.options import number, whole_number
 from sonant.cli.progress_line import ProgressLine
 from sonant.errors import ConfigError
 
-if TYPE_CHECKING:  # they need the bench extra, and this module is loaded for every command
+if TYPE_CHECKING:  # they need the bench extra, and this module is imported for each load test's help too
     from sonant.bench.client.load import Load
     from sonant.bench.client.sweep import OnProgress
     from sonant.bench.client.worker import LoadProgress
@@ -28,52 +28,67 @@ _STREAMS_A_PROCESS = 500
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", required=True, help="where it is, with or without /v1")
-    server.add_argument("--model", metavar="NAME", help="name in each request (default: the first of /v1/models)")
-    server.add_argument("--voice", metavar="NAME", help="(default: none is sent)")
-    server.add_argument("--api-key", metavar="KEY", help="(default: the environment variable SONANT_BENCH_KEY)")
-    server.add_argument("--format", choices=FORMATS, default="pcm", help="of the sound (default: pcm)")
+    server.add_argument("--base-url", metavar="URL", required=True, help="address of the server, with or without /v1")
+    server.add_argument("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
+    server.add_argument("--voice", metavar="NAME", help="voice to ask for (default: none is sent)")
+    server.add_argument(
+        "--api-key", metavar="KEY", help="API key to send (default: the environment variable SONANT_BENCH_KEY)"
+    )
+    server.add_argument("--format", choices=FORMATS, default="pcm", help="format of the sound (default: pcm)")
     server.add_argument("--no-stream", action="store_true", help="ask for whole files (default: streamed)")
     server.add_argument("--sse", action="store_true", help="ask for server-sent events (default: plain sound)")
     server.add_argument(
         "--sample-rate", metavar="HZ", type=whole_number(1), default=24_000,
-        help="of PCM, where the server does not say (default: 24000)",
+        help="sample rate of PCM, if the server does not state it (default: 24000)",
     )  # fmt: skip
     server.add_argument(
         "--extra-body", metavar="JSON", type=_json_object, default={},
-        help="more fields of each request, such as '{\"max_frames\": 125}'; null takes one away",
+        help="more fields for each request, such as '{\"max_frames\": 125}'; null removes one",
     )  # fmt: skip
     server.add_argument(
         "--connect-first", action="store_true",
-        help="open each connection before its clock starts (default: connecting counts)",
+        help="open each connection before its request is timed (default: connecting counts)",
     )  # fmt: skip
-    server.add_argument("--insecure", action="store_true", help="take any TLS certificate (default: verify)")
+    server.add_argument("--insecure", action="store_true", help="accept any TLS certificate (default: verify)")
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
-    prompts = parser.add_argument_group("what it says")
+    prompts = parser.add_argument_group("texts")
     prompts.add_argument(
-        "--language", metavar="L,L…", default="english", help=f"of {', '.join(LANGUAGES)} (default: english)"
+        "--language",
+        metavar="L,L…",
+        default="english",
+        help=f"languages of the texts: {', '.join(LANGUAGES)} (default: english)",
     )
     prompts.add_argument(
-        "--length", metavar="L,L…", default=",".join(LENGTHS), help="of short, medium, long (default: all)"
+        "--length",
+        metavar="L,L…",
+        default=",".join(LENGTHS),
+        help="lengths of the texts: short, medium, long (default: all)",
     )
     prompts.add_argument(
-        "--prompts", metavar="FILE", type=Path, help="one text a line, or a seed-tts meta.lst (default: built in)"
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help="file with a text on each line, or a seed-tts meta.lst (default: built-in texts)",
     )
     prompts.add_argument(
         "--wordings", metavar="N", type=whole_number(1), default=1,
-        help="of each text, numbered: a server that keeps what it has computed of a text has nothing of the others "
-        "(default: 1, as it is)",
+        help="variants of each text, which begin with different numbers, so that a server cannot reuse what it has "
+        "computed for another (default: 1, the text as it is)",
     )  # fmt: skip
-    prompts.add_argument("--clone", metavar="FILE", type=Path, help="a clip of the voice to clone in each request")
-    prompts.add_argument("--ref-text", metavar="TEXT", default="", help="what is said in --clone")
+    prompts.add_argument("--clone", metavar="FILE", type=Path, help="clip of the voice to clone in each request")
+    prompts.add_argument("--ref-text", metavar="TEXT", default="", help="the words of the --clone clip")
 
 
 def add_client(parser: argparse.ArgumentParser) -> None:
     client = parser.add_argument_group("client")
     client.add_argument(
-        "--warmups", metavar="N", type=whole_number(0), default=2, help="requests before each level, apart (default: 2)"
+        "--warmups",
+        metavar="N",
+        type=whole_number(0),
+        default=2,
+        help="requests before each level that do not count (default: 2)",
     )
     client.add_argument(
         "--timeout",
@@ -83,12 +98,19 @@ def add_client(parser: argparse.ArgumentParser) -> None:
         help="seconds a request may take (default: 300)",
     )
     client.add_argument(
-        "--processes", metavar="N", type=whole_number(1), help="of the client (default: one for 500 streams)"
+        "--processes",
+        metavar="N",
+        type=whole_number(1),
+        help="processes of the client (default: one for every 500 streams)",
     )
     client.add_argument(
-        "--seed", metavar="N", type=whole_number(0), default=0, help="of random arrivals and --wordings (default: 0)"
+        "--seed",
+        metavar="N",
+        type=whole_number(0),
+        default=0,
+        help="seed of random arrivals and --wordings (default: 0)",
     )
-    client.add_argument("--quiet", action="store_true", help="no progress display (default: on a terminal)")
+    client.add_argument("--quiet", action="store_true", help="show no progress (default: shown on a terminal)")
 
 
 def target_of(args: argparse.Namespace) -> Target:
@@ -117,7 +139,7 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
         found = built_in(languages, args.length.split(","))
     found = worded(found, args.wordings, args.seed)
     if args.ref_text and args.clone is None:
-        raise ConfigError("--ref-text goes with --clone")
+        raise ConfigError("--ref-text needs --clone")
     if args.clone is not None:
         if not args.clone.is_file():
             raise ConfigError(f"--clone {args.clone} is not a file")
@@ -127,7 +149,7 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
 
 
 def check_requests(requests: int | None, listeners: Sequence[int]) -> None:
-    """A listener without a request is none, and the level would be named after more than were there."""
+    """Refuse fewer requests than listeners: the level would be named after more listeners than took part."""
     if requests is not None and requests < max(listeners):
         raise ConfigError(f"--requests {requests} is less than one for each of {max(listeners)} listeners")
 
@@ -147,7 +169,7 @@ def client_facts(args: argparse.Namespace, processes: int) -> dict[str, Any]:
 
 
 def show_progress(line: ProgressLine) -> OnProgress:
-    """What tells on that line how far a load is."""
+    """A callback that shows on this line how far a load is."""
 
     def show(load: Load, progress: LoadProgress) -> None:
         failed = f", {progress.failed} failed" if progress.failed else ""
@@ -157,7 +179,7 @@ def show_progress(line: ProgressLine) -> OnProgress:
 
 
 def need_bench_packages() -> None:
-    """Call it before anything else: it gives a clear word instead of an import error in a child process."""
+    """Call it before anything else: its error is clear, unlike an import error in a child process."""
     try:
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401

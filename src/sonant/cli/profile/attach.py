@@ -28,16 +28,31 @@ class AttachError(SonantError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the server")
-    parser.add_argument("--steps", metavar="N", type=whole_number(1), default=100, help="to record (default: 100)")
+    parser.add_argument("url", metavar="URL", help="address of the server")
+    parser.add_argument(
+        "--steps", metavar="N", type=whole_number(1), default=100, help="steps to record (default: 100)"
+    )
     parser.add_argument(
         "--timeout", metavar="S", type=whole_number(1), default=60, help="seconds to wait (default: 60)"
     )
-    parser.add_argument("--stacks", action="store_true", help="Python lines too; slows the server down (default: off)")
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs, far slower (default: off)")
-    parser.add_argument("--api-key", metavar="KEY", help=f"if the server wants one (default: {KEY_VARIABLE})")
     parser.add_argument(
-        "--out", "-o", metavar="FILE", type=Path, default=Path("trace.json.gz"), help="(default: trace.json.gz)"
+        "--stacks", action="store_true", help="record Python stacks too, which slows the server (default: off)"
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="record without CUDA graphs, which is far slower (default: off)"
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"API key, if the server needs one (default: the environment variable {KEY_VARIABLE})",
+    )
+    parser.add_argument(
+        "--out",
+        "-o",
+        metavar="FILE",
+        type=Path,
+        default=Path("trace.json.gz"),
+        help="file for the trace (default: trace.json.gz)",
     )
 
 
@@ -59,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
         raise AttachError(f"no server answers at {args.url}: {getattr(e, 'reason', e)}") from e
     except OSError as e:
         raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
-    print(f"{args.out}: {steps} steps; look at them with: sonant profile read {args.out}")
+    print(f"{args.out}: {steps} steps recorded; read them with: sonant profile read {args.out}")
     return 0
 
 
 def _why(url: str, error: HTTPError) -> str:
     if error.code == 404:
-        return f"{url} does not record: start it with sonant serve --debug-profile on"
+        return f"{url} does not record steps: start it with sonant serve --debug-profile on"
     try:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, KeyError, TypeError):

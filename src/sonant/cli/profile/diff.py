@@ -20,7 +20,9 @@ sonant profile diff before.json after.json --assert "fills=0,step_us<=6000"   re
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", type=Path)
     parser.add_argument("after", metavar="AFTER", type=Path)
-    parser.add_argument("--step", metavar="NAME", help="the range that is a step (default: found by itself)")
+    parser.add_argument(
+        "--step", metavar="NAME", help="name of the range that marks a step (default: found automatically)"
+    )
     add_json(parser)
     add_budget(parser)
 

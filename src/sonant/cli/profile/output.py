@@ -29,7 +29,9 @@ _BAR_WIDTH = 30
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--step", metavar="NAME", help="the range that is a step, or a part of its name (default: found by itself)"
+        "--step",
+        metavar="NAME",
+        help="name, or part of it, of the range that marks a step (default: found automatically)",
     )
     parser.add_argument(
         "--bandwidth",
@@ -42,19 +44,17 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show findings under 1 %% too (default: off)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON (default: off)")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts there (default: nowhere)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts (default: nowhere)")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write the report, for `diff` (default: nowhere)")
     parser.add_argument(
-        "--save", metavar="FILE", type=Path, help="write the report there, for `diff` (default: nowhere)"
-    )
-    parser.add_argument(
-        "--perfetto", metavar="FILE", type=Path, help="write a trace with findings marked there (default: nowhere)"
+        "--perfetto", metavar="FILE", type=Path, help="write a trace with the findings marked (default: nowhere)"
     )
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--assert", metavar="LIMITS", dest="budget", type=_budget,
-        help='what a step may cost, as in "fills=0,syncs=0,kernels<=1300"; over it, exit with 1 (default: anything)',
+        help='limits on a step, such as "fills=0,syncs=0,kernels<=1300"; exit with 1 if it exceeds one (default: none)',
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _read(path: Path) -> Trace:
 
 
 def show(args: argparse.Namespace, path: Path, mapping: Path | None) -> int:
-    """Analyze a trace, print and write what was asked for, and give the exit code."""
+    """Analyze a trace, print and write what was asked for, and return the exit code."""
     second = _read(mapping) if mapping is not None else None
     bandwidth = 1e9 * args.bandwidth if args.bandwidth else None
     analysis = analyze(_read(path), step_name=args.step, mapping=second, bandwidth=bandwidth)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", type=Path)
     parser.add_argument(
         "--mapping", metavar="TRACE", type=Path,
-        help="a second trace, without graphs and with stacks, that tells where kernels come from (default: none)",
+        help="a second trace, without CUDA graphs and with stacks, that shows where kernels come from (default: none)",
     )  # fmt: skip
     add_analysis(parser)
     add_output(parser)

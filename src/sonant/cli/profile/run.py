@@ -43,18 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=whole_number(1),
         default=125,
-        help="of a stream; then it begins anew (default: 125)",
+        help="frames of a stream, which then begins anew (default: 125)",
     )
-    parser.add_argument("--steps", metavar="N", type=whole_number(8), default=100, help="to record (default: 100)")
+    parser.add_argument(
+        "--steps", metavar="N", type=whole_number(8), default=100, help="steps to record (default: 100)"
+    )
     parser.add_argument(
         "--mapping-steps", metavar="N", type=whole_number(1), default=6,
-        help="to record with Python lines, which is slow (default: 6)",
+        help="steps to record with Python stacks, which is slow (default: 6)",
     )  # fmt: skip
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the language models (default: auto)")
-    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="of the codec (default: auto)")
+    parser.add_argument("--device", default="auto", help="where to run: auto, cpu, cuda, cuda:1 … (default: auto)")
     parser.add_argument(
-        "--out", "-o", metavar="DIR", type=Path, default=Path("profile"), help="where the traces go (default: profile)"
+        "--dtype", choices=DTYPES, default="auto", help="data type of the language models (default: auto)"
+    )
+    parser.add_argument("--codec-dtype", choices=DTYPES, default="auto", help="data type of the codec (default: auto)")
+    parser.add_argument(
+        "--out",
+        "-o",
+        metavar="DIR",
+        type=Path,
+        default=Path("profile"),
+        help="folder for the traces (default: profile)",
     )
     add_analysis(parser)
     add_output(parser)
