@@ -298,9 +298,9 @@ def test_a_random_model_that_fails_leaves_nothing(run: Run) -> None:
 def test_help_tells_what_a_knob_means_to_each_model(run: Run) -> None:
     shown = " ".join(run("say", "--help").out.decode().split())
     for words in (
-        "how free the choice of a frame's first code is; a number from 0.001 to 100",
+        "randomness of the choice of a frame's first code; a number from 0.001 to 100",
         "/ how much noise a patch begins with; a number from 0 to 2",
-        "steps from noise to a patch; one of 4, 6, 10, 20",
+        "flow steps from noise to a patch; one of 4, 6, 10, 20",
     ):
         assert words in shown
 

@@ -173,7 +173,6 @@ static inline void __syncthreads() {
     me().block_waits++, machine.blocks[my_block()].barrier.arrive(), rest(), some_arrive();
 }
 static inline void cluster_meet() { me().cluster_waits++, my_cluster().arrive(), rest(), some_arrive(); }
-static inline void __threadfence() {}
 
 // Each lane shows some words, which all lanes of its warp can read.
 static inline int shown(const uint32_t* words, int count) {

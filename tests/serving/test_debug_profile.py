@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -92,3 +93,24 @@ def test_attaching_to_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         assert main(["profile", "attach", url, "-o", str(tmp_path / "x")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_trace_that_breaks_off_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "100")
+            self.end_headers()
+            self.wfile.write(b"half a trace")
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["profile", "attach", url, "-o", str(tmp_path / "x")]) == 2
+        assert "broke off" in capsys.readouterr().err and not (tmp_path / "x").exists()
+        assert main(["profile", "attach", url, "-o", str(tmp_path / "no folder" / "x")]) == 2
+        assert "cannot write" in capsys.readouterr().err
+        server.shutdown()

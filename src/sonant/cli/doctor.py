@@ -78,7 +78,7 @@ class ModelCheck:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", nargs="?", help="the same as --model")
-    add_model(parser)
+    add_model(parser, has_default=False)
     add_codec(parser)
     add_gpu_weights(parser)
     add_kv_cache_dtype(parser)

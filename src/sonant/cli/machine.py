@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sonant.cli.package_version import version_of
+from sonant.cores import usable_cores
 from sonant.kernels.dispatch import OPS, choose
 from sonant.kernels.gpu import gpu_of
 
@@ -62,7 +62,7 @@ def this_machine() -> Machine:
         driver=_driver(),
         no_gpu_reason=_no_gpu_reason(),
         gpus=tuple(_gpu(i) for i in range(torch.cuda.device_count())) if len(devices) > 1 else (),
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_cores=usable_cores(),
         torch_threads=torch.get_num_threads(),
         memory_free_bytes=free,
         memory_total_bytes=total,

@@ -16,15 +16,13 @@ N = TypeVar("N", int, float)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def model_help() -> str:
-    return (
-        f"folder of a published checkpoint of {titles()}, or the name of one that `sonant download` has fetched "
-        "(default: the environment variable SONANT_MODEL)"
-    )
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help=model_help())
+def add_model(parser: argparse.ArgumentParser, *, has_default: bool = True) -> None:
+    """`has_default`: without a model the command takes the built-in voice."""
+    parser.add_argument(
+        "--model", metavar="DIR",
+        help=f"folder of a published checkpoint of {titles()}, or the name of one that `sonant download` has fetched "
+        f"(default: the environment variable SONANT_MODEL{', else the built-in voice' if has_default else ''})",
+    )  # fmt: skip
 
 
 def add_codec(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

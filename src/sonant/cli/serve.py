@@ -15,6 +15,7 @@ from sonant.cli.interrupt import interrupt_waits
 from sonant.cli.model_folder import given_once, model_folder
 from sonant.cli.settings import CONFIG_VARIABLE, add_settings, gather, misspelt, settings_of
 from sonant.config import EngineConfig
+from sonant.cores import usable_cores
 from sonant.errors import ConfigError
 from sonant.serving.cluster.cluster_options import ClusterOptions
 from sonant.serving.options import ModelOptions, ServeOptions
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 "replicas serve one model only; start an application for each, and join them with --other-model"
             )
         return _on_ray(folder, model, options, cluster, config)
-    workers = front_ends_for(len(os.sched_getaffinity(0))) if options.workers is None else options.workers
+    workers = front_ends_for(usable_cores()) if options.workers is None else options.workers
     if workers == 0 and len(folders) == 1:
         return _in_one_process(folder, model, options, config)
     options, config = shared(options, config, len(folders))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 
 from sonant.config import EngineConfig
+from sonant.cores import usable_cores
 from sonant.engine.compiler import Compiler
 from sonant.engine.room import GpuMemory
 from sonant.engine.start_note import StartNote, our_sources
@@ -87,8 +87,7 @@ class CompileJob:
 
 def workers_for(wanted: int | None) -> int:
     """Leaves a core to the engine, which reads weights and captures graphs meanwhile."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_WORKERS, max(1, cores - 1)) if wanted is None else wanted
+    return min(_MOST_WORKERS, max(1, usable_cores() - 1)) if wanted is None else wanted
 
 
 def begin(

@@ -105,7 +105,7 @@ def file_name(gpu: str) -> str:
 
 
 def user_path(gpu: str) -> Path:
-    # The only place below the command line that reads the environment, since kernels are chosen before any config.
+    # Kernels read the environment themselves, since they are chosen before any config.
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "sonant" / "tuning" / f"{file_name(gpu)}.json"
 

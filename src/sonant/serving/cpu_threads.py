@@ -11,13 +11,14 @@ import os
 
 import torch
 
+from sonant.cores import usable_cores
+
 
 def use_threads(asked: int | None, device: str) -> None:
     """Use as many threads as were asked for; else as the environment says; else one for each core but one."""
     if asked is None and ("OMP_NUM_THREADS" in os.environ or _on_gpu(device)):
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(asked or max(1, cores - 1))
+    torch.set_num_threads(asked or max(1, usable_cores() - 1))
 
 
 def _on_gpu(device: str) -> bool:

@@ -166,7 +166,7 @@ def _in_time(cases: Iterator[Case], seconds: int | None) -> Iterator[Case]:
     deadline_s = None if seconds is None else time.monotonic() + seconds
     for number, case in enumerate(cases):
         if deadline_s is not None and time.monotonic() > deadline_s:
-            _say(f"out of time: only the first {number} kernels were measured, up to {case.op}, {case.where}")
+            _say(f"out of time: only the first {number} kernels were measured, those before {case.op}, {case.where}")
             return
         yield case
 

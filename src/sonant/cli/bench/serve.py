@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=number(0),
         default=0.0,
-        help="seconds over which listeners arrive (default: 0, at once)",
+        help="with --concurrency, seconds over which listeners arrive (default: 0, at once)",
     )
     bench_target.add_target(parser)
     bench_target.add_prompts(parser)
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     check_places(args.out, args.html, args.plots and args.plots / "ttfp.png")
     notes = _notes(args.note)
     if args.rate:
+        if args.ramp:
+            raise ConfigError("--ramp is for --concurrency: with --rate, requests come at random times from the start")
         rates = positive_numbers(args.rate, "--rate", float)
         loads = [Load(args.requests or _LEAST_REQUESTS, rate=rate, seed=args.seed) for rate in rates]
     else:

@@ -16,6 +16,7 @@ from sonant.bench.client.target import FORMATS, Target
 from sonant.cli.bench.facts import machine_facts
 from sonant.cli.options import number, whole_number
 from sonant.cli.progress_line import ProgressLine
+from sonant.cores import usable_cores
 from sonant.errors import ConfigError
 
 if TYPE_CHECKING:  # they need the bench extra, and this module is imported for each load test's help too
@@ -155,8 +156,7 @@ def check_requests(requests: int | None, listeners: Sequence[int]) -> None:
 
 
 def processes_of(args: argparse.Namespace, streams: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return args.processes or max(1, min(cores, 1 + streams // _STREAMS_A_PROCESS))
+    return args.processes or max(1, min(usable_cores(), 1 + streams // _STREAMS_A_PROCESS))
 
 
 def client_facts(args: argparse.Namespace, processes: int) -> dict[str, Any]:

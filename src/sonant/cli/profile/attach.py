@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from sonant.cli.options import whole_number
@@ -66,16 +65,37 @@ def run(args: argparse.Namespace) -> int:
         request = Request(f"{args.url.rstrip('/')}/debug/profile", json.dumps(body).encode(), headers, method="POST")
         with urlopen(request, timeout=args.timeout + 180) as answer:
             steps = answer.headers.get("x-steps", "?")
-            with args.out.open("wb") as file:
-                shutil.copyfileobj(answer, file)
+            _save(answer, args.out)
     except HTTPError as e:
         raise AttachError(_why(args.url, e)) from e
-    except (URLError, HTTPException, TimeoutError, ValueError) as e:
+    except (OSError, HTTPException, ValueError) as e:
         raise AttachError(f"no server answers at {args.url}: {getattr(e, 'reason', e)}") from e
-    except OSError as e:
-        raise OutputError(f"cannot write {args.out}: {e.strerror}") from e
     print(f"{args.out}: {steps} steps recorded; read them with: sonant profile read {args.out}")
     return 0
+
+
+def _save(answer: HTTPResponse, out: Path) -> None:
+    """Write the trace that the server sends; half a trace does not stay."""
+    try:
+        with out.open("wb") as file:
+            while data := _next_of(answer):
+                file.write(data)
+    except OSError as e:
+        raise OutputError(f"cannot write {out}: {e.strerror}") from e
+    except AttachError:
+        if out.is_file():
+            out.unlink()
+        raise
+
+
+def _next_of(answer: HTTPResponse) -> bytes:
+    try:
+        data = answer.read(1 << 20)
+        if not data and answer.length:
+            raise IncompleteRead(data, answer.length)
+    except (OSError, HTTPException) as e:
+        raise AttachError(f"the server's trace broke off: {e}; record it again") from e
+    return data
 
 
 def _why(url: str, error: HTTPError) -> str:

@@ -35,8 +35,9 @@ def programs() -> Iterator[Program]:
         yield conv.conv_kernel(layout).program
 
 
+@cache
 def obstacle(gpu: Gpu) -> str | None:
-    """Why these kernels do not run on this GPU; None: they do."""
+    """Why these kernels do not run on this GPU; None: they do. It is looked for once, since `takes` is asked often."""
     return obstacle_to(programs(), gpu, on_later=False)
 
 

@@ -18,15 +18,15 @@ MOST_RAS_ROWS = 32  # rows on which RAS can look back; as many of the prompt's a
 _MOST = 2**31 - 1
 
 KNOBS = (
-    Knob(name="greedy", default=False, help="always the likeliest code"),
-    Knob(name="do_sample", default=True, help="false: the likeliest code, though RAS may still draw another"),
-    Knob(name="temperature", default=1.0, low=1e-3, high=100.0, help="how free the choice of codes is"),
-    Knob(name="top_k", default=50, low=0, high=_MOST, help="choose among so many likeliest codes; 0: all"),
-    Knob(name="top_p", default=0.95, low=1e-6, high=1.0, help="choose among this mass of probability"),
+    Knob(name="greedy", default=False, help="always choose the likeliest code"),
+    Knob(name="do_sample", default=True, help="false: choose the likeliest code, though RAS may still draw another"),
+    Knob(name="temperature", default=1.0, low=1e-3, high=100.0, help="randomness of the choice of codes"),
+    Knob(name="top_k", default=50, low=0, high=_MOST, help="how many of the likeliest codes to choose among; 0: all"),
+    Knob(name="top_p", default=0.95, low=1e-6, high=1.0, help="probability mass of the codes to choose among"),
     Knob(name="ras_win_len", default=7, low=0, high=MOST_RAS_ROWS,
-         help="rows in which RAS counts how often a code stood; 0: no RAS"),
+         help="latest rows in which RAS counts how often a code occurs; 0: no RAS"),
     Knob(name="ras_win_max_num_repeat", default=2, low=1, high=MOST_RAS_ROWS,
-         help="how often a code may stand there before RAS draws again"),
+         help="how often a code occurs in them for RAS to draw again"),
 )  # fmt: skip
 
 

@@ -18,12 +18,12 @@ _TOP_K: dict[str, Any] = {"default": 50, "low": 0, "high": _MOST}
 _TOP_P: dict[str, Any] = {"default": 1.0, "low": 1e-6, "high": 1.0}
 
 KNOBS = (
-    Knob(name="greedy", default=False, help="always the likeliest code"),
-    Knob(name="do_sample", default=True, help="false: always the likeliest first code of a frame"),
-    Knob(name="temperature", help="how free the choice of a frame's first code is", **_TEMPERATURE),
-    Knob(name="top_k", help="choose among so many likeliest codes; 0: all", **_TOP_K),
-    Knob(name="top_p", help="choose among this mass of probability", **_TOP_P),
-    Knob(name="repetition_penalty", default=1.05, low=0.01, high=100.0, help="against codes said before; 1: none"),
+    Knob(name="greedy", default=False, help="always choose the likeliest code"),
+    Knob(name="do_sample", default=True, help="false: always choose the likeliest first code of a frame"),
+    Knob(name="temperature", help="randomness of the choice of a frame's first code", **_TEMPERATURE),
+    Knob(name="top_k", help="how many of the likeliest codes to choose among; 0: all", **_TOP_K),
+    Knob(name="top_p", help="probability mass of the codes to choose among", **_TOP_P),
+    Knob(name="repetition_penalty", default=1.05, low=0.01, high=100.0, help="penalty on codes said before; 1: none"),
     Knob(name="subtalker_dosample", default=True, help="like do_sample, for the codebooks after the first"),
     Knob(name="subtalker_temperature", help="like temperature, for the codebooks after the first", **_TEMPERATURE),
     Knob(name="subtalker_top_k", help="like top_k, for the codebooks after the first", **_TOP_K),

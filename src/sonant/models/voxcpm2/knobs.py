@@ -15,11 +15,11 @@ USUAL_STEPS = 10
 
 KNOBS = (
     Knob(name="cfg_value", default=2.0, low=0.0, high=10.0, help="how closely speech follows text and voice"),
-    Knob(name="inference_timesteps", default=USUAL_STEPS, choices=FLOW_STEPS, help="steps from noise to a patch"),
+    Knob(name="inference_timesteps", default=USUAL_STEPS, choices=FLOW_STEPS, help="flow steps from noise to a patch"),
     Knob(name="temperature", default=1.0, low=0.0, high=2.0, help="how much noise a patch begins with"),
-    Knob(name="min_len", default=2, low=0, high=2**20, help="speech has at least so many patches and two more"),
-    Knob(name="retry_badcase", default=True, help="for files: an utterance far too long for its text is made anew"),
-    Knob(name="reference", default=True, help="false: a clip whose words are known is only continued"),
+    Knob(name="min_len", default=2, low=0, high=2**20, help="speech has at least this many patches and two more"),
+    Knob(name="retry_badcase", default=True, help="for files: repeat an utterance that is far too long for its text"),
+    Knob(name="reference", default=True, help="false: a clip with known words is continued, but no reference"),
 )
 
 _STAGED = ("min_len", "cfg_value", "temperature")

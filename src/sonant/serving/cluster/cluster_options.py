@@ -15,16 +15,20 @@ Route = Literal["load", "voice"]
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     ray: str | None = option(
-        None, "run on Ray Serve: local starts Ray on this machine, auto joins the one that runs here, or its HOST:PORT"
+        None, "run on Ray Serve; local: start Ray on this machine; auto: join the Ray that runs here; or its HOST:PORT"
     )
-    replicas: int | None = option(None, "engines, each with a GPU of its own; runs them on Ray")
+    replicas: int | None = option(None, "number of engines, each with its own GPU; they run on Ray")
     max_replicas: int | None = option(
-        None, "scale up to so many as listeners would wait too long; none: the number stays"
+        None, "most replicas to scale up to while listeners would wait too long; by default the number is fixed"
     )
-    replica_gpus: float | None = option(None, "GPUs of a replica; none: 1 where Ray has any and --device allows it")
-    replica_cpus: float = option(1.0, "cores that Ray sets aside for a replica")
+    replica_gpus: float | None = option(
+        None, "GPUs of each replica; by default 1 if Ray has any and --device allows it"
+    )
+    replica_cpus: float = option(1.0, "cores that Ray reserves for each replica")
     route: Route = option(
-        "load", "to the replica with the fewest requests, or to that which had the same voice last, if it has room"
+        "load",
+        "where requests go; load: to the replica with the fewest of them; voice: to the one that had the same voice "
+        "last, if it has room",
     )
 
     def __post_init__(self) -> None:

@@ -190,11 +190,6 @@ __device__ __forceinline__ float sum_of_lanes(float value) {
     return value;
 }
 
-// The e-th of eight bfloat16.
-__device__ __forceinline__ float half_word(const Piece& words, int e) {
-    return e & 1 ? high(words.word[e / 2]) : low(words.word[e / 2]);
-}
-
 // The address of one of this block's pages.
 __device__ __forceinline__ const void* page_source(const PassArgs& a, int page) {
     const int block = blockIdx.x;
