@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, on one machine, with what it prints in one folder:
+# Runs everything that only a GPU can show, on one machine, and keeps the output in one folder:
 #
 #     tests/gpu_all.sh OUT [tests] [tune] [start] [offline] [held] [profile] [higgs] [voxcpm2] [http] [soak] [steps] [sanitize] [gate]
 #                          [began] [accept8] [families8] [attention] [long]
 #
-# All up to voxcpm2, or the parts named: kernel, parity and budget tests; tiles for this GPU; starts of the server with
+# Without names all parts up to voxcpm2: kernel, parity and budget tests; tiles for this GPU; starts of the server with
 # empty and warm caches; the benchmark at Qwen3-TTS 1.7B's shapes with random weights; listeners held; profiles of our
 # engine and of transformers' Higgs Audio V2; the reports of the two other families. Twenty minutes on an H200 with cold
-# caches. By name only: what users get over HTTP, and beside it in process (8 minutes); 1,500 listeners for five minutes with all that clients do
-# (7); steps by part in both types, passes of one row, convolutions, sound beside frames (6); compute-sanitizer over our
-# attention (2); every kernel against what was accepted (4); listeners who begin at any time, with shared calls of the
-# codec and without (2); a table to accept for --quantize fp8, which then belongs into bench/kernels/accepted (4); both
-# other families in both types (5); attention, with all its forms and with FlashInfer where that is on PYTHONPATH (3); forms for one
-# long row (1).
+# caches. By name only: what users get over HTTP, and the same load in process (8 minutes); 1,500 listeners for five
+# minutes, with all that clients do (7); steps by part in both types, passes of one row, convolutions, sound beside frames
+# (6); compute-sanitizer over our attention (2); every kernel against the accepted table (4); listeners who begin at any
+# time, with shared calls of the codec and without (2); a table to accept for --quantize fp8, which then belongs in
+# bench/kernels/accepted (4); both other families in both types (5); attention in all its forms, compared with FlashInfer
+# if that is on PYTHONPATH (3); forms for one long row (1).
 # TOKENIZER names a folder with Llama 3's tokenizer.json, without which prompts of Higgs Audio V2 are single bytes and
-# four times as long. A part that fails does not keep the others from running; the last line counts failures.
+# four times as long. If a part fails, the others still run; the last line counts failures.
 set -uo pipefail
 if [ $# -lt 1 ]; then
     sed -n '2,18s/^# \{0,1\}//p' "$0"

@@ -1,14 +1,14 @@
 """Attention in CUDA C++ on a GPU: build, check against the reference, measure.
 
-    PYTHONPATH=src:tests python3 tests/gpu_attention.py                       # all of it, about a minute
-    PYTHONPATH=src:tests python3 tests/gpu_attention.py --sweep               # and splits, stages, early reads, tiles
+    PYTHONPATH=src:tests python3 tests/gpu_attention.py                       # everything, about a minute
+    PYTHONPATH=src:tests python3 tests/gpu_attention.py --sweep               # also other splits, forms, early reads
     PYTHONPATH=src:tests python3 tests/gpu_sanitizer.py                       # some shapes under compute-sanitizer
 
-FlashInfer is measured beside ours where it is installed (`tests/flashinfer_bundle.sh` brings it to such a machine).
+FlashInfer is measured too where it is installed (`tests/flashinfer_bundle.sh` packs it for a machine without network).
 
-Each phase is a process with a time limit: a kernel that hangs, or that leaves the GPU's context unusable, costs its
-own phase (and a phase of shapes goes on behind the shape). The table comes last, then one line that says how much was
-wrong; the exit code is 1 if anything was.
+Each phase is a process with a time limit, so a kernel that hangs, or that leaves the GPU's context unusable, ends only
+its own phase (and a phase of shapes goes on after that shape). The table comes last, then one line that counts errors;
+the exit code is 1 if there were any.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ OURS = {"paged_step": attention.paged_step, "paged_attention": attention.paged_a
 LIMIT_S, PEER_S = 40.0, 400.0
 PREFILL_FORMS = [PrefillForm(queries, wgmma) for wgmma in (False, True) for queries in (64, 128)]
 WORKERS = 4  # processes that check shapes at the same time
-RESTARTS = 3  # of one of them, each behind the shape that broke it
-AT, WRONG, ROW, KNOB, PEER = "@at ", "@wrong ", "@row ", "  · ", "peer: "  # what a phase tells its parent
+RESTARTS = 3  # of each of them, after the shape that broke it
+AT, WRONG, ROW, KNOB, PEER = "@at ", "@wrong ", "@row ", "  · ", "peer: "  # how lines for the parent begin
 HEADER = ("op", "rows", "positions", "µs", "floor", "of copy/peak", "GB/s", "TFLOP/s", "triton", "flash", "flashinfer")
 
 
@@ -109,20 +109,21 @@ def step_error(shape: Shape, seed: int, options: dict[str, object]) -> float:
     own = call[2].clone()
     expected = exact_step(*call)
     error = error_of(attention.paged_step(*call[:2], own, *call[3:], **options), expected)
-    written = cache_error(own, call[2])  # by its own limit
+    written = cache_error(own, call[2])  # this has its own limit
     return max(error, written * RELATIVE_ERROR / shape.cache_error)
 
 
 def prefill_error(shape: Shape, seed: int) -> float:
     form = (None, *PREFILL_FORMS)[seed % (1 + len(PREFILL_FORMS))]
-    if form and form.wgmma and seed % 2:  # else many blocks are of sizes that it does not take
+    if form and form.wgmma and seed % 2:  # otherwise it would not take many of the block sizes
         shape = replace(shape, block=(8, 16, 32, 64, 128)[seed // 2 % 5], eight=False)
     call = prefill_call(shape, seed, "cuda")
     return error_of(attention.paged_attention(*call, form=form), exact_attention(*call))
 
 
 def chains_phase() -> None:
-    """As an engine runs steps: in graphs, behind kernels that let the next one start, and two engines at once."""
+    """Check steps as an engine runs them: in graphs, after kernels that let the next one start early, and with two
+    engines at once."""
     from sonant.kernels.triton import paged
 
     for rows, frames in ((1, 700), (3, 600), (64, 100)):
@@ -148,7 +149,7 @@ def chains_phase() -> None:
 
 
 def bench_phase(kind: str, sweep: bool) -> None:
-    """The long contexts, and steps as an engine has them, which must not be slower than Triton's."""
+    """Measure long contexts, and an engine's usual steps, which must not be slower than Triton's."""
     ceiling = Ceiling(copy_bandwidth(CUDA), product_rate(CUDA, torch.bfloat16))
     print(f"copy {ceiling.bytes_per_s / 1e9:,.0f} GB/s, product {ceiling.flops_per_s / 1e12:,.0f} TFLOP/s", flush=True)
     cases = AttentionCases(CUDA, torch.bfloat16)
@@ -168,12 +169,13 @@ def bench_phase(kind: str, sweep: bool) -> None:
             *(f"{others[name]:.2f}" if name in others else "-" for name in HEADER[-3:]),
         )  # fmt: skip
         print(f"{ROW}{json.dumps(row)}", flush=True)
-        if sweep and us > 8:  # less is launches
+        if sweep and us > 8:  # less is mostly launches
             turn_knobs(case, calls, floor)
 
 
 def peer_phase() -> None:
-    """FlashInfer compiles its kernels when they are first called, for longer than a phase may take."""
+    """Let FlashInfer compile its kernels, which it does when they are first called, for longer than other phases
+    may take."""
     cases = AttentionCases(CUDA, torch.bfloat16)
     for case in (cases.decode(1, 300), cases.prefill(1, 256)):
         began = time.monotonic()
@@ -212,7 +214,8 @@ def turn_knobs(case: Case, calls: list[Call], floor: float) -> None:
 
 @dataclass
 class Watched:
-    """A phase in a process of its own, which is ended when its time is over, and begun again behind what broke it."""
+    """A phase in a process of its own, which is killed when its time is over, and restarted after the shape that broke
+    it."""
 
     phase: str
     options: list[str] = field(default_factory=list)

@@ -1,13 +1,13 @@
-"""On a GPU: how long graphs take to be captured, with and without a run before each, and whether they do the same.
+"""On a GPU: how long the capture of graphs takes, with and without a run before each, and whether results are the same.
 
     python tests/gpu_captures.py MODEL [--rows 256] [--profile 40]
 
-A third way captures them in any order, as a start does whose kernels are still being compiled. Each way has a process
-of its own, so that none finds kernels loaded; a first one fills Triton's caches if they are empty. Printed for each:
-time by phase, by kind of step and the slowest graphs, and which were run after all. Then every frame and codec graph is
-replayed between others, in random order, and its results and the rows that it leaves are compared, bit for bit, with an
-eager run on the same rows. At the end a digest of what a crowd of rows has said, which must be the same all ways. With
---profile the second way is run once more, for so many lines of where Python's time goes in a load.
+A third way captures them in any order, as in a start whose kernels are still being compiled. Each way has a process of
+its own, so that none finds kernels loaded; the first one also fills Triton's caches if they are empty. Each prints its
+times by phase and by kind of step, the slowest graphs, and which steps had to be run after all. Then every frame and
+codec graph is replayed among the others, in random order, and its results and the rows that it leaves are compared, bit
+for bit, with an eager run on the same rows. At the end comes a digest of what many rows have said, which must be the
+same for all ways. --profile N runs the second way once more, and prints N lines of a profile of its load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAYS = ("after a run", "at once", "in any order")
 
 
 class Captures(logging.Handler):
-    """What is logged of them."""
+    """Collects what is logged about captures."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -67,7 +67,7 @@ class Captures(logging.Handler):
 
 
 class AnyOrder:
-    """In the place of a compiler that has finished some kernels and not others."""
+    """Stands in for a compiler that has finished some kernels and not others."""
 
     over = False
 

@@ -1,12 +1,12 @@
-"""Qwen3-TTS's codec decoder on a Hopper GPU, full size, random weights: whether it is right, and how fast.
+"""Qwen3-TTS's codec decoder on a Hopper GPU, full size, random weights: is it right, and how fast is it?
 
     python tests/gpu_codec.py [--rows 16,64,256]
 
-Its convolutions and residual units one by one are in gpu_conv.py.
+gpu_conv.py measures its convolutions and residual units one by one.
 
 Not a test that pytest collects: it needs a GPU and about a minute. Kernels compile first, in as many processes as there
-are cores. New kernels are held against their references, then come ms by part and variant. The exit code says whether
-all results were right.
+are cores. Whole calls are compared with float32, then come ms by variant and by part. The exit code is 0 if all results
+were right.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def error_of(got: Tensor, expected: Tensor) -> float:
 
 
 def check_calls(decoder: CodecDecoder, tell: Tell) -> bool:
-    """Pieces of several lengths: every variant against float32 by the book; bfloat16 itself is off by 3.6 %."""
+    """Compare every variant, on pieces of several lengths, with the plain decoder in float32; bfloat16 itself is off by
+    3.6 %."""
     count = 8
     codes = torch.randint(0, 2048, (count, 37, 16), device="cuda", dtype=torch.int32)
 
@@ -87,7 +88,7 @@ def graphed_ms(run: Callable[[], object]) -> float:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):  # not torch.cuda.graph(), which collects garbage first
+    with torch.cuda.stream(torch.cuda.Stream()):  # unlike torch.cuda.graph(), this collects no garbage
         graph.capture_begin()
         run()
         graph.capture_end()
@@ -97,7 +98,7 @@ def graphed_ms(run: Callable[[], object]) -> float:
 
 
 def groups(decoder: CodecDecoder, rows: Rows, index: Tensor, frames: int) -> dict[str, Callable[[], object]]:
-    """What a call runs, each part on values of its own."""
+    """The parts of a call, each of which runs on values of its own."""
     count, steps, latent = len(index), frames, decoder.config.latent_dim
 
     def values(length: int, channels: int) -> Tensor:
@@ -172,14 +173,14 @@ def time_calls(decoder: CodecDecoder, tell: Tell, counts: list[int], ceiling: Ce
 def compile_form(form: AnyForm) -> str:
     try:
         return form.compile(H200) and ""
-    except Exception as error:  # the run goes on without it, and says so
+    except Exception as error:  # the run goes on without this kernel, and reports it
         return f"{form.name}: {str(error)[:200]}"
 
 
 def compile_ahead(tell: Tell, shapes: list[tuple[int, int]]) -> None:
     began_s = time.monotonic()
     decoder, found = made("meta"), {}
-    for name in ("old", "ring, one", "+ sine", "all"):  # the others need nothing else
+    for name in ("old", "ring, one", "+ sine", "all"):  # other variants need no more kernels
         with VARIANTS[name]():
             found |= {(f.module, f.name, f.key): f for f in recorded(decoder, shapes)[0]}
     forms = list(found.values())

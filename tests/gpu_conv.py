@@ -1,10 +1,10 @@
-"""Convolutions and residual units of Qwen3-TTS's codec on a Hopper GPU, by layer: ours in CUDA C++ beside Triton's.
+"""Convolutions and residual units of Qwen3-TTS's codec on a Hopper GPU, by layer: ours in CUDA C++ against Triton's.
 
     python tests/gpu_conv.py
 
 Not a test that pytest collects: it needs a GPU and less than a minute. Kernels compile first, in as many processes as
-there are cores; all are held against float32 before any is timed; then come µs and TFLOP/s of every layout that is
-right, and ms of whole calls. The exit code says whether what the dispatcher would choose was right.
+there are cores. All are compared with float32 before any is timed; then come µs and TFLOP/s of every layout that is
+right, and ms of whole calls. The exit code is 0 if the dispatcher's choices were right.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Kind:
     inputs: int
     columns: int
     taps: int
-    steps: int  # of a row, by 16 frames
+    steps: int  # of a row of 16 frames
     options: dict[str, Any]
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """What the dispatcher takes, and what else there is."""
+        """The dispatcher's layout, and other possible ones."""
         weight = torch.empty(self.columns, self.inputs, self.taps, device="meta")
         own = conv.layout_for(64, self.steps, weight, self.options.get("dilation", 1))
         assert own is not None
@@ -87,7 +87,7 @@ def error(got: Any, expected: Any) -> float:
 
 
 def check() -> dict[str, float]:
-    """What is off by how much, by layout; a child's."""
+    """The largest relative error of each layout. Run in a child process."""
     found: dict[str, float] = {}
     for kind in KINDS:
         for name, layout in kind.layouts.items():
@@ -107,7 +107,7 @@ def check() -> dict[str, float]:
 
 
 def unit_runs(call: UnitCall) -> dict[str, Callable[[], Any]]:
-    """By every layout there is for its channels."""
+    """The unit's call by every layout for its channels."""
     channels = call.x.shape[2]
     if channels == 96:
         return {"unit 96": lambda: unit.residual_unit(*call)}
@@ -156,7 +156,7 @@ def time_units(right: dict[str, float], tell: Callable[[str], None]) -> None:
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Triton's: of convolutions, of units, or with no name of both."""
+    """Use Triton's kernels: for `conv`, for `unit`, or without a name for both."""
     with ExitStack() as stack:
         for module in (conv, unit):
             if not names or module.__name__.rsplit(".")[-1] in names:
@@ -182,7 +182,7 @@ def time_calls(decoder: CodecDecoder, tell: Callable[[str], None]) -> None:
 
 
 def check_calls(decoder: CodecDecoder, tell: Callable[[str], None]) -> bool:
-    """Pieces of 64 rows against float32 by the book, without kernels of ours."""
+    """Compare pieces of 64 rows with the plain decoder in float32, without kernels of ours."""
     count, pieces = 64, (1, 16, 16)
     codes = torch.randint(0, 2048, (count, sum(pieces), 16), device="cuda", dtype=torch.int32)
 
@@ -213,7 +213,7 @@ LAST = ((128, 32, 4, 3), (256, 32, 8, 3), (64, 32, 4, 3), (128, 16, 4, 4))  # li
 
 @contextmanager
 def last_by(lines: int, block: int, warps: int, stages: int) -> Iterator[None]:
-    """The last convolution with programs of other sizes."""
+    """Compute the last convolution with programs of other sizes."""
     names = {"_LINES": lines, "_BLOCK_K": block, "_WARPS": warps, "_STAGES": stages}
     with mock.patch.multiple(conv_one, **names):
         yield

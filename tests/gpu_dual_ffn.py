@@ -1,18 +1,18 @@
-"""On a GPU, Higgs Audio V2's whole prefill with the grouped DualFFN kernels and with the usual torch form, by turns.
+"""On a GPU, Higgs Audio V2's whole prefill with the grouped DualFFN kernels and with the usual form in torch, in turn.
 
     python tests/gpu_dual_ffn.py --folder /tmp/higgs [--shapes 1x64,1x256,16x64] [--out dual_ffn.json]
     python tests/gpu_dual_ffn.py --folder tiny --device cpu --shapes 1x16,2x16 --rounds 2       # to try it
 
-Not a test that pytest collects: it needs a large GPU and a checkpoint of full size, which it writes where there is
-none. The usual form gathers each side's positions, computes them and puts them back (`sonant.bench.kernels.by_index`):
-it stands in for `ops.dual_norm`, `ops.dual_norm_gated` and `ops.dual_linear_add`, and nothing else differs. Its indices
-are made beforehand, so that it can be a CUDA graph too; with the boolean index that transformers has it could not.
-Half of each prompt is text and half a reference's rows of codes.
+Not a test that pytest collects: it needs a large GPU and a checkpoint of full size, which it writes if there is none.
+The usual form gathers each side's positions, computes them and scatters them back (`sonant.bench.kernels.by_index`): it
+replaces `ops.dual_norm`, `ops.dual_norm_gated` and `ops.dual_linear_add`, and nothing else differs. Its indices are
+computed beforehand, so that it can be a CUDA graph too; with the boolean index of transformers it could not. Half of
+each prompt is text, and half a reference's rows of codes.
 
 `graph` is one replay, as the engine runs it; `eager` is without graphs. Times are medians of rounds in which the two
-take turns. A kernel's time is what it adds to the time that the device is busy, since ours start before the one ahead
-has ended; on the CPU operators stand in for kernels. `differs` is the largest difference of keys and values, over their
-largest value.
+take turns. A kernel's time is what it adds to the time that the device is busy, since ours start before the previous
+kernel has ended; on the CPU operators stand in for kernels. `differs` is the largest difference of keys and values,
+relative to their largest value.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one prefill in one form."""
+    """Figures of one prefill in one form."""
 
     shape: str
     form: str
-    graph_ms: float | None  # None: there are no graphs on the CPU
+    graph_ms: float | None  # None: on the CPU, which has no graphs
     eager_ms: float
     kernels: int
-    largest: list[tuple[str, int, float]]  # name, how often, ms
+    largest: list[tuple[str, int, float]]  # name, number of launches, ms
     differs: float  # from the other form
 
 
 class Prefill:
-    """Prompts of random text and codes in rows and blocks of their own, ready to be prefilled again and again."""
+    """Prompts of random text and codes with rows and blocks of their own, which can be prefilled again and again."""
 
     def __init__(self, engine: Engine, prompts: int, positions: int) -> None:
         assert isinstance(engine.model, HiggsAudioV2)
@@ -95,7 +95,7 @@ class Prefill:
         self.usual = ByIndex.of(split_kinds(kinds))
 
     def _layout(self, length: int, rng: np.random.Generator) -> Layout:
-        """Text, then a reference, then text again; generation's first row at the end."""
+        """Text, a reference, text again, and at the end the first row of the generation."""
         text = rng.integers(0, 200, length, np.int32)
         codes = np.full((length, CODEBOOKS), -1, np.int32)
         reference = codes[length // 4 : 3 * length // 4]
@@ -119,7 +119,7 @@ class Prefill:
             self.run(self.packed)
 
     def written(self) -> Tensor:
-        """All keys and values of the prompts, [layers, 2, blocks, …]; of a block's unused end nothing is told."""
+        """All keys and values of the prompts, [layers, 2, prompts, positions, …], without the unused ends of blocks."""
         kv = self.model.memory.kv[KV][:, :, self.blocks].float()
         rows = kv.unflatten(2, (self.shape.prompts, -1)).flatten(3, 4)
         return rows[:, :, :, : self.shape.positions].clone()
@@ -130,7 +130,7 @@ def measure(engine: Engine, prompts: int, positions: int, rounds: int) -> list[F
     work = Prefill(engine, prompts, positions)
     cuda = engine.device.type == "cuda"
     eager: dict[str, Work] = {form: lambda form=form: work.eager(form) for form in FORMS}
-    written, graphs, captured = {}, dict[str, Work](), []  # what a graph reads must outlive it
+    written, graphs, captured = {}, dict[str, Work](), []  # `captured` keeps what graphs read
     for form in FORMS:
         eager[form]()
         written[form] = work.written()
@@ -152,7 +152,7 @@ def measure(engine: Engine, prompts: int, positions: int, rounds: int) -> list[F
 
 
 def by_turns(works: dict[str, Work], rounds: int, cuda: bool) -> dict[str, float]:
-    """The median time of each, in ms."""
+    """The median time of each, in ms; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -210,7 +210,7 @@ def main() -> None:
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
     rows = max(prompts for prompts, _ in shapes)
     engine = sonant.load(args.folder, device=args.device, config=EngineConfig(max_rows=rows, warm_rows=1))
-    engine.close()  # its rows, blocks and cache are ours now
+    engine.close()  # so that its rows, blocks and cache can be used here
     found = [figures for shape in shapes for figures in measure(engine, *shape, args.rounds)]
     print(table(found))
     if args.out:

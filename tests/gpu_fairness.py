@@ -1,12 +1,12 @@
-"""Every row is taken by texts of 19,900 characters: how soon does a newcomer hear something, and what do others pay?
+"""Texts of 19,900 characters have every row: how soon does a newcomer hear something, and what does it cost the others?
 
     python tests/gpu_fairness.py --folder /tmp/full [--rows 256] [--newcomers 200] [--every 0.1] [--out report.json]
     python tests/gpu_fairness.py --size tiny --rows 8                    # on a CPU, to see that it works
-    python tests/gpu_fairness.py --size built-in --rows 8 --every 1      # the voice of the package
+    python tests/gpu_fairness.py --size built-in --rows 8 --every 1      # the built-in voice
 
 Not a test that pytest collects: at full size it needs a large GPU, and takes some minutes. Weights are random, so texts
-run to their budgets. Listeners read promptly. First the long texts are alone for a while, then newcomers come one after
-the other. Exits with 1 where the newcomers' first sound is later than `--most-ms` at p99, or one is never heard.
+run to their budgets. Listeners read promptly. First the long texts are alone for a while, then newcomers arrive one
+after the other. Exits with 1 if the newcomers' first sound is later than `--most-ms` at p99, or one is never heard.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 SENTENCE = "Sentence after sentence this text goes on and on, as books do, and someone listens to all of it. "
 LONG_TEXT = (SENTENCE * 300)[:19_900]
 SETTLE_S = 2.0
-PART_S = 20.0  # of sound, at most, of the 300 characters of a part
+PART_S = 20.0  # the most sound of a part, which has 300 characters
 PATIENCE_S = 60.0
 
 
 @dataclass
 class Listener:
-    """What one who hears a long text got, and when."""
+    """When the chunks of a long text arrived, and how long each was."""
 
     arrivals_s: list[float] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
 
     def gap_s(self, since_s: float, until_s: float) -> float:
-        """Silence heard in that time by one who began to play with the first chunk."""
+        """Silence in this time for a listener who began to play with the first chunk."""
         return self._gap_s(until_s) - self._gap_s(since_s)
 
     def _gap_s(self, until_s: float) -> float:
@@ -53,12 +53,12 @@ class Listener:
 
 @dataclass(frozen=True)
 class Phase:
-    """What the long texts' listeners had of a time."""
+    """A span of time, and what listeners heard in it."""
 
     began_s: float
     ended_s: float
-    audio_s: float  # made, for all
-    gap_s: float  # heard, by all long listeners
+    audio_s: float  # made for all listeners
+    gap_s: float  # heard by all listeners of long texts
 
     def line(self, name: str) -> str:
         took_s = self.ended_s - self.began_s
@@ -66,7 +66,7 @@ class Phase:
 
 
 async def hear_long(engine: Engine, seed: int, listener: Listener) -> None:
-    while True:  # who has heard all of it asks again
+    while True:  # a listener who has heard all of it begins again
         async with engine.stream(LONG_TEXT, seed=seed) as stream:
             async for chunk in stream:
                 listener.arrivals_s.append(time.monotonic())
@@ -132,7 +132,7 @@ async def measure(engine: Engine, args: argparse.Namespace) -> dict[str, object]
 
 
 def opened(args: argparse.Namespace) -> Engine:
-    # Random weights never stop, and bytes for words would give each part minutes: so many as such a text takes to say.
+    # Random weights never stop, and tokens of single bytes would give each part minutes, so the budget is set.
     config = EngineConfig(max_rows=args.rows, warm_rows=args.rows or 256, budget_s=PART_S, budget_s_per_token=1e-3)
     if args.size == "built-in":
         return sonant.load(config=config)

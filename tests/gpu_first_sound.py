@@ -2,10 +2,10 @@
 
     PYTHONPATH=src:tests python tests/gpu_first_sound.py --folder DIR --out RESULTS [--requests 32] [--burst 256]
 
-The server's processes take notes (`first_sound/`). For one stream the time line of the median request and of the
-slowest are printed, and what each part takes in the median. For a crowd that comes at once every step is, from the
-first arrival to the last one's first sound: whom it was for, what the host took for it, and how much of that it
-spent waiting for Python's lock (time on the wall less the thread's own).
+The server's processes record time stamps (`first_sound/`). For single streams it prints the time line of the median
+request and of the slowest ones, and the median time of each part. For a crowd that arrives at once it prints the first
+steps from the first arrival on: what each was for, how long the host took for it, and how much of that it waited for
+the GIL (wall-clock time less the thread's own).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from first_sound.marks import FOLDER
 from gpu_http import FRAMES, PORT, bench, wait_until_ready
 from sonant.bench.client.prompts import built_in
 
-TEXTS = [prompt.text for prompt in built_in(lengths=["medium"])]  # as `gpu_http.py` has them said
+TEXTS = [prompt.text for prompt in built_in(lengths=["medium"])]  # the texts of `gpu_http.py`
 CHAIN = (
-    "connected", "request", "asgi", "parsed", "submit", "prompt", "asked",  # a front end's
+    "connected", "request", "asgi", "parsed", "submit", "prompt", "asked",  # a front end
     "asked for", "prompt in", "queued",  # the channel's thread
     "plan", "shared", "prompts", "staged", "prefill launched",  # the step thread
     "launched", "waited", "booked", "told",
@@ -39,7 +39,7 @@ _NAN = float("nan")
 
 
 class Server:
-    """With processes that take notes."""
+    """A server whose processes record time stamps."""
 
     def __init__(self, folder: str, out: Path, options: list[str]) -> None:
         self.marks = out / "marks"
@@ -67,7 +67,7 @@ class Server:
         time.sleep(0.2)
 
     def notes(self) -> list[Note]:
-        """All since the last time, in order."""
+        """All notes since the previous call, in order."""
         pids = self.children()
         for pid in pids:
             os.kill(pid, signal.SIGUSR2)
@@ -85,7 +85,7 @@ class Server:
 
 
 def ask(number: int, frames: int) -> tuple[float, float, float]:
-    """When it began, when it was connected, and when the first sound was there."""
+    """Send a request → when it began, when it was connected, and when the first sound arrived."""
     asked = {"input": TEXTS[number % len(TEXTS)], "voice": "alloy", "response_format": "pcm", "max_frames": frames}
     body = json.dumps({**asked, "stream": True}).encode()
     lines = ("POST /v1/audio/speech HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close")
@@ -105,7 +105,7 @@ def ask(number: int, frames: int) -> tuple[float, float, float]:
 
 
 def time_line(asked: tuple[float, float, float], notes: list[Note]) -> dict[str, float]:
-    """Milliseconds from the beginning to each note of the chain, each the first after the one before."""
+    """Milliseconds from the beginning to each note of the chain, each the first after the previous one."""
     began_s, connected_s, first_s = asked
     found, at_s = {"client connected": 1e3 * (connected_s - began_s)}, began_s
     within = [note for note in notes if began_s <= note[1] <= first_s]
@@ -144,7 +144,8 @@ def _steps(line: dict[str, float]) -> list[float]:
 
 
 def show_crowd(title: str, crowd: int, notes: list[Note], most: int = 32) -> None:
-    """Every step from the first arrival on. What the host took is on the wall, and how much of it was not its own."""
+    """Print the steps from the first arrival on, with the host's wall-clock time, and how much of that its thread did
+    not run."""
     arrivals = [t for name, t, _, _ in notes if name == "queued"]
     began_s = next(t for name, t, _, _ in notes if name == "asked for")
     times_ms = {q: 1e3 * (_at(arrivals[:crowd], q) - began_s) for q in (1, 25, 50, 75, 99)}
@@ -166,7 +167,7 @@ def show_crowd(title: str, crowd: int, notes: list[Note], most: int = 32) -> Non
 
 
 def steps_of(notes: list[Note], began_s: float) -> list[dict[str, Any]]:
-    """The notes of each step; they come back in the order in which they were launched."""
+    """The notes of each step. Steps come back in the order of their launches."""
     steps: list[dict[str, Any]] = []
     plan, back = None, 0
     for note in (n for n in notes if n[1] >= began_s):
@@ -190,7 +191,7 @@ def _took(step: dict[str, Any], first: str, last: str) -> float:
 
 
 def _others(step: dict[str, Any], first: str, last: str) -> float:
-    """Of that, what was not this thread's own: it waited for Python's lock, or for a core."""
+    """The part of that time in which this thread did not run: it waited for the GIL, or for a core."""
     own = 1e3 * (step[last][2] - step[first][2]) if first in step and last in step else _NAN
     return _took(step, first, last) - own
 

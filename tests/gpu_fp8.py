@@ -1,19 +1,19 @@
-"""On a GPU: FP8 weights beside bfloat16's. Are their products right, and what do they save?
+"""On a GPU: FP8 weights compared with bfloat16. Are their products right, and what do they save?
 
     python tests/gpu_fp8.py --folder /tmp/full [--parts check,kernels,steps,saturated] [--rows 1,64,256] [--out a.json]
 
-Not a test that pytest collects: it needs a GPU of Hopper's kind, and for steps a checkpoint of full size, which it
-writes where there is none. Parts:
-- check: every product of the 1.7B model against float32 with the same eight bits, the worst error for each number of
-  rows; of many rows also the input is rounded. Also the two-sided products and the middle of a local layer.
-- kernels: microseconds of each product in a graph with all that is around it, weights never in the cache: bf16, fp8 as
-  it is chosen (from 17 rows on both sides have eight bits), fp8 by the library's product; in the last column for one
-  row twice as many elements to a thread, for 16 rows our product of eight bits on both sides.
-- steps: a step by part for both kinds, and for the second also with keys and values of eight bits, with the floor of
-  its bytes, from `sonant.bench.engine.breakdown`.
+Not a test that pytest collects: it needs a Hopper GPU, and for steps a checkpoint of full size, which it writes if
+there is none. Parts:
+- check: every product of the 1.7B model against float32 with the same eight bits, with the worst error for each number
+  of rows; with many rows the input is rounded, too. Also the two-sided products and the middle of a local layer.
+- kernels: microseconds of each product in a graph with all that is around it, weights never in the cache: bf16; fp8 as
+  it is chosen (from 17 rows on both sides have eight bits); fp8 by the library's product; in the last column for one
+  row twice as many elements for a thread, for 16 rows our product with eight bits on both sides.
+- steps: a step by part for bf16, fp8, and fp8 with keys and values of eight bits, with the floor of its bytes, from
+  `sonant.bench.engine.breakdown`.
 - saturated: files only, twice as many requests as rows, of ten seconds each, for the same three.
-`--engines fp8,fp8-wide-codec` holds the codec's convolutions in eight bits against those in sixteen.
-Kernels of the first two parts are compiled on all cores before the GPU is touched.
+`--engines fp8,fp8-wide-codec` compares the codec's convolutions in eight bits with those in sixteen.
+Kernels of the first two parts are compiled on all cores before the GPU is used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from sonant.models.qwen3_tts.synthetic.writer import write_checkpoint
 from sonant.text_table import grid
 
 H200 = Gpu("NVIDIA H200", (9, 0))
-SHAPES = {  # where: op, depth, columns
+SHAPES = {  # place: op, depth, columns
     "talker qkv": ("norm_linear", 2048, 4096),
     "talker o": ("linear_add", 2048, 2048),
     "talker gate, up": ("norm_gated", 2048, 6144),
@@ -67,7 +67,7 @@ SHAPES = {  # where: op, depth, columns
 CHECKED_ROWS = (1, 2, 16, 17, 32, 64, 65, 128, 256)
 TIMED_ROWS = (1, 16, 32, 64, 128, 256, 512)
 KINDS: tuple[Quantization | None, ...] = (None, "fp8")
-ENGINES: dict[str, tuple[Quantization | None, KVCacheType | None, bool]] = {  # and the codec's convolutions in int8
+ENGINES: dict[str, tuple[Quantization | None, KVCacheType | None, bool]] = {  # weights, cache, codec in int8
     "bf16": (None, None, False),
     "fp8": ("fp8", None, True),
     "fp8-cache": ("fp8", "fp8", True),
@@ -86,7 +86,7 @@ def product(where: str, rows: int, kind: Quantization | None) -> ProductCase:
 
 
 def beside_products(device: torch.device) -> Iterator[tuple[str, Callable[..., Tensor], Callable[..., Tensor], Call]]:
-    """Name, kernel, reference and arguments."""
+    """Products of other layers, as name, kernel, reference and arguments."""
     for rows in (32, 512):
         kinds = torch.arange(rows) >= rows // 2
         split = split_kinds(kinds.int()[None].to("cpu"))
@@ -107,7 +107,7 @@ def beside_products(device: torch.device) -> Iterator[tuple[str, Callable[..., T
 
 
 def fresh(call: Call) -> tuple[Any, ...]:
-    """What may be written over is the last argument, if anything."""
+    """Copies of the arguments, since the last one may be overwritten."""
     return tuple(a.clone() if isinstance(a, Tensor) else a for a in call.args)
 
 
@@ -123,7 +123,7 @@ def wide(call: Call) -> tuple[Any, ...]:
 
 
 def calls_of(parts: set[str]) -> Iterator[tuple[ProductCase, Tile | None]]:
-    """All products that are run, in the forms in which they are."""
+    """Every product that is run, with the tile that it is run with (None: the usual choice)."""
     for where in SHAPES:
         for rows in CHECKED_ROWS if "check" in parts else ():
             yield product(where, rows, "fp8"), None
@@ -137,7 +137,7 @@ def calls_of(parts: set[str]) -> Iterator[tuple[ProductCase, Tile | None]]:
 
 
 def compile_all(parts: set[str]) -> None:
-    """Without the GPU: what the wrappers would launch, found on tensors without memory."""
+    """Compile what the wrappers would launch, which is found on tensors without memory, without using the GPU."""
     forms: list[KernelForm] = []
     recorder, meta = LaunchRecorder(H200, forms.append), torch.device("meta")
     with torch.inference_mode(), planning_for(H200), launches_recorded(recorder):
@@ -165,7 +165,7 @@ def check(device: torch.device) -> dict[str, float]:
             case = product(where, rows, "fp8")
             call = case.make(device)
             expected = getattr(reference, case.op)(*wide(call))
-            for attempt in range(2):  # the second finds what the first left in the counters
+            for attempt in range(2):  # the second finds the counters as the first left them
                 got = case.run(Call(fresh(call), {}), None).float()
                 error = float((got - expected).norm() / expected.norm())
                 name = f"{rows} rows"
@@ -183,7 +183,7 @@ def check(device: torch.device) -> dict[str, float]:
 
 
 def call_us(case: ProductCase, device: torch.device, tile: Tile | None) -> float:
-    """Of one call among many in a graph, with weights that no cache holds."""
+    """Microseconds of one call among many in a graph, with weights that are in no cache."""
     call = case.make(device)
     copies = min(64, 1 + ROTATED_BYTES // case.streamed_bytes)
     at = case.weight_at
@@ -198,7 +198,7 @@ def call_us(case: ProductCase, device: torch.device, tile: Tile | None) -> float
 
 
 def best_us(many: Callable[[], None], count: int, *, replays: int) -> float:
-    """Of one of the `count` calls in `many`, replayed as a graph."""
+    """Microseconds of one of the `count` calls in `many`, replayed as a graph; the best of all replays."""
     many()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,15 +1,16 @@
-"""On a GPU: the built-in voice says 200 sentences that no corpus has, in bfloat16 and with eight bits, for judges.
+"""On a GPU: the built-in voice says 200 sentences that are in no corpus, in bfloat16 and with eight bits, for judges.
 
     python tests/gpu_fp8_voice.py --out OUT [--variants bf16,bf16-reseeded,fp8,fp8-few,fp8-cache]
 
-Not a test that pytest collects. Each variant becomes one tar of FLAC at 16 kHz, the rate at which every judge listens,
-which tests/judge_voice.py reads; 9 MB each. Engines have processes of their own, all at once, so that their kernels
-are compiled beside each other. Sentence n has speaker n modulo 4 and seed n in all variants but one:
-- bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 have more
-  than 16 rows while most of them are spoken, and eight bits on both sides.
-- fp8-few: 8 at once, of which a predictor opens with 16 positions: only the weights have eight bits, prompts apart.
-- bf16-reseeded: other seeds, which shows how far apart two readings are that differ in nothing else.
-With `--device cpu --dtype float32` the same is done without a GPU, where an input is never rounded.
+Not a test that pytest collects. Each variant becomes one tar of 9 MB, of FLAC at 16 kHz, the rate at which every judge
+listens; tests/judge_voice.py reads it. Engines run at the same time in processes of their own, so that their kernels
+are compiled in parallel. Sentence n has speaker n modulo 4 and seed n in all variants but one:
+- bf16, fp8, fp8-cache (keys and values in eight bits too): all sentences at once, so that products of fp8 mostly have
+  more than 16 rows, and eight bits on both sides.
+- fp8-few: 8 at once, for which a predictor opens with 16 positions: only the weights have eight bits, except in
+  prompts.
+- bf16-reseeded: other seeds, to show how far apart two readings are that differ in nothing else.
+With `--device cpu --dtype float32` it runs without a GPU; inputs are then never rounded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sonant.config import KVCacheType, Quantization
 SENTENCES = Path(__file__).with_name("held_out.txt")
 RATE_HZ = 16_000
 INDEX = "index.json"
-POSITIONS = 256  # of cache for each row: a prompt and twelve seconds of speech
+POSITIONS = 256  # in the cache for each row: a prompt and twelve seconds of speech
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def flac(samples: npt.NDArray[np.float32], rate_hz: int) -> bytes:
 
 
 def index_of(texts: list[str], voices: tuple[str, ...], spoken: list[Speech]) -> list[dict[str, Any]]:
-    """What each sound should be, and its codes."""
+    """What each sound should say, and its codes."""
     return [
         {
             "name": f"{n:03d}.flac",
@@ -93,7 +94,7 @@ def index_of(texts: list[str], voices: tuple[str, ...], spoken: list[Speech]) ->
 
 
 def write(path: Path, index: list[dict[str, Any]], sounds: Iterable[bytes]) -> None:
-    """A tar that tests/judge_voice.py reads."""
+    """Write a tar that tests/judge_voice.py reads."""
     names = [said["name"] for said in index]
     with tarfile.open(path, "w") as tar:
         for name, data in (*zip(names, sounds, strict=True), (INDEX, json.dumps(index).encode())):
@@ -103,7 +104,7 @@ def write(path: Path, index: list[dict[str, Any]], sounds: Iterable[bytes]) -> N
 
 
 def speak(args: argparse.Namespace, names: list[str]) -> None:
-    """Variants of one engine, one after the other."""
+    """Speak the variants of one engine, one after the other."""
     texts = SENTENCES.read_text(encoding="utf-8").splitlines()[: args.sentences]
     first, began_s = VARIANTS[names[0]], time.perf_counter()
     config = EngineConfig(
@@ -146,7 +147,7 @@ def main() -> None:
     groups: dict[tuple[str | None, str | None], list[str]] = {}
     for name in names:
         groups.setdefault((VARIANTS[name].quantize, VARIANTS[name].cache), []).append(name)
-    # Each option that is given twice counts by its last value.
+    # An option that is given twice has its last value.
     commands = [[sys.executable, *sys.argv, "--alone", "--variants", ",".join(group)] for group in groups.values()]
     running = [subprocess.Popen(command) for command in commands]
     codes = [process.wait() for process in running]

@@ -1,4 +1,4 @@
-"""On a GPU, at full size: does it load, stream, and compute what the CPU computes? Prints a report.
+"""On a GPU, at full size: does the engine load, stream, and compute what the CPU computes? Prints a report.
 
 Not a test that pytest collects: it needs a large GPU and about 20 GB of memory, and takes two minutes.
 

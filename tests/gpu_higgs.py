@@ -1,10 +1,10 @@
-"""On a GPU, Higgs Audio V2 at full size with random weights: our engine and transformers' own generate, in one run.
+"""On a GPU, Higgs Audio V2 at full size with random weights: our engine and transformers' `generate`, in one run.
 
     python tests/gpu_higgs.py --folder /tmp/higgs [--streams 1,16,64,256] [--peer 1,16] [--out report.json]
 
 Not a test that pytest collects: it needs a large GPU, transformers 5.17 for the peer, and some minutes. Every request
-is 250 frames, ten seconds of sound. The peer's figure is its language model alone, which makes all rows of a batch at
-once; it decodes sound after the last one, so its first sound is its whole time.
+has 250 frames, ten seconds of sound. The peer's figures are of its language model alone, for all rows of a batch at
+once; it decodes sound after the last frame, so its first sound comes at the very end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sonant.models.higgs_audio_v2.synthetic import write_checkpoint
 from sonant.types import SpeechRequest
 
 FRAME_S = 0.04
-PEER_FRAMES = 60  # a step of it takes as long whether sixty or 250 follow, nearly
+PEER_FRAMES = 60  # enough: its steps take nearly as long with 60 frames as with 250
 
 
 def main() -> None:

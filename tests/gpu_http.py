@@ -1,12 +1,12 @@
-"""What users get over HTTP from a server on this GPU, by our own client, beside what is asked of it:
+"""What users get over HTTP from a server on this GPU, measured by our own client:
 
     python tests/gpu_http.py --folder DIR --out RESULTS [--workers N] [--poisson 150:60,200:30] [--capacity 1024:2048]
 
-A server with default options is started, and from the moment that it is ready: 64 listeners at once in its first
-seconds, then 1, 64, 128 and 256 at once, again and again, and Poisson arrivals (150 requests of ten seconds a second
-are 1,500 listeners); if asked for, then the most listeners that it holds. Each speaks 125 frames, of a text that takes
-about as long to say: one of twelve, and in "own-texts" one that nobody has said before, so that all of its prompt is
-prefilled. Start-up with empty kernel caches is `tests/gpu_start.py`'s.
+It starts a server with default options and loads it as soon as it is ready: with 64 listeners at once in its first
+seconds, then with 1, 64, 128 and 256 at once, repeatedly, and with Poisson arrivals (150 requests of ten seconds a
+second are 1,500 listeners); with --capacity also with as many listeners as it can hold. Each hears 125 frames of a text
+that takes about as long to say: one of twelve or, in "own-texts", one that was never said before, so that all of its
+prompt is prefilled. `tests/gpu_start.py` measures a start with empty kernel caches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ URL = f"http://127.0.0.1:{PORT}"
 
 
 def bench(out: Path, name: str, *options: str, kind: str = "serve") -> Path:
-    """One run of `sonant bench serve`, or of another command; its table is printed."""
+    """Run `sonant bench serve`, or another kind of bench, which prints its table → its report's path."""
     path = out / f"{name}.json"
     command = [sys.executable, "-m", "sonant.cli.main", "bench", kind, "--base-url", URL, "--voice", "alloy"]
     command += ["--extra-body", json.dumps({"max_frames": FRAMES}), "--length", "medium", "--warmups", "0", "--quiet"]
@@ -39,7 +39,7 @@ def bench(out: Path, name: str, *options: str, kind: str = "serve") -> Path:
 
 
 def start(folder: str, workers: int | None, log: Path) -> tuple[subprocess.Popen[bytes], float]:
-    """A server that is ready, and the seconds that it took."""
+    """Start a server and wait until it is ready → its process, and the seconds that it took."""
     command = [sys.executable, "-m", "sonant.cli.main", "serve", folder, "--port", str(PORT), "--device", "cuda"]
     command += [] if workers is None else ["--workers", str(workers)]
     server = subprocess.Popen(command, stderr=log.open("wb"))
@@ -47,7 +47,7 @@ def start(folder: str, workers: int | None, log: Path) -> tuple[subprocess.Popen
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> float:
-    """Seconds that it took."""
+    """Wait until the server is ready → the seconds that it took."""
     began_s = time.monotonic()
     while True:
         if server.poll() is not None:
@@ -83,7 +83,7 @@ def main() -> None:
             bench(args.out, f"poisson-{rate:g}", "--rate", f"{rate:g}", "--requests", count, "--processes", "6")
         if args.capacity:
             first, most = args.capacity.split(":")
-            # a ramp as long as a stream: with a shorter one all come again at once when the first ones end
+            # A ramp as long as a stream: with a shorter one all would begin again at once when the first streams end.
             options = ("--start", first, "--most", most, "--ttfp", "80", "--ramp", "10", "--processes", "6")
             bench(args.out, "capacity", *options, kind="capacity")
         with urllib.request.urlopen(f"{URL}/v1/engine/stats") as stats:

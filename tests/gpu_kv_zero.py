@@ -4,16 +4,16 @@
     python tests/gpu_kv_zero.py --folder tiny --device cpu --scale 0.1 --max-frames 10      # to try it
 
 Not a test that pytest collects: it needs a large GPU, a checkpoint of full size (`sonant random-model --size 3b`) and
-about two minutes. It needs no internet and no package beyond the extras `serve` and `bench` less matplotlib.
+about two minutes. It needs no internet, and no package beyond the extras `serve` and `bench` without matplotlib.
 
-`sonant serve` runs as a process of its own with as many rows as there are users at most, and `sonant.bench`'s client
-loads it. Sound is PCM, streamed. Every request says a text that none said before it, so that nothing but the opening of
-the prompt is found in the KV cache. Random weights know no end, and so a request is cut after --max-frames frames.
+`sonant serve` runs in a process of its own with as many rows as the largest number of users, and `sonant.bench`'s
+client loads it. Sound is PCM, streamed. Every request has a new text, so that only the opening of its prompt is found
+in the KV cache. Random weights never stop, so a request is cut after --max-frames frames.
 
-A token is a decode step of a request, which is what KV-Zero counts too: 25 of them are a second of sound. The first
-one's time, and the time from one to the next, are the engine's own, by the difference of /metrics: means are exact,
-quantiles as fine as the buckets are. First sound, RTF and gaps are the client's, at the socket; `RTF served` is the
-server's mean. Warm-ups, two before each line, are in none of the figures.
+A token is a decode step of a request, as KV-Zero counts it too: 25 of them are a second of sound. The time to the first
+token, and from one to the next, is the engine's own, from differences of /metrics: means are exact, and quantiles as
+fine as the buckets. First sound, RTF and gaps are the client's, at the socket; `RTF served` is the server's mean.
+Warm-ups, two before each line, are in none of the figures.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sonant.bench.report.table import remarks
 from sonant.cli.bench.facts import machine_facts
 from sonant.text_table import grid
 
-REQUESTS = {1: 10, 4: 20, 8: 24, 16: 36}  # of each language, by users
+REQUESTS = {1: 10, 4: 20, 8: 24, 16: 36}  # for each language, by users
 WARMUPS = 2
 READY_S = 300.0
-PUBLISHED = {  # of KV-Zero, Boson's server on an H100, as its authors give it
+PUBLISHED = {  # figures of KV-Zero, Boson's server, on an H100, as published by its authors
     "engine's first token, ms": 15.1,
     "tokens a second, 1 user": 99.3,
     "ms a token, 1 user": 10.0,
@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table. None: the server did not tell, or no request succeeded."""
+    """One line of the table. None: the server did not report it, or no request succeeded."""
 
     language: str
     users: int
@@ -63,8 +63,8 @@ class Line:
     errors: int
     first_token: Mapping[str, float] | None  # mean, p50 and p99, in seconds
     first_sound_s: Spread | None
-    tokens_per_s: float | None  # of all users, over the time from the first request to the end of the last
-    token: Mapping[str, float] | None  # as of the first
+    tokens_per_s: float | None  # of all users, from the first request to the end of the last
+    token: Mapping[str, float] | None  # like `first_token`
     rtf: Spread | None
     rtf_served: float | None
     x_real_time: float
@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def levels(target: Target, language: str, requests: Mapping[int, int]) -> Iterator[LoadLevel]:
-    """One for each number of users, in texts of their own."""
+    """A load level for each number of users, each with texts of its own."""
     prompts = texts(language)
     assert sum(requests.values()) + WARMUPS * len(requests) <= len(prompts), "a text would be said twice; lower --scale"
     first, loads = 0, []
@@ -151,7 +151,7 @@ def levels(target: Target, language: str, requests: Mapping[int, int]) -> Iterat
 
 
 def texts(language: str) -> list[Prompt]:
-    """Short and medium prompts by turns, each after a short one, and no two pairs the same."""
+    """Short and medium prompts in turn, each after a short one; all pairs are different."""
     leads, prompts = built_in([language], ["short"]), built_in([language], ["short", "medium"])
     space = "" if language == "chinese" else " "
     return [
@@ -162,7 +162,7 @@ def texts(language: str) -> list[Prompt]:
 
 
 def beside_published(lines: list[Line]) -> list[str]:
-    """KV-Zero's figures and ours: the mean of the three languages."""
+    """KV-Zero's figures and ours, which are means over the three languages."""
     one, sixteen = ([line for line in lines if line.users == users] for users in (1, max(REQUESTS)))
     ours = (
         [1e3 * line.first_token["mean"] for line in one if line.first_token],

@@ -1,15 +1,15 @@
-"""On a GPU: a frame of 64 or 256 rows, its norms apart and folded, and with weights of eight bits in each way.
+"""On a GPU: a frame of 64 or 256 rows, with norms apart or folded, and with weights of eight bits in each way.
 
     python tests/gpu_layer.py --folder /tmp/full [--parts frame,logits,fp8] [--rows 64,256]
 
-Not a test that pytest collects: it needs a GPU of Hopper's kind and a checkpoint of full size, which it writes where
-there is none. Parts:
-- frame: talker and predictor, each in one graph as the engine captures it: norms apart and folded; products of 33 to 64
-  rows in our tiles where a table has some, nowhere, and everywhere; the frame as the engine itself has it.
+Not a test that pytest collects: it needs a Hopper GPU and a checkpoint of full size, which it writes if there is none.
+Parts:
+- frame: talker and predictor, each in one graph as the engine captures it: with norms apart and folded; with products
+  of 33 to 64 rows in our tiles where the table has one, nowhere, and everywhere; and the engine's own frame.
 - logits: the worst error of any code's logits against float32, in each of these ways.
-- fp8: frames with weights of eight bits: with both sides in eight bits by Triton, and by the library; and widened as
-  far as kernels for few rows go.
-Products alone: tests/gpu_products.py.
+- fp8: frames with weights of eight bits: with both sides in eight bits, by Triton and by the library; and with weights
+  widened for all rows that kernels for few rows take.
+tests/gpu_products.py measures products alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def patched(patches: Patches) -> Iterator[None]:
 
 @contextmanager
 def apart(norms: list[RMSNorm]) -> Iterator[None]:
-    """Norms in kernels of their own: their gains are ones."""
+    """Run norms in kernels of their own; their gains are ones, since they were folded into weights."""
     for norm in norms:
         norm.folded = False
     yield
@@ -61,7 +61,7 @@ def apart(norms: list[RMSNorm]) -> Iterator[None]:
 
 
 def by_rule(x: Tensor, weight: Tensor, gated: bool) -> Tile | None:
-    """A tile of ours for every product of 33 to 64 rows, measured or not."""
+    """Our rule's tile for every product of 33 to 64 rows, measured or not."""
     depth, columns = x.shape[-1], len(weight) // (2 if gated else 1)
     rows = x.numel() // depth
     return tiled_tile.rule(rows, depth, columns, gated, item_bytes=2) if 32 < rows <= 64 else None

@@ -1,11 +1,11 @@
-"""Decode attention of few long rows on a GPU: blocks that post their sums, beside the forms that the rules take.
+"""Decode attention of few long rows on a GPU: blocks that post their sums, against the forms that the rules choose.
 
     PYTHONPATH=src:tests python3 tests/gpu_long_row.py            # about a minute
 
 First it is checked against the reference on drawn shapes of few rows, in processes of their own. Then one row of 8,192
-positions, as `gpu_attention.py` measures it: by the form of a block and how many there are, whether some have more
-units than others, and when the next launch is let in. 85 % of the copy bandwidth are asked. Other lengths and rows
-come last.
+positions is measured as in `gpu_attention.py`: by form and number of blocks, by whether some blocks have more units
+than others, and by when the next launch may begin. The goal is 85 % of the copy bandwidth. Other lengths and rows come
+last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CUDA = torch.device("cuda")
 SHAPES, WORKERS, CHECK_S = 200, 8, 40.0
 GRIDS = {LONG: range(96, 133, 4), LONG_PAIR: range(192, 265, 8)}
 LET_IN = (-1, 0, 1, 2)
-ASKED = 0.85  # of the copy bandwidth
+ASKED = 0.85  # the goal, as a share of the copy bandwidth
 ELSEWHERE = (
     *((1, n) for n in (300, 600, 1024, 2048, 4096, 16384)), *((2, n) for n in (300, 2048, 8192)),
     *((4, n) for n in (300, 1024, 2048, 8192)), (7, 300), (7, 1024), (7, 4096),
@@ -57,7 +57,7 @@ def build() -> None:
 
 
 def check(seeds: Iterable[int]) -> int:
-    """How many were wrong."""
+    """Check shapes → how many were wrong."""
     wrong, count, worst = 0, 0, 0.0
     for seed in seeds:
         rng = random.Random(seed)
@@ -71,7 +71,7 @@ def check(seeds: Iterable[int]) -> int:
         call = step_call(shape, seed, "cuda")
         own = [call[2].clone() for _ in range(2)]
         expected = exact_step(*call)
-        for cache in own:  # twice, so that a launch finds what the one before has left
+        for cache in own:  # twice, so that the second launch finds what the first has left
             got = attention.paged_step(*call[:2], cache, *call[3:], form=form, early=rng.random() < 0.8)
             error = max(error_of(got, expected), cache_error(cache, call[2]) * RELATIVE_ERROR / shape.cache_error)
             count, worst = count + 1, max(worst, error)
@@ -83,7 +83,7 @@ def check(seeds: Iterable[int]) -> int:
 
 
 def check_apart() -> int:
-    """In processes of their own, so that what breaks one's context leaves the others theirs."""
+    """Check shapes in several processes, so that a broken CUDA context ends only one of them → how many were wrong."""
     command, read = [sys.executable, "-u", __file__, "--seeds"], subprocess.PIPE
     seeds, broken = (f"{n}:{SHAPES}:{WORKERS}" for n in range(WORKERS)), 0
     parts = [subprocess.Popen([*command, some], stdout=read, stderr=subprocess.STDOUT, text=True) for some in seeds]
@@ -103,7 +103,7 @@ def check_apart() -> int:
 
 
 def us(calls: list[Call], form: DecodeForm | None) -> float:
-    """None: as the rules have it."""
+    """Microseconds of a call; `form` None: as the rules choose."""
     return launch_us(partial(attention.paged_step, form=form), calls)
 
 

@@ -1,17 +1,17 @@
-"""On a GPU: sound made behind a step's frames (`--codec-stream shared`), and beside the next one's, as usual.
+"""On a GPU: sound made after a step's frames (`--codec-stream shared`), and beside the next step's frames, as usual.
 
     python tests/gpu_overlap.py --folder /tmp/full [--parts bits,engine,graphs] [--rows 64,128,256,512] [--out a.json]
 
-Not a test that pytest collects. Under two minutes on an H200. Parts:
+Not a test that pytest collects. It takes less than two minutes on an H200. Parts:
 - bits: 256 files with the same seeds, one frame a chunk, spoken both ways. Their samples must be equal; the exit code
-  is 1 where they are not.
-- engine: as many listeners as rows, who begin anew when they end, each with a text of its own, for both ways: ms a
-  step, rows in it, how long the host waited for the device in it (next to nothing: the host is what limits),
-  audio-s/s, and first sounds by the host's clock, without a server. "in order": steps that make a first sound keep
-  their order however many rows they have, not only up to 48. "calls alone": nobody waits for others to share a call
-  of the codec with (`engine/codec_batching.py`).
-- graphs: sixteen frames of all rows and their sound, by themselves: in turn, on two streams, and with frames first,
-  whose graphs are captured at a high priority for that. More than this cannot be gained.
+  is 1 if they are not.
+- engine: as many listeners as rows, each followed by another, all with texts of their own, for both ways: ms a step,
+  rows in it, how long the host waited for the device in it (next to nothing: the host is the limit), audio-s/s, and
+  first sounds by the host's clock, without a server. "in order": steps that make a first sound keep the order of frames
+  and sound with any number of rows, not only up to 48. "calls alone": no request waits for others to share a call of
+  the codec (`engine/codec_batching.py`).
+- graphs: sixteen frames of all rows and their sound, without an engine: in turn, on two streams, and with frames first,
+  whose graphs are captured at a high priority for that. This is the most that can be gained.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from sonant.types import AudioChunk, FinishReason, SpeechRequest
 FRAMES = 16
 ROUNDS = 4
 LENGTH = 125  # frames of a listener: ten seconds
-TEXTS = 1200  # that differ, so that prompts are prefilled
+TEXTS = 1200  # all different, so that prompts are prefilled
 WARM_S, WINDOW_S = 1.0, 1.6
 BITS_ROWS, BITS_FRAMES = 256, 48
 TITLES = ("rows", "ms a frame: frames", "sound", "in turn", "at once", "frames first")
-Work = tuple[Sequence[CapturedGraph], int]  # graphs in turn, with the memory that they use; priority of their stream
+Work = tuple[Sequence[CapturedGraph], int]  # graphs to replay in turn, with their memory; priority of their stream
 
 
 WAYS: tuple[CodecStreamChoice, ...] = ("shared", "own")
@@ -63,7 +63,7 @@ class Source:
     device: str
 
     def load(self, way: CodecStreamChoice, rows: int, **options: Any) -> Engine:
-        gc.collect()  # the engine before it
+        gc.collect()  # frees the previous engine
         torch.cuda.empty_cache()
         began_s = time.perf_counter()
         config = EngineConfig(max_rows=rows, warm_rows=rows, kv_tokens=256 * rows, codec_stream=way, **options)
@@ -73,7 +73,7 @@ class Source:
 
 
 class Listener:
-    """One row's sink: who ends is followed by another, with the next prompt."""
+    """One row's sink. When its request ends, it posts another with the next prompt."""
 
     def __init__(self, crowd: Crowd) -> None:
         self.crowd, self.asked_s, self.waits = crowd, 0.0, False
@@ -105,7 +105,7 @@ class Crowd:
         self.audio_s = 0.0
 
     def measure(self, count: int) -> dict[str, float]:
-        """They begin at all places of a text, so that their chunks do not fall due together."""
+        """Listeners begin at different places of a text, so that their chunks are not due at the same time."""
         listeners = [Listener(self) for _ in range(count)]
         for n, listener in enumerate(listeners):
             listener.begin(*ask(self.engine, n, 1 + LENGTH * (n + 1) // count))
@@ -165,7 +165,7 @@ def measure_engine(source: Source, rows: Sequence[int], few_rows: int | None) ->
 
 
 def digest_of(source: Source, way: CodecStreamChoice, rows: int) -> str:
-    """Of all samples of files that are spoken at once."""
+    """A digest of all samples of files that are spoken at once."""
     requests: list[Options] = [{"text": TEXT, "seed": n, "max_frames": BITS_FRAMES - n % 7} for n in range(rows)]
     said = hashlib.blake2b(digest_size=8)
     with source.load(way, rows, chunk_s=(0.08,)) as engine:
@@ -181,7 +181,7 @@ def same_bits(source: Source, rows: int) -> dict[str, str]:
 
 
 def wall_ms(works: Sequence[Work]) -> float:
-    """Until all are done, each on a stream of its own; the graphs are launched by turns, as steps would."""
+    """Wall-clock time until all are done, each on a stream of its own; graphs are launched in turn, as by steps."""
     streams = [torch.cuda.Stream(priority=level) for _, level in works]
     best_ms = float("inf")
     for _ in range(ROUNDS):

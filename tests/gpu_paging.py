@@ -1,11 +1,11 @@
-"""On a GPU: models larger than what they may take of it. Full-size random weights, each engine in a process of its own.
+"""On a GPU: models that are larger than their memory budget. Full-size random weights, each engine in its own process.
 
     python tests/gpu_paging.py --qwen /tmp/qwen --higgs /tmp/higgs [--voxcpm2 /tmp/voxcpm2] [--sleep] [--out FILE]
 
 Not a test that pytest collects: it needs a GPU, and two to three minutes. For each model it loads an engine whose
-weights all stay, one whose budget is large enough for all (which must be the same), and one with less; the first and
-the last speak the same requests, alone and with arrivals and aborts at the same steps, and must say the same to the
-bit. What is promised is printed with PASS or FAIL, and the exit code says whether all was kept.
+weights all stay, one whose budget is large enough for all (which must be the same), and one with less. All speak the
+same requests, alone and with arrivals and aborts at the same steps, and must say the same to the bit. Each promise is
+printed with PASS or FAIL; the exit code is 0 if all were kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 GIB = 1 << 30
-SLACK = 1.2  # over the floor
+SLACK = 1.2  # how many times its floor a step may take
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Case:
     budget: str
     options: dict[str, Any]
     listeners: int
-    most_gib: float | None = None  # of the card, the context included: the process is held to it
+    most_gib: float | None = None  # of the GPU, context included, to which the process is limited
 
 
 CASES = {
@@ -111,7 +111,7 @@ def promises(
     name: str, case: Case, whole: dict[str, Any], large: dict[str, Any], paged: dict[str, Any]
 ) -> list[tuple[str, bool]]:
     step, floor = paged["step_ms"]["1"], paged["floor_ms"]
-    host = (paged["host_peak_bytes"] - whole["host_peak_bytes"]) / paged["host_weight_bytes"]  # libraries are the same
+    host = (paged["host_peak_bytes"] - whole["host_peak_bytes"]) / paged["host_weight_bytes"]  # libraries cancel out
     kept = [
         (f"{name}: paged says the same to the bit, alone and among others", paged["said"] == whole["said"]),
         (f"{name}: a budget for all is no paging", not large["paged"] and large["said"] == whole["said"]),
@@ -150,12 +150,12 @@ def measure(case: Case, folder: Path, budget: str | None) -> dict[str, Any]:
     from sonant.engine import graphs
 
     bandwidth = offline.copy_bandwidth(torch.device("cuda"))
-    offline.copy_bandwidth = lambda device: bandwidth  # later it would count as ours
+    offline.copy_bandwidth = lambda device: bandwidth  # measured later, its memory would count as the engine's
     torch.cuda.empty_cache()
     if budget == case.budget and case.most_gib is not None:
         free, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction((case.most_gib * GIB - (total - free)) / total)
-        graphs._PLENTY_BYTES = 1 << 60  # as on a small card: nothing is kept that a capture could need
+        graphs._PLENTY_BYTES = 1 << 60  # as on a small GPU: no freed memory is kept that a capture could need
     before = resident_bytes()
     config = EngineConfig(chunk_s=(0.08, 0.32), gpu_weights=budget, **case.options)
     began_s = time.perf_counter()
@@ -179,7 +179,7 @@ def measure(case: Case, folder: Path, budget: str | None) -> dict[str, Any]:
 
 
 def sleep_and_wake(case: Case, folder: Path) -> dict[str, Any]:
-    """An engine whose place another one wants, and that speaks again afterwards."""
+    """Measure an engine that falls asleep because another one wants its seat, and that speaks again afterwards."""
     import tempfile
 
     import sonant
@@ -203,7 +203,7 @@ def sleep_and_wake(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def step_ms(engine: Any, rows: int) -> float:
-    """Of a frame step on the device, with nobody listening: the scratch row so many times."""
+    """ms of a frame step on the device without listeners: of the scratch row, `rows` times."""
     runner = engine.loop.runner
     step, batch = runner.frame[runner.model.spec.usual_variant], [runner.rows.scratch] * rows
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -230,7 +230,7 @@ def listen_together(engine: Any, count: int) -> dict[str, Any]:
 
 
 def said(engine: Any) -> str:
-    """A digest of what is said by requests one at a time, then by some that come and go at given steps."""
+    """A digest of the speech of single requests, then of some that come and go at given steps."""
     from engine.scripted_traffic import arrivals, heard
 
     class Requests:
@@ -249,7 +249,7 @@ def said(engine: Any) -> str:
 
 
 def gpu_bytes() -> int:
-    """In use on the card, by all: nobody else should be there."""
+    """Memory in use on the GPU by all processes; there should be no other."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 

@@ -1,13 +1,13 @@
-"""One row's passes in one kernel each, on a GPU: right or not, and how fast in each form, beside Triton's chains, in
-bfloat16 and with weights of eight bits.
+"""Passes of one row in one kernel, on a GPU: are they right, and how fast is each form, compared with Triton's chains,
+in bfloat16 and with weights of eight bits?
 
     PYTHONPATH=src:tests python3 tests/gpu_pass.py [--only predictor|talker] [--bits 16|8]
 
-Not a test that pytest collects. Weights are of the published shape (1.7B), random. A frame's logits with given codes,
-and the talker's states, are held against float32 (of the same eight bits, where weights have them), four times each;
-what is wrong, or not the same each time, is said with WRONG, and the exit code is 1. Times are of CUDA graphs: a whole
-frame's predictor without sampling, alone and after a read of 400 MB as the talker makes one (that read taken off); a
-step of the talker.
+Not a test that pytest collects. Weights are random, in the published shape (1.7B). A frame's logits with given codes,
+and the talker's states, are compared with float32 (of the same eight bits, where weights have them), four times each;
+what is wrong, or not the same each time, is printed with WRONG, and the exit code is 1. Times are of CUDA graphs: of a
+whole frame's predictor without sampling, alone and after a read of 400 MB like the talker's (the time of that read is
+subtracted); and of a step of the talker.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def ways(forms: Mapping[str, Form]) -> dict[str, AbstractContextManager[None]]:
 
 
 def is_right(part: Predictor | Talker, title: str, forms: Mapping[str, Form]) -> bool:
-    """Each form four times against float32."""
+    """Compare each form with float32, four times → whether all were right."""
     right = True
     for what, expected in part.exact().items():
         told = []
@@ -75,7 +75,7 @@ def is_right(part: Predictor | Talker, title: str, forms: Mapping[str, Form]) ->
 
 
 def tell_clock(title: str, clock: Tensor) -> None:
-    """Cycles of a layer's steps, medians: the wait for words, then for weights, then the rest."""
+    """Print the median cycles of a layer's steps: the wait for words, then for weights, then the rest."""
     before, words, weights = (clock.long().cpu() & 0xFFFFFFFF).unbind(-1)
     told, total = [], 0.0
     for n, step in enumerate(STEPS):
@@ -98,7 +98,7 @@ def tell_times(part: Predictor | Talker, title: str, forms: Mapping[str, Form]) 
 
 
 def build_all(forms: Iterable[Form]) -> set[Form]:
-    """Those that could be built."""
+    """Build all forms → those that could be built."""
     gpu = gpu_of(DEVICE)
     assert gpu is not None
     began_s = time.perf_counter()
@@ -118,7 +118,7 @@ def build_all(forms: Iterable[Form]) -> set[Form]:
 
 
 def copy_speed() -> float:
-    """TB/s, reads and writes together."""
+    """The copy bandwidth in TB/s, reads and writes together."""
     one, other = torch.zeros(2, 1_000_000_000, dtype=torch.bfloat16, device=DEVICE)
     return 4 / median_ms(lambda: one.copy_(other))
 
@@ -130,7 +130,7 @@ def measure(name: str, bits: int, forms: Mapping[str, Form]) -> bool:
     for form in forms.values():
         with whole(form):
             told = part.refusal()
-        if told is not None:  # else a chain would be measured under another name
+        if told is not None:  # otherwise a chain would be measured under this name
             print(f"WRONG: {title} is refused: {told}", flush=True)
             return False
     right = is_right(part, title, forms)
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("predictor", "talker"))
     parser.add_argument("--bits", type=int, choices=(16, 8))
     args = parser.parse_args()
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # blocks may wait for each other for ever
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # a fault could make blocks wait for each other for ever
     os.environ |= {frame_pass.VARIABLE: "cuda", paged_pass.VARIABLE: "cuda"}
     asked = {of: forms for of, forms in FORMS.items() if args.only in (None, of[0]) and args.bits in (None, of[1])}
     began_s, right = time.perf_counter(), True
@@ -160,7 +160,7 @@ def main() -> int:
         print(f"-- ready after {time.perf_counter() - began_s:.1f} s; a copy {copy_speed():.2f} TB/s", flush=True)
         for (name, bits), forms in asked.items():
             right &= measure(name, bits, {title: form for title, form in forms.items() if form in made})
-            gc.collect()  # of two stacks in a process the first one has the processors, for as long as it lives
+            gc.collect()  # frees the stack: in a process only one stack at a time has the processors
             print(f"-- {time.perf_counter() - began_s:.1f} s", flush=True)
     return 0 if right else 1
 

@@ -1,5 +1,5 @@
-"""What gpu_pass.py measures: a predictor and a talker of the published shape (1.7B) with random weights, in bfloat16 or
-with those of their layers in eight bits, through all layers at once or one by one."""
+"""The models that gpu_pass.py measures: a predictor and a talker of the published shape (1.7B) with random weights, in
+bfloat16 or with layers of eight bits, whose layers run in one kernel or one by one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def with_random_weights(module: Any, bits: int) -> Any:
 
 
 def with_least_numbers(module: Any) -> None:
-    """Weights of eight bits become numbers that are subnormal in e4m3, of the same size on the whole."""
+    """Replace weights of eight bits by numbers that are subnormal in e4m3, with about the same norm."""
     for part in module.modules():
         if isinstance(part, QuantizedLinear):
             bits = torch.randint(1, 8, part.values.shape, device=DEVICE, dtype=torch.uint8)
@@ -92,7 +92,7 @@ def with_least_numbers(module: Any) -> None:
 
 
 class Probe:
-    """Given codes in place of drawn ones, and what the predictor thought of each."""
+    """Replaces the draw: returns a given code, and keeps the logits."""
 
     def __init__(self, code: Tensor) -> None:
         self.code, self.logits = code, list[Tensor]()
@@ -120,7 +120,7 @@ class Predictor:
         self.read_ms = median_ms(self.big.amax)
 
     def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For one pass: x, what it gives, cache and head."""
+        """The arguments of one pass: x, result, cache and head."""
         x, out = torch.randn(1, 1024, device=DEVICE).bfloat16(), torch.empty(1, 2048, device=DEVICE).bfloat16()
         cache = torch.zeros(5, 2, 1, 16, 8, 128, device=DEVICE).bfloat16()
         return x, out, cache, cast(nn.Linear, self.model.lm_head[0]).weight
@@ -154,7 +154,7 @@ class Predictor:
         return clock
 
     def times(self) -> dict[str, float]:
-        """ms of a frame without sampling, alone and after a read of 400 MB as the talker makes one."""
+        """ms of a frame without sampling, alone and after a read of 400 MB like the talker's."""
         hidden, first = (torch.randn(1, 2048, device=DEVICE).bfloat16() for _ in range(2))
         uniforms, code = torch.zeros(1, 15, device=DEVICE), torch.tensor([7], device=DEVICE)
 
@@ -200,7 +200,7 @@ class Talker:
         return self._step(self.model, self.cache, int(what))
 
     def clock(self) -> Tensor:
-        """At 1,000 positions."""
+        """The clock of a pass at 1,000 positions."""
         clock, at = torch.zeros(128, 5 * 28, 3, dtype=torch.int32, device=DEVICE), self.positions[1000]
         cos, sin = self.model.rotations(at, self.x.dtype)
         for _ in range(4):

@@ -1,13 +1,13 @@
-"""On a GPU: each product of a layer at 64 and 256 rows, in each way that there is, in a chain of its like.
+"""On a GPU: each product of a layer at 64 and 256 rows, in each possible way, in a chain of such products.
 
     python tests/gpu_products.py [--parts products,tiles] [--rows 64,256]
 
-Not a test that pytest collects: it needs a GPU of Hopper's kind. Weights are never in the cache. Parts:
-- products: microseconds with what comes after, SwiGLU or a sum: the library's in several layouts, and Triton's in
-  several tiles with that inside.
-- tiles: products with eight bits on both sides, and all around them: the library's, and Triton's in its rule's tile and
-  the best of some, as a table of tuned kernels has it.
-Kernels are compiled on all cores before the GPU is touched.
+Not a test that pytest collects: it needs a Hopper GPU. Weights are never in the cache. Parts:
+- products: microseconds including what follows, SwiGLU or a sum: the library's product in several layouts, and Triton's
+  in several tiles with that inside.
+- tiles: products with eight bits on both sides, with all that is around them: the library's, and Triton's in its rule's
+  tile and in the best of some others, as tuning would choose it.
+Kernels are compiled on all cores before the GPU is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sonant.kernels.tuning import LIBRARY, Tile
 from sonant.text_table import grid
 
 H200 = Gpu("NVIDIA H200", (9, 0))
-SHAPES = {  # where: depth, columns of the weight, what comes after
+SHAPES = {  # place: depth, columns of the weight, what comes after
     "predictor qkv": (1024, 4096, ""),
     "predictor o": (2048, 1024, "add"),
     "predictor gate, up": (1024, 6144, "gated"),
@@ -56,11 +56,11 @@ TILES = (
 EPS = 1e-6
 ERROR = 1e-2
 ROTATED_BYTES = 96 << 20
-Way = Callable[[Tensor, Tensor], Tensor]  # of a weight and the same turned
+Way = Callable[[Tensor, Tensor], Tensor]  # a weight and its transpose → the result
 
 
 class Product:
-    """One product's arguments, and its ways."""
+    """One product's arguments, and the ways to compute it."""
 
     def __init__(self, where: str, rows: int, device: torch.device) -> None:
         self.depth, self.columns, self.after = SHAPES[where]
@@ -74,7 +74,7 @@ class Product:
         return product if self.after != "add" else self.residual.add(product)
 
     def library(self, weight: Tensor, turned: Tensor) -> Tensor:
-        """As the engine asks for it."""
+        """As the engine calls it."""
         if self.after == "add":
             return self.residual.addmm_(self.x, weight.T)
         return self.end(self.x @ weight.T)
@@ -84,7 +84,7 @@ class Product:
         return self.residual.addmm_(self.x, turned) if self.after == "add" else self.end(self.x @ turned)
 
     def library_apart(self, weight: Tensor, turned: Tensor) -> Tensor:
-        """The sum by itself."""
+        """With the sum in an op of its own."""
         return self.end(self.x @ weight.T)
 
     def triton(self, weight: Tensor, turned: Tensor, tile: Tile) -> Tensor:
@@ -111,7 +111,7 @@ class Product:
 
 
 def compile_all(rows: list[int], parts: set[str]) -> None:
-    """Without the GPU: what the wrappers would launch, found on tensors without memory."""
+    """Compile what the wrappers would launch, which is found on tensors without memory, without using the GPU."""
     forms: list[AnyForm] = []
     meta = torch.device("meta")
     with torch.inference_mode(), planning_for(H200), launches_recorded(LaunchRecorder(H200, forms.append)):
@@ -133,7 +133,7 @@ def compile_all(rows: list[int], parts: set[str]) -> None:
 
 
 def tiles_of(case: ProductCase) -> list[Tile]:
-    """The rule's first."""
+    """Tiles to try; the rule's comes first."""
     first, *others = tiled_tile.candidates(case.rows, case.depth, case.columns, case.gated)
     return [first, *(tile for tile in others if tile.k == 128 and tile.stages in (3, 4) and tile != first)]
 
@@ -158,13 +158,13 @@ def time_tiles(device: torch.device, rows: list[int]) -> None:
 def compile_one(form: AnyForm) -> str:
     try:
         return form.compile(H200)
-    except Exception as error:  # a tile may be too large: it is told, and fails again where it is measured
+    except Exception as error:  # a tile may be too large: this is printed, and it fails again when it is measured
         print(f"not compiled: {type(error).__name__}", flush=True)
         return ""
 
 
 def chain_us(run: Way, weight: Tensor) -> float:
-    """Of one call among many in a graph, with weights that no cache holds."""
+    """Microseconds of one call among many in a graph, with weights that are in no cache."""
     copies = [weight.clone() for _ in range(min(64, 1 + ROTATED_BYTES // (2 * weight.numel())))]
     turned = [copy.T.contiguous() for copy in copies]
     count = max(32, len(copies))

@@ -4,8 +4,8 @@
     PYTHONPATH=src:tests python3 tests/gpu_sanitizer.py --tools memcheck --limit 80
 
 Each tool runs some shapes of `gpu_attention.py` in a process of its own, without torch's caching allocator, so that
-each tensor ends where its memory does. Only our kernels are looked into: torch's would take minutes. A tool that is
-not done within its time is ended, and what it had found by then is told. The exit code is 1 if anything was found or
+each tensor ends where its memory does. Only our kernels are checked, since torch's would take minutes. A tool that does
+not finish in time is killed, and what it had found by then is printed. The exit code is 1 if anything was found or
 broke.
 """
 
@@ -24,17 +24,17 @@ from functools import partial
 from pathlib import Path
 
 PLACES = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
-# by seed, as gpu_attention.py draws them: long rows, which several blocks share, are multiples of eight
+# Seeds of gpu_attention.py (from:to:step); multiples of eight have long rows, which several blocks share.
 SHAPES = {
     "memcheck": "8:64:1",
     "synccheck": "8:40:1",
-    "racecheck": "8:25:1",  # keeps count of every access to shared memory
+    "racecheck": "8:25:1",  # slower: it records every access to shared memory
 }
 SHOWN = 40  # lines of what a tool found
 
 
 def run(tool: str, sanitizer: str, limit_s: float) -> bool:
-    """Whether it found nothing."""
+    """Run a tool → whether it found nothing."""
     command = [
         sanitizer, "--tool", tool, "--kernel-name", "kns=paged_", "--error-exitcode", "9",
         "--print-limit", "8", sys.executable, "-u", str(Path(__file__).with_name("gpu_attention.py")),
@@ -48,7 +48,7 @@ def run(tool: str, sanitizer: str, limit_s: float) -> bool:
     try:
         output, ended = child.communicate(timeout=limit_s)[0], ""
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # the sanitizer, and what it runs
+        os.killpg(child.pid, signal.SIGKILL)  # the sanitizer and its child
         output, ended = child.communicate()[0], f"OUT OF TIME after {limit_s:g} s, "
     lines = output.splitlines()
     shapes = sum(line.startswith("@at ") for line in lines)
@@ -73,7 +73,7 @@ def main() -> int:
         sys.exit(f"there is no compute-sanitizer: not on the PATH, nor {PLACES[1]}")
     import gpu_attention
 
-    gpu_attention.build()  # not under a tool, and once for all
+    gpu_attention.build()  # once for all tools, and under none of them
     tools = args.tools.split(",")
     with ThreadPoolExecutor(len(tools)) as pool:
         results = list(pool.map(partial(run, sanitizer=sanitizer, limit_s=args.limit), tools))

@@ -1,11 +1,11 @@
-"""Decode attention of many short rows on a GPU, all forms of a block side by side, and what reading alone would take.
+"""Decode attention of many short rows on a GPU, in all forms of a block, compared with the time of reading alone.
 
     PYTHONPATH=src:tests python3 tests/gpu_short_rows.py            # about half a minute
     PYTHONPATH=src:tests python3 tests/gpu_short_rows.py --bounds   # checks, two rows of the table, and the bounds
 
-First each form is checked against the reference on drawn shapes of short rows, in processes of their own. Then times of
-one launch in a graph of many, as `gpu_attention.py` has them. The bound is of kernels that read the same bytes with the
-same grid and launch and do nothing else (kernels/read_only.cu).
+First each form is checked against the reference on drawn shapes of short rows, in processes of their own. Then come
+times of one launch in a graph of many, as in `gpu_attention.py`. The bounds are those of kernels that read the same
+bytes with the same grid and launch and do nothing else (kernels/read_only.cu).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ READ_ARGS = struct.Struct("<3Q2i")
 
 
 def build(folder: Path) -> Path:
-    """All programs at once; returns the cubin of the kernels that only read."""
+    """Build all programs at once → the cubin of the kernels that only read."""
     gpu, nvcc, began = gpu_of(CUDA), compiler.find_compiler(), time.monotonic()
     assert gpu is not None and nvcc is not None
     reads = folder / "read_only.cubin"
@@ -61,12 +61,12 @@ def build(folder: Path) -> Path:
 
 
 def check(seeds: range) -> int:
-    """Every form on each of the shapes; how many were wrong."""
+    """Check every form on each of the shapes → how many were wrong."""
     worst, wrong = dict.fromkeys(FORMS, 0.0), 0
     for seed in seeds:
         shape = draw(random.Random(seed), most_rows=24, most_length=(40, 130, 450)[seed % 3], most_queries=1)
         shape = replace(shape, eight=seed // 2 % 3 == 0)
-        if seed % 4 == 0:  # among many rows some that helpers share
+        if seed % 4 == 0:  # many rows, some of which helpers share
             long = tuple(random.Random(seed).randrange(500, 1500) for _ in range(seed // 4 % 5))
             shape = replace(shape, lengths=(*shape.lengths, *range(15), *long))
         call = step_call(shape, seed, "cuda")
@@ -89,7 +89,7 @@ def check(seeds: range) -> int:
 
 
 def check_apart() -> int:
-    """In processes of their own, so that what breaks one's context leaves the others theirs."""
+    """Check shapes in several processes, so that a broken CUDA context ends only one of them → how many were wrong."""
     began = time.monotonic()
     command = [sys.executable, __file__, "--seeds"]
     parts = [subprocess.Popen([*command, f"{n}:{SHAPES}:{WORKERS}"]) for n in range(WORKERS)]
@@ -105,7 +105,7 @@ def check_apart() -> int:
 
 
 def launch_us(function: Callable[..., Any], calls: Sequence[Call]) -> float:
-    """As versus_torch.call_us, in half its time."""
+    """Microseconds of a launch, measured like versus_torch.call_us but in half the time."""
     turns, count = cycle(calls), max(32, len(calls))
 
     def many() -> None:
@@ -126,7 +126,7 @@ def name(form: DecodeForm) -> str:
 
 
 def table(cases: Iterable[tuple[str, Case, list[Call]]], forms: Sequence[DecodeForm], bandwidth: float) -> None:
-    """A time for each form; in brackets the best one's share of the copy bandwidth."""
+    """Print a time for each form, and the best one's share of the copy bandwidth."""
     rows = [("rows × positions", "bytes", "chosen", *map(name, forms), "best", "of copy")]
     for where, case, calls in cases:
         now = launch_us(attention.paged_step, calls)
@@ -157,13 +157,13 @@ def ragged_rows(cases: AttentionCases, rows: int, longest: int) -> tuple[str, Ca
 
 
 def roomy(calls: Sequence[Call]) -> list[Call]:
-    """With tables for 4,096 positions, as an engine's graphs have them."""
+    """The calls with tables for 4,096 positions, as in an engine's graphs."""
     wide = [F.pad(call.args[3], (0, 256 - call.args[3].shape[1])) for call in calls]
     return [Call((*call.args[:3], tables, call.args[4], 256), {}) for call, tables in zip(calls, wide, strict=True)]
 
 
 def sharing_table(cases: AttentionCases, bandwidth: float) -> None:
-    """What it costs short rows that blocks stand by to share a long one, and what these bring."""
+    """Print what helpers, blocks that share long rows, cost short rows, and what they gain for long ones."""
     columns = [(WIDE, 0), *((form, helpers) for form in (NARROW, SMALL) for helpers in (0, 3, 6, 12))]
     rows = [("rows × positions", "bytes", *(f"{name(form)}+{helpers}" for form, helpers in columns))]
     equal = (equal_rows(cases, *shape) for shape in ((64, 30), (64, 90), (256, 30), (256, 90), (256, 200), (64, 1024)))
@@ -191,7 +191,7 @@ EIGHT_LONG = ((1, 300), (1, 8192), (16, 300))
 class Reader:
     how: str
     warps: int
-    stages: int = 0  # chunks of 8 KiB on their way for each warp
+    stages: int = 0  # chunks of 8 KiB in flight for each warp
     piece: int = 0  # bytes of a bulk copy
     room: int = 0  # shared memory of a block; 0: what it needs
 
@@ -215,7 +215,8 @@ READS = (("1 × 8,192", (8, 1, 16), 262_144), ("256 × 90", (8, 256, 1), 46_080)
 
 
 def bounds(cubin: Path, bandwidth: float) -> None:
-    """Reading alone: a row of 8,192 positions by 128 blocks, short rows by one for each row and head."""
+    """Measure reading alone: of a row of 8,192 positions by 128 blocks, of short rows by a block for each row and
+    head."""
     sink = torch.zeros(1, dtype=torch.int32, device=CUDA)
     for what, blocks, each in READS:
         size = math.prod(blocks) * each

@@ -1,9 +1,10 @@
 """A stack in one launch, on a GPU: build, check against float64 and Triton's kernels, measure.
 
-    PYTHONPATH=src:tests python3 tests/gpu_stack.py                # all of it, under a minute
+    PYTHONPATH=src:tests python3 tests/gpu_stack.py                # everything, less than a minute
     PYTHONPATH=src:tests python3 tests/gpu_stack.py --phase time   # one phase, in this process
 
-Each phase is a process with a time limit: a kernel that hangs costs its own phase. The exit code is 1 if any was wrong.
+Each phase is a process with a time limit, so a kernel that hangs ends only its own phase. The exit code is 1 if any was
+wrong.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ CUDA = torch.device("cuda")
 LIMIT_S = 35.0
 FLOW = StackCase(1024, 4096, 16, 2, 12, 2, 11)
 ENCODER = StackCase(1024, 4096, 16, 2, 12, 1, 5)
-OTHERS = ((1, 1), (3, 5), (2, 16), (6, 5), (5, 6), (8, 4))  # sequences and their steps
+OTHERS = ((1, 1), (3, 5), (2, 16), (6, 5), (5, 6), (8, 4))  # sequences, steps of each
 SHAPES = [FLOW, ENCODER, *(StackCase(1024, 4096, 16, 2, 2, *shape) for shape in OTHERS)]
 PACES = ((1000, 16), (300, 16), (600, 16), (1500, 16), (2500, 16), (1000, 4), (1, 16), (1, 4))  # cycles, chunks
-MARKED = (1000, 2500)  # cycles of the paces of which it is told where the time goes
+MARKED = (1000, 2500)  # paces, in cycles, for which it is shown where the time goes
 MARKS = ("input", "product", "landing", "end", "barrier")
 STEPS = ("qkv", "attention, out", "gate/up", "down")
 WRONG = "WRONG: "
@@ -88,7 +89,7 @@ def check_phase() -> None:
 
 
 def graph_phase() -> None:
-    """Replays back to back, and two stacks at once on two streams: no hang, and the same bits."""
+    """Check replays back to back, and two stacks at once on two streams: no hang, and the same bits."""
     cases = [FLOW.weights(seed, "cuda") for seed in (1, 2)]
     rows = [FLOW.rows(seed, "cuda") for seed in (1, 2)]
     wanted = [stack.local_stack(x.clone(), w) for x, w in zip(rows, cases, strict=True)]
@@ -115,7 +116,7 @@ def graph_phase() -> None:
 
 
 def pass_us(run: Callable[[], object], passes: int = 9) -> float:
-    """Of one, in a graph of several."""
+    """Microseconds of one pass in a graph of several."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -148,7 +149,7 @@ def ways(case: StackCase, weights: Sequence[LocalWeights]) -> None:
         try:
             us = pass_us(run)
             say(f"  {name}: {us:.1f} us a pass, {us / case.layers:.2f} a layer")
-        except RuntimeError as error:  # as a capture may refuse what a stream takes
+        except RuntimeError as error:  # a capture may refuse what a stream accepts
             say(f"  {name}: {WRONG}{' '.join(str(error).split())[:200]}")
 
     tell("Triton's chain", lambda: chain.local_stack(x, weights, True))
@@ -171,7 +172,8 @@ def ways(case: StackCase, weights: Sequence[LocalWeights]) -> None:
 
 
 def marks_table(weights: Sequence[LocalWeights], pace: int) -> None:
-    """Where a step's time goes, in cycles: the mean of all blocks, and what the last one to come waits at a barrier."""
+    """Print where a step's time goes, in cycles: means over all blocks, and how long the last block waits at a
+    barrier."""
     x = FLOW.rows(1, "cuda")
     marks = torch.zeros(128, 4 * 28, 6, dtype=torch.int64, device=CUDA)
     for _ in range(3):
@@ -183,7 +185,7 @@ def marks_table(weights: Sequence[LocalWeights], pace: int) -> None:
     seen = seen.flatten(1, 2)[:, :-1]
     spans = torch.cat([seen[..., 1:5] - seen[..., :4], (following - seen[..., 4])[..., None]], -1) % 2**32
     for step, name in enumerate(STEPS):
-        own = spans[:, 4 + step :: 4]  # the first layer's weights were still on their way
+        own = spans[:, 4 + step :: 4]  # without the first layer, whose weights were still in flight
         means, shortest = own.mean((0, 1)), own[..., 4].amin(0).mean()
         told = ", ".join(f"{what} {float(mean):.0f}" for what, mean in zip(MARKS, means, strict=True))
         say(f"  {name}: {told} (the last to come {float(shortest):.0f}); {float(means.sum()):.0f} cycles in all")
@@ -198,7 +200,7 @@ def time_phase() -> None:
 
 
 def model_phase() -> None:
-    """VoxCPM2's flow and local encoder as the engine runs them, for one listener and for two."""
+    """Measure VoxCPM2's flow and local encoder as the engine runs them, for one listener and for two."""
     from sonant.models.voxcpm2.config import VoxCPM2Config
     from sonant.models.voxcpm2.flow import flow, schedule
     from sonant.models.voxcpm2.modules import Estimator, LocalEncoder
@@ -233,7 +235,7 @@ PHASES = {"build": build_phase, "check": check_phase, "graph": graph_phase, "tim
 
 
 def watched(phase: str, options: list[str]) -> bool:
-    """Whether it went well."""
+    """Run a phase in a process of its own → whether it went well."""
     began = time.monotonic()
     try:
         done = subprocess.run(

@@ -1,17 +1,17 @@
-"""From `sonant serve` to `/ready` on a GPU: with empty kernel caches, then with what that start has left in them.
+"""The time from `sonant serve` to `/ready` on a GPU: with empty kernel caches, then with what that start left in them.
 
     python tests/gpu_start.py model                       # default options, as an operator starts it
-    python tests/gpu_start.py model --again 3 -- --max-rows 256 --compile-workers 0   # those of `sonant serve`
-    python tests/gpu_start.py model --against build/before/src   # and the same starts of other sources
+    python tests/gpu_start.py model --again 3 -- --max-rows 256 --compile-workers 0   # options of `sonant serve`
+    python tests/gpu_start.py model --against build/before/src   # also the same starts of other sources
 
-Each start prints the server's log as it comes, where its time went and which kernels were compiled after all when they
-were met among it; when `/ready` was said over HTTP, and when a first request right after it had its first sound and its
-last. At the end all starts stand side by side, phase by phase. "Around it" is what the engine's process does not count:
-the time until it is started, and from its last phase to the answer.
+Each start prints the server's log as it comes, which includes where its time went and which kernels were compiled only
+when they were first needed; then when `/ready` was answered over HTTP, and when a first request right after that had
+its first and its last sound. At the end comes a table of all starts, phase by phase. "around it" is the time that the
+engine's process does not count: until it is started, and from its last phase to the answer.
 
-Every cache is empty at first: Triton's, the driver's, and ours (machine code of CUDA C++, notes of starts, tuned tiles
-of the user's own). Python's sources are compiled before, as pip does it when it installs a wheel, and files that were
-just written or read are in memory: a machine that has just booted takes longer.
+Every cache is empty at first: Triton's, the driver's, and ours (machine code of CUDA C++, notes of starts, the user's
+tuned tiles). Python's sources are compiled beforehand, as pip does when it installs a wheel, and files that were just
+written or read are in memory: a machine that has just booted takes longer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Server:
         raise SystemExit(f"not ready in {READY_LIMIT_S:.0f} s:\n" + "\n".join(line for _, line in self.said))
 
     def first_request(self) -> tuple[float, float]:
-        """Milliseconds to the first sound, and to the last."""
+        """Send a request → milliseconds to the first sound, and to the last."""
         body = {"input": "The first listener has come.", "response_format": "pcm", "max_frames": 50, "seed": 1}
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}/v1/audio/speech", json.dumps(body).encode(), headers)
@@ -99,7 +99,7 @@ def start(name: str, folder: str, options: list[str], caches: Path, sources: str
     try:
         ready_s = server.wait_until_ready()
         first_ms, last_ms = server.first_request()
-        time.sleep(0.5)  # for what is still on its way to the log
+        time.sleep(0.5)  # for lines of the log that are still to come
     finally:
         server.end()
     lines = [line for _, line in server.said]
@@ -114,7 +114,7 @@ def start(name: str, folder: str, options: list[str], caches: Path, sources: str
 
 
 def phases(said: list[tuple[float, str]], ready_s: float) -> dict[str, float]:
-    """Of the engine's process, as it says in its log, and what was around it."""
+    """Seconds of each phase of the engine's process, from its log, and of what was around it."""
     found: dict[str, float] = {}
     for at_s, line in said:
         if PAGE in line:

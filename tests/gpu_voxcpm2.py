@@ -1,9 +1,9 @@
-"""On a GPU, VoxCPM2 at full size with random weights: our engine, and if it is there the official package.
+"""On a GPU, VoxCPM2 at full size with random weights: our engine, and with --official the official package.
 
     python tests/gpu_voxcpm2.py --folder /tmp/voxcpm2 [--streams 1,32,64] [--official] [--out report.json]
 
-Not a test that pytest collects: it needs a large GPU and some minutes. Every request is 62 patches (9.92 s of sound),
-ten flow steps, CFG 2. The official package speaks one request at a time.
+Not a test that pytest collects: it needs a large GPU and some minutes. Every request has 62 patches (9.92 s of sound),
+ten flow steps and CFG 2. The official package speaks one request at a time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Kernels that are planned without memory, and those that an engine's steps ask for: run by test_compile_ahead.py.
+"""Compares the kernels that are planned without memory with those that an engine's steps launch: run by
+test_compile_ahead.py.
 
-In a process of its own, since the tests' has Triton's interpreter, and without torch's compiler, as the compiling
-process has it. Both sides run on a machine without a GPU, as if for an H200: one as the compiling process does it, on
-the meta device, the other as the engine does it, on real tensors, captures and requests included; with --paged as an
-engine whose weights come and go, with --fp8 as one whose weights have eight bits. A launch fills nothing, so memory
-that is never filled must be zero: torch is told so.
+It is a process of its own, since the tests' process has Triton's interpreter, and does without torch's compiler, as the
+compiling process does. Both sides run on a machine without a GPU, as if for an H200: one on the meta device, as in the
+compiling process, the other on real tensors, as in the engine, with captures and requests; with --paged for an engine
+whose weights are paged, with --fp8 for one whose weights have eight bits. Launches write nothing, so torch.empty is
+patched to give zeros.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from sonant.types import SoundFormat
 GPU = Gpu("NVIDIA H200", (9, 0))
 MEMORY = GpuMemory(GPU.name, GPU.capability, 132, 141 << 30, 100 << 30)
 STEPS, MOST_S = 12, 20.0
-SOUND: SoundFormat = "int16"  # as a server has it: one kernel more
-# `codec_batch_s` is what a GPU has: an engine that only plays one would take a CPU's
+SOUND: SoundFormat = "int16"  # as in a server: it takes one kernel more
+# `codec_batch_s` is a GPU's default, since an engine that only pretends to have a GPU would take a CPU's
 CONFIG = EngineConfig(max_rows=16, kv_tokens=4096, chunk_s=(0.16, 0.64), codec_batch_s=81.92, steps_ahead=0)
 
 
@@ -82,7 +83,7 @@ def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def scaled_mm(values: Tensor, weight: Tensor, *_: Any, out_dtype: torch.dtype, **__: Any) -> Tensor:
-    """The library's, of which a CPU has another kind."""
+    """A stand-in for the library's product, since a CPU's differs."""
     return torch.zeros(len(values), weight.shape[1], dtype=out_dtype, device=values.device)
 
 
@@ -97,7 +98,7 @@ def load_paged(folder: Path, config: EngineConfig) -> tuple[SpeechModel, WeightP
 
 
 def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kernel]]:
-    """By the start of an engine, and then by requests."""
+    """The kernels launched by the start of an engine, and those launched only by requests."""
     noted = set[Kernel]()
 
     def note(form: KernelForm) -> None:
@@ -109,7 +110,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
         mock.patch.object(Tensor, "new_empty", zeroed(Tensor.new_empty)),
         mock.patch.object(graphs, "capture_graph", capture_graph),
         mock.patch.object(StepGraphs, "_warmup", lambda self: GraphWarmup(self.wanted(), None)),
-        mock.patch.object(ops, "gpu_of", lambda device: GPU),  # for all threads, as a device is
+        mock.patch.object(ops, "gpu_of", lambda device: GPU),  # patched, so that it holds in all threads
         mock.patch.object(dispatch, "gpu_of", lambda device: GPU),
         mock.patch.object(pdl, "gpu_of", lambda device: GPU),
         mock.patch.object(host_weights, "gpu_of", lambda device: GPU),
@@ -131,7 +132,7 @@ def asked_for(folder: Path, config: EngineConfig) -> tuple[set[Kernel], set[Kern
 
 
 def speak_for_a_while(engine: Engine) -> None:
-    """Not to the end, which some families would learn from a kernel."""
+    """Speak for some steps, but not to the end: some families would learn of it from a kernel, and none runs."""
     voice = None
     if engine.spec.clones:
         clip: Any = np.random.default_rng(0).standard_normal(engine.sample_rate).astype(np.float32)

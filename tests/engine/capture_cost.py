@@ -1,11 +1,11 @@
-"""What Python does for each launch while graphs are captured: ours and Triton's, told without a GPU.
+"""How long Python takes for each launch while graphs are captured, ours and Triton's, measured without a GPU.
 
     python tests/engine/capture_cost.py [--size 1.7b] [--rounds 3] [--profile 40]
 
-Every step that an engine on an H200 captures runs on the meta device, as its rehearsal does. Launches take Triton's own
-way up to the point where C code would call the driver, which is left out, and so are streams and graphs: what is told
-is the share of a capture that this repository can change. A first round fills all caches and is not counted. Torch's
-ops on the meta device are not those of a GPU; compare two runs of the same torch.
+Every step that an engine on an H200 captures runs on the meta device, as in its rehearsal. Launches run Triton's own
+code up to the point where C would call the driver, which is left out, as are streams and graphs: the result is the
+share of a capture that this repository can change. A first round fills all caches and is not counted. Torch's ops on
+the meta device are not those of a GPU, so compare two runs with the same torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ITEM_BYTES = {"BF16": 2, "F32": 4}
 
 
 class Launched:
-    """In the place of a compiled kernel: counts."""
+    """Stands in for a compiled kernel, and counts launches."""
 
     function = packed_metadata = None
 
@@ -63,7 +63,7 @@ class Launched:
 
 
 def write_empty(path: Path, shapes: Mapping[str, Any], kind: str) -> None:
-    """A safetensors file whose values are a hole."""
+    """Write a sparse safetensors file, whose values are a hole."""
     header, at = dict[str, Any](), 0
     for name, shape in shapes.items():
         size = ITEM_BYTES[kind] * torch.Size(shape).numel()
@@ -103,7 +103,7 @@ def launches_counted() -> Iterator[Launched]:
 
 @torch.inference_mode()
 def run_all(graphs: list[PendingGraph], launched: Launched) -> dict[str, tuple[int, int, float]]:
-    """By kind of step: graphs, launches, and seconds of this thread."""
+    """Graphs, launches, and seconds of this thread, by kind of step."""
     told: dict[str, tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for graph in graphs:
         before, began_s = launched.count, time.thread_time()

@@ -1,15 +1,16 @@
-"""Which calls of the codec a crowd of listeners costs: the engine's own scheduler, on a clock that is reckoned.
+"""Which calls of the codec a crowd of listeners costs: simulates the engine's own scheduler on a computed clock.
 
     PYTHONPATH=src:tests python tests/engine/codec_calls.py [--rows 1,16,64,256] [--poisson 100,170] [--together]
 
-Not a test that pytest collects. Without a GPU: what a step takes follows from a few figures of an H200 with the 1.7B
-shapes (`step_ms`), sound behind frames. So it compares ways to plan, and tells no speeds: with the plans of November
-18th it said 619, 1,302 and 1,821 audio-s/s for 64, 256 and 512 listeners who begin at any time with texts of their
-own, where 572, 1,357 and 1,873 had been measured with `--codec-stream shared`. In order:
+Not a test that pytest collects. It needs no GPU: a step's time is computed from a few figures of an H200 with the 1.7B
+shapes (`step_ms`), sound after frames. So it compares ways to plan, and its speeds are estimates: with the plans of
+November 18th it printed 619, 1,302 and 1,821 audio-s/s for 64, 256 and 512 listeners who begin at any time with texts
+of their own, where 572, 1,357 and 1,873 had been measured with `--codec-stream shared`. It prints, in this order:
 
-- `--rows`: as many listeners, each followed by another; `--poisson`: so many a second come, of ten seconds each.
+- for `--rows`: that many listeners, each followed by another; for `--poisson`: that many arrivals a second, of ten
+  seconds each;
 - ms a step; rows in it; audio-s/s; calls of the codec a step, by chunk size, and rows in each; first sounds, p50 and
-  p99; the least that a listener had left when their next sound came, and its p1; gaps.
+  p99; the least sound that a listener had left when the next chunk came, and its p1; gaps.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from sonant.models.prompt import Prompt
 from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
-LENGTH, PROMPT, BLOCK_TOKENS = 125, 60, 16  # frames of a text, positions before them
+LENGTH, PROMPT, BLOCK_TOKENS = 125, 60, 16  # frames of a text, positions of its prompt
 CODEC_BATCH_S = 81.92  # the engine's own on a GPU
 FRAME_MS = {1: 1.97, 8: 2.6, 64: 3.9, 128: 4.7, 256: 6.3, 512: 9.0, 1024: 16.0}  # by rows
-PREFILL_MS, POSITION_MS, CALL_MS, SOUND_MS = 1.5, 0.008, 0.75, 0.0092  # SOUND_MS: of a frame
+PREFILL_MS, POSITION_MS, CALL_MS, SOUND_MS = 1.5, 0.008, 0.75, 0.0092  # SOUND_MS: for each frame
 SPEC = replace(TEST_SPEC, samples_per_frame=80)  # frames of 80 ms
 
 
 def step_ms(plan: Plan, most_frames: int) -> float:
-    """A call of the codec has the rows of the graph that takes them."""
+    """The step's time. A call of the codec computes as many rows as its graph has."""
     ms = PREFILL_MS + POSITION_MS * plan.prompt_positions if plan.prefill else 0.0
     if len(plan.decoding):
         ms += float(np.interp(len(plan.decoding), [*FRAME_MS], [*FRAME_MS.values()]))
@@ -56,7 +57,7 @@ def step_ms(plan: Plan, most_frames: int) -> float:
 
 @dataclass
 class Figures:
-    """Of what happened in the window."""
+    """Counts and times of the measured window."""
 
     steps: int = 0
     rows: int = 0
@@ -99,7 +100,7 @@ class Crowd:
         self._in_flight: deque[tuple[float, Plan, dict[int, Column]]] = deque()
 
     def begin(self, frames: int = LENGTH) -> None:
-        """With a text of its own, so that all of its prompt is prefilled."""
+        """Queue a listener with a text of its own, so that all of its prompt is prefilled."""
         self.begun += 1
         keys = np.full((PROMPT, 1), self.begun, np.int32)
         prompt = Prompt(length=PROMPT, keys=keys, staged={}, max_frames=frames, payload=None)
@@ -108,7 +109,7 @@ class Crowd:
         self.scheduler.waiting.append(request)
 
     def step(self) -> None:
-        """The next is planned and launched while the last one is on the device."""
+        """Plan and launch the next step while the previous one is on the device."""
         plan, ledger = self.scheduler.plan(self.now_s), self.scheduler.ledger
         if plan:
             ledger.steps_in_flight[plan.users()] += 1
@@ -155,7 +156,7 @@ class Crowd:
 
 
 def always(count: int, *, together: bool, warm_s: float = 1.0, window_s: float = 2.0) -> str:
-    """As many listeners, of whom each is followed by another."""
+    """Simulate `count` listeners, each followed by another."""
     crowd = Crowd(count)
     crowd.follows = True
     for n in range(count):

@@ -1,6 +1,6 @@
-"""In which order one child does what: run by test_compile_ahead.py, since it forks and must have no threads.
+"""Records the order in which one child compiles: run by test_compile_ahead.py, since it forks and must have no threads.
 
-Kernels are files of notes here: the pool, its order and its end are what is looked at.
+Compiling a kernel only appends to a file of notes: the pool, its order and its end are tested.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Form:
 
 
 class Stages:
-    """Each needs some kernels, of which one may be needed by many."""
+    """Stages of a rehearsal: each needs some kernels, and may share them with others."""
 
     gpu = None
 

@@ -21,13 +21,13 @@ MakeEngine = Callable[..., Engine]
 def tiny_checkpoints(
     tiny_checkpoints: Mapping[str, Path], few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path
 ) -> Mapping[str, Path]:
-    """In this folder those of few codebooks: an engine does the same with them at less than half the cost."""
+    """In this folder, checkpoints with few codebooks: an engine does the same with them at less than half the cost."""
     return {**tiny_checkpoints, **few_codebooks, "higgs": tiny_higgs, "voxcpm2": tiny_voxcpm2}
 
 
 @pytest.fixture
 def opened() -> Iterator[list[Engine]]:
-    """Engines that are closed after the test, which fails if anything is still held."""
+    """Engines to be closed after the test, which fails if one still holds rows, blocks or requests."""
     engines: list[Engine] = []
     yield engines
     for engine in engines:
@@ -39,7 +39,7 @@ def opened() -> Iterator[list[Engine]]:
 
 @pytest.fixture
 def make_engine(tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> MakeEngine:
-    """`make_engine("custom", max_rows=4)`: of one of the tiny Qwen3-TTS checkpoints."""
+    """`make_engine("custom", max_rows=4)` opens one of the tiny Qwen3-TTS checkpoints."""
 
     def make(checkpoint: str = "custom", **options: Any) -> Engine:
         opened.append(sonant.load(tiny_checkpoints[checkpoint], device="cpu", config=EngineConfig(**options)))
@@ -50,14 +50,14 @@ def make_engine(tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> M
 
 @pytest.fixture(params=[QWEN3_TTS, HIGGS_AUDIO_V2, VOXCPM2, TOY], ids=lambda family: family.name, scope="module")
 def family(request: pytest.FixtureRequest) -> Family:
-    """A test that asks for it runs on every family."""
+    """A test with this fixture runs on every family."""
     found: Family = request.param
     return found
 
 
 @pytest.fixture
 def make_any(family: Family, tiny_checkpoints: Mapping[str, Path], opened: list[Engine]) -> MakeEngine:
-    """`make_any(max_rows=4)`: an engine of the family that the test runs on."""
+    """`make_any(max_rows=4)` opens an engine of the family that the test runs on."""
 
     def make(**options: Any) -> Engine:
         opened.append(family.open(tiny_checkpoints, EngineConfig(**options)))
@@ -68,13 +68,13 @@ def make_any(family: Family, tiny_checkpoints: Mapping[str, Path], opened: list[
 
 @pytest.fixture(scope="module")
 def any_engine(family: Family, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
-    """The same for all tests of a file that change nothing of it."""
+    """One engine for all tests of a file that leave it as it is."""
     with family.open(tiny_checkpoints, EngineConfig()) as engine:
         yield engine
 
 
 def forget_requests(engine: Engine) -> None:
-    """An engine that failed loses its rows with it: nothing is left for the fixture's check to be released."""
+    """Release what a failed engine still holds, so that it passes the check of `opened`."""
     scheduler, pool = engine.loop.scheduler, engine.loop.pool
     scheduler.running.clear()
     scheduler.waiting.clear()
@@ -91,7 +91,7 @@ def engine(tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
 
 @pytest.fixture
 def make(opened: list[Engine]) -> Make:
-    """An engine on a toy that goes on from what was said, and the toy."""
+    """`make(max_rows=4)` opens an engine on a toy with context, and returns both."""
 
     def make(**options: int) -> tuple[Engine, Going]:
         defaults = {"segment_chars": 60, "max_rows": 4, **frames_each(FRAMES, frame_s=0.04)}
@@ -107,4 +107,4 @@ def make(opened: list[Engine]) -> Make:
 def gate() -> Iterator[Gate]:
     found = Gate()
     yield found
-    found.open.set()  # a test that failed must not keep its engine from closing
+    found.open.set()  # so that the engine can close after a test that failed

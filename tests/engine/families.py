@@ -1,4 +1,4 @@
-"""The families that the engine's own tests run on: those we speak, tiny, and the toy that uses all of the contract."""
+"""The families that the engine's tests run on: the real ones, tiny, and the toy, which uses all of the contract."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Checkpoints = Mapping[str, Path]
 class Family:
     name: str
     open: Callable[[Checkpoints, EngineConfig], Engine]
-    varied: Callable[[int], Options]  # what differs from request to request beside text, seed and length
+    varied: Callable[[int], Options]  # what else differs from request to request, beside text, seed and length
 
     def request(self, n: int, frames: int = 14) -> Options:
-        """The n-th of many requests: text, manner, seed and length all vary."""
+        """The n-th of many requests: text, options, seed and length all vary."""
         return {
             "text": TEXTS[n % 4],
             "seed": 100 + n,
@@ -80,12 +80,12 @@ TOY = Family("toy", _open_toy, _varied_toy)
 
 
 def frames_each(frames: int, frame_s: float = 0.08) -> Options:
-    """Options of an engine that makes at most so many frames of every part; `max_frames` are those of a whole text."""
+    """Options of an engine that makes at most `frames` frames of each part; `max_frames` would limit a whole text."""
     return {"budget_s": frames * frame_s, "budget_s_per_token": 1e-12}
 
 
 def speak_at_once(engine: Engine, requests: Sequence[Options]) -> list[Speech]:
-    """Files that all come before the engine looks at one: its steps are the same ones each time, on any machine."""
+    """Speak files that all arrive before the engine looks at one, so that its steps are the same on any machine."""
     with engine.loop._wake:
         streams = [engine.stream(**{**request, "live": False}) for request in requests]
     return [stream.result() for stream in streams]
@@ -98,7 +98,7 @@ def same(a: Speech, b: Speech) -> None:
 
 
 def same_frames(a: np.ndarray, b: np.ndarray) -> None:
-    """Codes are equal; latents as nearly as sums over batches of different sizes are."""
+    """Assert that codes are equal, and latents as nearly as sums over batches of different sizes can be."""
     if a.dtype.kind == "i":
         np.testing.assert_array_equal(a, b)
     else:

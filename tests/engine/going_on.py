@@ -1,4 +1,4 @@
-"""A toy that goes on from what was said before, and a gate that holds its prompts back."""
+"""A toy that speaks with context, the parts said before, and a gate that holds its prompts back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = {"seed": 10, "sampling": Sampling(stop_chance=0.0)}
 
 
 class Going(WatchedToy):
-    """Two parts of context; keeps every request that had some, and lets a test step in before it is laid out."""
+    """Takes two parts of context. It keeps every request that had some, and calls `first` before it is laid out."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         super().__init__(config, device, context_segments=2)
@@ -35,7 +35,7 @@ class Going(WatchedToy):
 
 
 class Gate:
-    """Holds a prompt back: `reached` is set when it is there, and it goes on with `open`."""
+    """Holds a prompt back: `reached` is set when it arrives, and `open` lets it go on."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -49,7 +49,8 @@ Make = Callable[..., tuple[Engine, Going]]
 
 
 def near(a: np.ndarray, b: np.ndarray) -> None:
-    """Latents differ in their last digits from batch to batch, and each part goes on from those before it."""
+    """Assert that latents are nearly equal: their last digits differ by batch, and each part has earlier ones as
+    context."""
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-2)
 
 

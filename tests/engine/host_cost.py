@@ -1,10 +1,11 @@
-"""What the step thread itself costs, without a device: microseconds of one core a row and step, by phase.
+"""What the step thread itself costs, without a device: microseconds of one core for a row in a step, by phase.
 
     PYTHONPATH=src:tests python tests/engine/host_cost.py [--rows 64,256,512,1024] [--steps 300] [--profile]
 
-Not a test that pytest collects. A tiny model stands in for a large one, and of its steps only the host's half runs:
-prefill, frame and codec give made-up results at once. Listeners come anew as others end, each hears a hundred frames,
-and their sound goes nowhere. On a GPU the device works meanwhile, so this must stay well below what its step takes.
+Not a test that pytest collects. A tiny model stands in for a large one, and only the host's half of its steps runs:
+prefill, frame and codec give made-up results at once. A listener who has ended is followed by another, each hears a
+hundred frames, and the sound goes nowhere. On a GPU the device works meanwhile, so this must stay well below the time
+of its step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FRAMES = 100
 
 
 class StandIn:
-    """In the place of a runner's prefill and frame step: counts frames, and ends rows."""
+    """Stands in for a runner's prefill and frame step: counts frames, and ends rows."""
 
     def __init__(self, rows: int, words: int) -> None:
         self.left = np.zeros(rows + 1, np.int64)
@@ -54,7 +55,7 @@ class StandIn:
 
 
 class Listeners:
-    """As many as there are rows; each that ends is followed by another. Also the sink of all of them."""
+    """Posts as many requests as there are rows, and another for each that ends. It is also the sink of them all."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.stopped = engine, False
@@ -75,7 +76,7 @@ class Listeners:
                 loop.post(Request(self.asked, self.prompt, self, time.monotonic(), delay_steps, keeps_frames=False))
                 came += 1
                 if came % 8 == 0:
-                    break  # so that they are not all at the same frame
+                    break  # so that not all are at the same frame
             time.sleep(0.002)
 
     def push(self, chunk: AudioChunk) -> None:
@@ -125,7 +126,7 @@ def measure(folder: Path, rows: int, steps: int, profiled: bool) -> str:
 
 
 class _Profiled:
-    """Starts a profile of the step thread, from within."""
+    """An observer that starts a profile from within the step thread."""
 
     def __init__(self, profile: cProfile.Profile) -> None:
         self.profile, self.seen = profile, 0

@@ -1,4 +1,4 @@
-"""An H200 that is not there: what Triton asks a driver for before anything is launched."""
+"""A stand-in for an H200's driver: answers what Triton asks before anything is launched."""
 
 from __future__ import annotations
 

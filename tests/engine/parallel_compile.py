@@ -1,7 +1,7 @@
 """Compiles a few kernels in two processes, then launches them as if on a Hopper GPU: run by test_compile_ahead.py.
 
-The launches are Triton's own up to the point where a device would be needed, so what they find on disk a GPU's would.
-Launchers, too: what a C compiler would still have to build is counted.
+The launches are Triton's own up to the point where a device would be needed, so what they find on disk a GPU's launches
+would find too. Launchers that a C compiler would still have to build are counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def steps(device: str) -> list[Any]:
 
 
 def launched() -> tuple[list[str], int, int]:
-    """The folders in which Triton looked, how many of them were empty, and how many launchers had to be built."""
+    """The folders that Triton looked in, how many had no kernel yet, and how many launchers had to be built."""
     folders, misses, built = list[str](), list[str](), list[str]()
 
     def looked(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
@@ -48,7 +48,7 @@ def launched() -> tuple[list[str], int, int]:
 
     def launch(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> None:
         compiled: Any = run(kernel, *args, warmup=True, **options)
-        with suppress(ValueError, AssertionError):  # the second without a driver, where there is nothing to link
+        with suppress(ValueError, AssertionError):  # AssertionError: without a driver there is nothing to link
             CudaLauncher(compiled.src, compiled.metadata)
 
     def build(name: str, *_: Any) -> str:

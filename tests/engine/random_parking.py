@@ -1,4 +1,4 @@
-"""An engine that parks whom it likes, when it likes, and fills what they leave behind with rubbish."""
+"""Makes an engine park requests at random, and fill the rows that they leave with garbage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.engine.row_sharing import RowSharing
 
 
 class RandomParking:
-    """In the place of `RowSharing.share`: rows, order and moments are drawn."""
+    """Replaces `RowSharing.share`: rows, order and moments are drawn."""
 
     def __init__(self, engine: Engine, seed: int, share: float = 0.3) -> None:
         self.sharing: RowSharing = engine.loop.scheduler.sharing

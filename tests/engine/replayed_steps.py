@@ -1,5 +1,5 @@
-"""What stands for CUDA graphs where there are none: a replay runs the step again, from the same static inputs to the
-same outputs."""
+"""A stand-in for CUDA graphs on a machine without them: a replay runs the step again, from the same static inputs to
+the same outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that come and go at given steps, not at given times: two engines can then be compared to the bit."""
+"""Requests that come and go at given steps, not at given times, so that two engines can be compared to the bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonant.engine.stream import SpeechStream
 class Arrival:
     request: int
     step: int
-    aborted_after: int | None  # so many steps
+    aborted_after: int | None  # this many steps; None: it is not aborted
 
 
 def arrivals(seed: int, count: int) -> list[Arrival]:
@@ -30,7 +30,7 @@ def arrivals(seed: int, count: int) -> list[Arrival]:
 
 
 class ScriptedTraffic:
-    """An observer of the step thread, which posts from there."""
+    """An observer that posts and aborts requests from the step thread."""
 
     def __init__(self, engine: Engine, family: Family, script: list[Arrival]) -> None:
         self.engine, self.family, self.left = engine, family, list(script)
@@ -65,7 +65,7 @@ class ScriptedTraffic:
 
 
 def heard(engine: Engine, family: Family, script: list[Arrival]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each request's frames and samples, those of the aborted as far as they came."""
+    """Each request's frames and samples; an aborted one's as far as they came."""
     traffic = ScriptedTraffic(engine, family, script)
     engine.loop.observe(traffic)
     assert traffic.all_posted.wait(60)

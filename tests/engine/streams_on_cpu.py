@@ -1,8 +1,8 @@
-"""Streams and events without a GPU: an engine's work waits in queues, and is done in any order that a GPU could choose.
+"""Streams and events without a GPU: an engine's work waits in queues, and runs in any order that a GPU could choose.
 
-Nothing is done before somebody waits for it. Then the order says which of the streams goes on whose next piece of work
-waits for nothing: frames before sound, as late as can be, or sound before frames, or whichever is drawn. Steps, row
-writes, and copies are such pieces, each done in one go.
+Nothing runs before something waits for it. Then, among the streams whose next piece of work waits for nothing, the
+order decides which goes on: frames first, so that sound is as late as possible, sound first, or a drawn one. Steps, row
+writes and copies are such pieces, and each runs as a whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonant.engine.runner import Runner
 
 Order = Literal["frames first", "sound first", "drawn"]
 GPU: Any = SimpleNamespace(type="cuda")
-Mark = tuple["Stream", int]  # after so many pieces of a stream's work
+Mark = tuple["Stream", int]  # the point after this many pieces of a stream's work
 
 
 class Stream:
@@ -76,7 +76,7 @@ class Event:
 
 
 class Later:
-    """What a step will have left when it is done, until its next run leaves its own there: as a graph does."""
+    """A step's results to come. As with a graph, its next run overwrites them."""
 
     def __init__(self, step: Deferred, count: int) -> None:
         self.step, self.count = step, count
@@ -106,12 +106,12 @@ class Deferred:
 
 
 class StreamsOnCpu:
-    """In the place of an idle engine's device."""
+    """Replaces the device of an idle engine."""
 
     def __init__(self, engine: Engine, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order, self.random = order, random.Random(7)
         self.all: list[Stream] = []
-        self._numbers = self._latest = self.overtaken = 0  # pieces of work, by when they were launched
+        self._numbers = self._latest = self.overtaken = 0  # pieces of work, numbered in the order of their launches
         self.steps = self.current = Stream(self)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(self))
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
@@ -161,7 +161,7 @@ class StreamsOnCpu:
         rows.apply = apply_later
         parking._copy = lambda sources, places: self.put(lambda: copy(sources, places))  # type: ignore[method-assign]
 
-    # What the engine does with them
+    # Called by the engine
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -173,7 +173,7 @@ class StreamsOnCpu:
         self.current.put(work)
 
     def now(self, work: Callable[[], int]) -> int:
-        """For what the host wants to know at once: it waits until it is its turn."""
+        """Put work whose result the host needs at once, and run everything up to it."""
         found: list[int] = []
         self.put(lambda: found.append(work()))
         self.run_until((self.current, self.current.put_count))
@@ -200,7 +200,7 @@ class StreamsOnCpu:
         return self._numbers
 
     def note(self, stream: Stream, number: int) -> None:
-        """Work is done now. The codec's is overtaken where a later step's is done already."""
+        """A piece of work runs now. The codec's is overtaken if a later step has already run."""
         if stream is self.steps:
             self._latest = number
         self.overtaken += stream is self.codec_stream.stream and number < self._latest

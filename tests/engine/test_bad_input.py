@@ -175,7 +175,7 @@ def test_a_voice_survives_a_file(cloner: Engine, tmp_path: Path) -> None:
 
 
 def test_a_voice_whose_numbers_lie_in_another_order_survives_a_file(tmp_path: Path) -> None:
-    """As those of a transpose do, which safetensors would write as they lie."""
+    """Like a transpose's, which safetensors would write in the order of its memory."""
     held = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1)
     voice = Voice({"reference": held, "level": np.full((), 3.0, np.float32)}, "words", "me", "some")
     voice.save(tmp_path / "me.voice")
@@ -186,7 +186,7 @@ def test_a_voice_whose_numbers_lie_in_another_order_survives_a_file(tmp_path: Pa
 
 
 def test_a_voice_file_from_before_families_is_spoken_with(cloner: Engine, tmp_path: Path) -> None:
-    """As versions wrote it whose voices were an embedding and codes, and nothing else."""
+    """As written by versions whose voices were only an embedding and codes."""
     voice = cloner.clone(reference_clip(), "the user and the world")
     meta = {"text": voice.text or "", "name": "me", "format": "sonant-voice"}
     (tmp_path / "old.voice").write_bytes(save(dict(voice.tensors), metadata=meta))

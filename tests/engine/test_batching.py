@@ -1,4 +1,4 @@
-"""A request's speech is its own: neighbours, order, aborts and reuse of memory change nothing of it."""
+"""A request's speech is its own: neighbours, order, aborts and reuse of memory do not change it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def test_seven_neighbours_change_nothing(make_any: MakeEngine, family: Family, s
 def test_who_shares_calls_of_the_codec_as_on_a_gpu_is_spoken_as_if_alone(
     make_any: MakeEngine, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned as where nobody knows what sound takes, so that listeners and files wait for each other. Each begins when
-    the one before is heard, so that their calls are of different sizes, and can wait, however fast the machine is."""
+    """Steps are planned as if the time that sound takes were unknown, so that listeners and files wait for each other.
+    Each request begins when the previous one is heard, so that calls have different sizes and can wait, however fast
+    the machine is."""
     engine = make_any(max_rows=8, steps_ahead=1, chunk_s=(0.08, 0.16, 0.32))
     requests = [{**family.request(n), "max_frames": 8 + 3 * n} for n in range(8)]
     alone = [engine.speak(**{**request, "live": True}) for request in requests]
@@ -82,7 +83,7 @@ def test_aborting_a_neighbour_in_mid_stream_changes_nothing(make_any: MakeEngine
     for neighbour in neighbours:
         neighbour.read()
         neighbour.abort()
-    reused = engine.stream(**family.request(5))  # takes a row that was just given up
+    reused = engine.stream(**family.request(5))  # takes a row that was just freed
     same(alone, stream.result())
     reused.result()
     for neighbour in neighbours:
@@ -120,7 +121,7 @@ def test_a_repeated_prefix_is_computed_once_and_spoken_the_same(make_engine: Mak
     engine.loop.pool.allocate = spy  # type: ignore[method-assign]
     same(first, engine.speak("hello the world", **options))
     engine.speak("speech and speech", **options)
-    # all but the last block of the same text; role, header and reference text for another one
+    # For the same text all blocks but the last are reused; for another one role, header and reference text.
     assert reused[0] >= 28 and reused[1] >= 12
 
 
@@ -132,7 +133,7 @@ def _solo(family: Family, checkpoint: Path, n: int) -> Speech:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Some requests (which, how long after the one before, aborted at once), and the engine that they meet."""
+    """Some requests (which one, how long after the previous one, whether aborted at once), and an engine's options."""
 
     plan: list[tuple[int, int, bool]]
     rows: int
@@ -199,7 +200,7 @@ def speak_through(family: Family, tiny_checkpoints: Mapping[str, Path], met: Tra
 
 
 def test_uninitialised_memory_is_never_heard(make_any: MakeEngine, family: Family) -> None:
-    """Row state and cache full of NaN and wild codes at the start change nothing."""
+    """Speech is the same if row state and cache are full of NaN and invalid codes at the start."""
     clean = make_any(max_rows=3)
     expected = [clean.speak(**family.request(n)) for n in range(3)]
     dirty = make_any(max_rows=3)
@@ -207,7 +208,7 @@ def test_uninitialised_memory_is_never_heard(make_any: MakeEngine, family: Famil
     for kv in runner.kv.values():
         kv.fill_(float("nan"))
     for field in dirty.model.spec.state:
-        if field.shape:  # the others are counters, which a model sets when it is bound
+        if field.shape:  # a field without a shape is a counter, which a model sets when it is bound
             wild = {torch.bool: True, torch.int32: 2**30}.get(field.dtype, float("nan"))
             runner.rows.fields[field.name].fill_(wild)
     streams = [dirty.stream(**family.request(n)) for n in range(3)]

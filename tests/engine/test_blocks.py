@@ -1,4 +1,4 @@
-"""Blocks: every one is either free or someone's, and a prefix is found again while it lasts."""
+"""Blocks: each is either free or in use, and a prefix is found again while it lasts."""
 
 from __future__ import annotations
 

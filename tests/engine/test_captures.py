@@ -1,6 +1,6 @@
-"""When a step is run before it is captured, and what becomes of a capture that needs a run after all.
+"""When a step is run before it is captured, and what happens if a capture needs a run after all.
 
-There is no CUDA here: a capture runs the step, as it does on a GPU, and what it takes is noted.
+There is no CUDA here: a capture runs the step, as it does on a GPU, and its mode is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sonant.engine.graphs import GraphedStep
 
 
 class Pool:
-    """Notes in which mode each capture went on."""
+    """Records the mode of each capture."""
 
     def __init__(self, runs_first: bool = False) -> None:
         self.runs_first, self.active, self.modes = runs_first, False, list[str]()
@@ -34,7 +34,7 @@ class Pool:
 
 
 class Doubling:
-    """A step that notes its runs, and must have been run at some sizes before it can be captured at them."""
+    """A step that records its runs, and at some sizes must be run before it can be captured."""
 
     def __init__(self, pool: Pool, needs_a_run: tuple[int, ...] = ()) -> None:
         self.pool, self.unready, self.runs = pool, set(needs_a_run), list[tuple[int, bool]]()
@@ -72,7 +72,7 @@ def test_only_the_first_size_is_run_before_it_is_captured() -> None:
 
 
 def test_a_size_that_comes_before_all_smaller_ones_is_run_first() -> None:
-    """As when the kernels of smaller ones are yet to be compiled."""
+    """As if kernels of the smaller sizes were not yet compiled."""
     pool = Pool()
     run = Doubling(pool)
     captured(pool, run, (4, 8, 1, 2))

@@ -1,4 +1,4 @@
-"""A clip is encoded once, whoever asks for it again and however many do at the same time."""
+"""A clip is encoded once, however many requests for it come later or at the same time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_the_same_clip_is_not_encoded_again(engine: Engine) -> None:
 def test_what_is_computed_for_a_voice_leaves_the_steps_counters_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its encoder's kernels, and the codec's for what the official package leaves of the clip, run beside steps."""
+    """The encoder's kernels run beside steps, and so do the codec's for the end of the clip, which the official package
+    leaves in its result."""
     model, beside = engine.model, list[bool]()
     encode, opening = model.encode_voice, model.opening
     monkeypatch.setattr(model, "encode_voice", lambda *given: beside.append(is_beside_steps()) or encode(*given))
@@ -78,7 +79,7 @@ def test_many_at_once_wait_for_one_encoding(engine: Engine) -> None:
     model.go_on.clear()
     with ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(engine.clone, clip()) for _ in range(8)]
-        other = threads.submit(engine.clone, clip(), "other words")  # a queue of its own
+        other = threads.submit(engine.clone, clip(), "other words")  # waits for an encoding of its own
         model.go_on.set()
         assert len({w.result(20).fingerprint for w in waiting}) == 1
         other.result(20)

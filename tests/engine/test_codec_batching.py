@@ -1,4 +1,4 @@
-"""Sound is made when it is needed, and on a GPU of as many at once as can wait for it."""
+"""Sound is made when it is needed, and on a GPU for as many rows at once as can wait for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_slow_engine_keeps_to_small_chunks() -> None:
 
 
 def staggered_files(scheduler: Scheduler) -> list[Request]:
-    """Eight, each two frames behind the one before."""
+    """Eight files, each two frames ahead of the previous one."""
     files = [speaking(scheduler, 0.0, 0, live=False, arrival_s=n, frames=60) for n in range(8)]
     for n, request in enumerate(files):
         request.launched, request.vocoded = 2 * n, 0
@@ -45,7 +45,7 @@ def staggered_files(scheduler: Scheduler) -> list[Request]:
 
 
 def codec_calls(scheduler: Scheduler, steps: int, now_s: float = 0.0) -> list[int]:
-    """Frames of each call of the codec."""
+    """How many frames each call of the codec has."""
     plans = (scheduler.plan(now_s) for _ in range(steps))
     return [sum(frames * len(places) for frames, places in plan.codec.items()) for plan in plans if plan.codec]
 
@@ -67,7 +67,7 @@ def test_files_go_along_with_a_listener_who_needs_sound() -> None:
     scheduler = make(codec_batch_s=6.4, max_rows=9)
     staggered_files(scheduler)
     listener = speaking(scheduler, 0.0, 1)
-    assert codec_calls(scheduler, 1, SPEC.frame_s) == [16 + 1]  # of the only file that has sixteen by then
+    assert codec_calls(scheduler, 1, SPEC.frame_s) == [16 + 1]  # one frame, and the only file that has sixteen by then
     assert listener.vocoded == 2
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_has_ended_goes_with_the_next_call_and_alone_if_none_will_co
 
 
 def crowd(count: int = 32, vocoded: int = 1) -> tuple[Scheduler, list[Request]]:
-    """Listeners who began one after the other and were given `vocoded` frames of 100 ms, on a GPU with short steps."""
+    """Listeners who began one after the other and have `vocoded` frames of 100 ms, on a GPU with short steps."""
     scheduler = make(blocks=10_000, max_rows=count + 4, codec_batch_s=100.0)
     scheduler.telemetry.step_s.add(STEP_S)
     listeners = [speaking(scheduler, 0.0, 0, arrival_s=n, frames=200) for n in range(count)]
@@ -140,7 +140,7 @@ def test_whose_ring_is_nearly_full_does_not_wait_and_takes_others_along() -> Non
 def test_where_the_host_computes_nobody_waits() -> None:
     scheduler, listeners = crowd(vocoded=40)
     scheduler.telemetry.vocode_s.add(1e-6)
-    listeners[0].launched = listeners[0].vocoded + 15  # and this step's
+    listeners[0].launched = listeners[0].vocoded + 15  # this step adds one
     assert {size: p.tolist() for size, p in scheduler.plan(0.0).codec.items()} == {16: [listeners[0].place]}
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_has_ended_does_not_wait_for_ever_among_listeners_small_chun
     file.launched = 20
     file.state, file.total = State.DRAINING, 20
     for step in range(40):
-        for request in listeners:  # who never have more than a frame in hand
+        for request in listeners:  # whose slack is always less than a frame
             request.first_audio_s, request.launched = 0.0, request.vocoded + 1
         sizes = set(scheduler.plan(listeners[0].vocoded * SPEC.frame_s - PATIENCE_S).codec)
         assert sizes <= {1, 2}, step
@@ -169,7 +169,7 @@ def test_a_file_that_has_ended_does_not_wait_for_ever_among_listeners_small_chun
 
 
 def slow_to_vocode() -> Scheduler:
-    """On a host that takes 0.03 s to decode, and 0.02 s for each frame's sound."""
+    """A scheduler on a host that takes 0.03 s to decode, and 0.02 s for each frame's sound."""
     scheduler = make()
     scheduler.telemetry.decode_s.add(0.03)
     scheduler.telemetry.vocode_s.add(0.02)
@@ -180,15 +180,15 @@ def slow_to_vocode() -> Scheduler:
 def test_where_sound_takes_time_the_rich_get_no_more_than_the_poorest_can_wait_for(live: bool) -> None:
     scheduler = slow_to_vocode()
     poor, rich = speaking(scheduler, 0.0, 1), speaking(scheduler, 0.0, 40, frames=100, live=live)
-    rich.launched, poor.vocoded, poor.launched = 40 + 16, 1, 2  # 16 frames take 0.32 s, and one has sound for 0.1
+    rich.launched, poor.vocoded, poor.launched = 40 + 16, 1, 2  # 16 frames take 0.32 s, and `poor` has 0.1 s of sound
     scheduler.plan(0.0)
-    assert (poor.vocoded, rich.vocoded) == (2, 42)  # three would do
+    assert (poor.vocoded, rich.vocoded) == (2, 42)  # there would be time for three
     poor.vocoded, poor.launched = 5, 6
     scheduler.plan(0.0)
-    assert rich.vocoded == 50  # 0.5 s: 23 would do
+    assert rich.vocoded == 50  # 0.5 s, time for 23
     poor.vocoded = 12
     scheduler.plan(0.0)
-    assert rich.vocoded == 50  # less than 16 are decoded
+    assert rich.vocoded == 50  # fewer than 16 are decoded
     rich.launched = 50 + 16
     scheduler.plan(0.0)
     assert rich.vocoded == 66
@@ -204,7 +204,7 @@ def test_the_first_sound_of_one_is_not_late_for_anothers_plenty() -> None:
 
 @pytest.mark.parametrize(("others", "frames"), [(0, 1), (1, 2), (6, 4)])
 def test_a_first_sound_lasts_for_two_steps_where_the_host_computes(others: int, frames: int) -> None:
-    scheduler = slow_to_vocode()  # 0.05 s a step for one, 0.07 for two, 0.17 for seven, who have 0.1 s of a frame
+    scheduler = slow_to_vocode()  # a step takes 0.05 s for one, 0.07 for two, 0.17 for seven; a frame lasts 0.1 s
     for _ in range(others):
         speaking(scheduler, 0.0, 40, frames=100).launched = 40
     new = speaking(scheduler, 0.0, 0)
@@ -223,7 +223,7 @@ def test_nobody_waits_for_ever_where_somebody_is_always_poor(live: bool, ends: b
     if ends:
         rich.state, rich.total = State.DRAINING, 40 + 16
     for step in range(60):
-        poor.vocoded, poor.launched = 1 + step, 2 + step  # has always less than a decode step takes
+        poor.vocoded, poor.launched = 1 + step, 2 + step  # has always less sound than a decode step takes
         scheduler.plan(0.1 * step + 0.08)
     assert rich.vocoded >= 56
 

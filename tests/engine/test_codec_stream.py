@@ -1,6 +1,6 @@
-"""Sound that is made beside the next step's frames is the same, in whatever order a GPU does what may be done in any.
+"""Sound that is made beside the next step's frames is the same, in any order that streams and events leave to a GPU.
 
-There is no GPU here: `streams_on_cpu.py` keeps what is launched in queues, and events say what must come before what.
+There is no GPU here: `streams_on_cpu.py` keeps launched work in queues, and events say what must come before what.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sonant.engine.request import State
 from sonant.errors import ConfigError
 from waiting import until
 
-SHORT_TURNS = {"chunk_s": (0.16,), "codec_batch_s": 0.16}  # sound for one or two rows a step: others' rings fill up
+SHORT_TURNS = {"chunk_s": (0.16,), "codec_batch_s": 0.16}  # sound of one or two rows a step: others' rings fill up
 DRAWN = pytest.param("drawn", marks=pytest.mark.slow)
-FRAMES_AHEAD = ("frames first", DRAWN)  # the order in which most goes wrong, and any
+FRAMES_AHEAD = ("frames first", DRAWN)  # the order most likely to go wrong, and a drawn one
 Overlap = Callable[..., StreamsOnCpu]
 
 
@@ -72,7 +72,7 @@ def test_who_speaks_alone_sounds_the_same_to_the_bit(
 
 
 class LateParking(RandomParking):
-    """What spoils a row is work of the steps' stream, too."""
+    """Spoiling a row is work on the steps' stream, too."""
 
     def __init__(self, engine: Engine, streams: StreamsOnCpu, seed: int) -> None:
         super().__init__(engine, seed)
@@ -126,7 +126,7 @@ def test_a_voice_s_own_sound_comes_before_what_it_says(make_engine: MakeEngine, 
     alone = [engine.speak(**request) for request in requests]
     engine.model.prerolls.clear()  # type: ignore[attr-defined]
     overlap(engine, order)
-    for _ in range(2):  # the second time it is known
+    for _ in range(2):  # the second time the voice's sound is known
         together = [engine.stream(**request) for request in requests]
         for expected, stream in zip(alone, together, strict=True):
             same(expected, stream.result())
@@ -163,7 +163,7 @@ def test_a_plan_knows_of_first_sounds() -> None:
     for request in (new, file):
         request.state = State.DECODING
     assert scheduler.plan(0.05).first_sound
-    assert not scheduler.plan(0.05).first_sound  # it is under way
+    assert not scheduler.plan(0.05).first_sound  # the first sound is being made
     assert new.vocoded and not file.vocoded
 
 

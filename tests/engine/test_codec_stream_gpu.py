@@ -1,4 +1,4 @@
-"""Two real streams: what the queues of test_codec_stream.py cannot show."""
+"""Two streams on a GPU, for what the queues of test_codec_stream.py cannot show."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sonant.config import CodecStreamChoice
 
 pytestmark = pytest.mark.gpu
 
-ROWS = 24  # more than a step has that keeps its order
+ROWS = 24  # more than a step may have that keeps the order of frames and sound
 CHOICES: tuple[CodecStreamChoice, ...] = get_args(CodecStreamChoice)
 CHECKPOINTS = {"qwen3_tts": "custom", "higgs_audio_v2": "higgs", "voxcpm2": "voxcpm2"}
-SMALL, LARGE = (0.01,), (0.32, 1.28)  # chunks: of one frame every step makes sound for every row
+SMALL, LARGE = (0.01,), (0.32, 1.28)  # sizes of chunks; with chunks of one frame every step makes sound for every row
 
 
 def spoken(
@@ -46,7 +46,7 @@ def equal(expected: list[Speech], got: list[Speech]) -> None:
 def test_equal_requests_are_equal_bits(
     family: Family, chunk_s: tuple[float, ...], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
-    """More requests than rows, of different lengths: rows go from one to another while sound is made."""
+    """There are more requests than rows, of different lengths, so rows change hands while sound is made."""
     folder = tiny_checkpoints[CHECKPOINTS[family.name]]
     requests = [{**family.request(n), "max_frames": 10 + 3 * n % 50} for n in range(3 * ROWS)]
     equal(*(spoken(folder, requests, choice, chunk_s) for choice in CHOICES))
@@ -58,7 +58,7 @@ def test_without_graphs_too(tiny_checkpoints: Mapping[str, Path]) -> None:
 
 
 def test_equal_clones_are_equal_bits(tiny_checkpoints: Mapping[str, Path]) -> None:
-    """Whose codec hears the voice's own sound first, beside the frames of others."""
+    """A clone's codec first processes the voice's own sound, beside the frames of others."""
     folder = tiny_checkpoints["base"]
     with sonant.load(folder, device="cpu") as engine:
         voices = [engine.clone(reference_clip(), text) for text in ("speech and the user", None)]

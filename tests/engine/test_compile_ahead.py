@@ -1,4 +1,4 @@
-"""Kernels are compiled before an engine asks for them: all of them, in parallel, and an engine does without."""
+"""Kernels are compiled before an engine needs them, all of them and in parallel, and an engine can do without that."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 
 
 def run_apart(script: str, *args: object, cache: Path, **variables: str) -> str:
-    """Without Triton's interpreter, which the tests run kernels in."""
+    """Run a script in a process without Triton's interpreter, which runs the other tests' kernels → its last line."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
     environment |= variables
     command = [sys.executable, str(HERE / script), *map(str, args)]
@@ -47,7 +47,7 @@ def run_apart(script: str, *args: object, cache: Path, **variables: str) -> str:
 def test_what_is_planned_without_memory_is_what_an_engine_asks_for(
     few_codebooks: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path, tmp_path: Path
 ) -> None:
-    """Of every family, when it starts and when it speaks."""
+    """For every family, while an engine starts and while it speaks."""
     folders = (few_codebooks["custom"], few_codebooks["base"], tiny_higgs, tiny_voxcpm2)
     reports = json.loads(run_apart("asked_kernels.py", *folders, cache=tmp_path))
     assert len(reports) == len(folders)
@@ -88,7 +88,7 @@ def test_kernels_compile_in_parallel_to_where_a_launch_finds_them(tmp_path: Path
 
 @pytest.mark.slow
 def test_launchers_are_built_with_the_kernels(tmp_path: Path) -> None:
-    """They are linked to NVIDIA's driver, for which one stands in."""
+    """They are linked to NVIDIA's driver, so this needs a stand-in for it."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
     source, library = HERE.parent / "kernels" / "stand_in_driver.c", tmp_path / "lib" / "libcuda.so.1"
@@ -104,7 +104,8 @@ def test_launchers_are_built_with_the_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_takes_long_is_compiled_as_soon_as_it_is_found(tmp_path: Path) -> None:
-    """And the others when all stages are rehearsed; a stage is ready with its own kernels, whoever found them first."""
+    """The others are compiled when all stages are rehearsed. A stage is ready when its own kernels are, whichever stage
+    found them first."""
     report = json.loads(run_apart("compile_order.py", tmp_path / "notes", "order", cache=tmp_path))
     notes = report["notes"]
     assert notes.index("slow") < notes.index("stage 6") < notes.index("quick") < notes.index("other")
@@ -133,7 +134,7 @@ Say = Callable[[str], CompileAhead]
 
 @pytest.fixture
 def say(job: CompileJob) -> Say:
-    """A process that is told nothing and says this."""
+    """`say(script)`: a compiler process that runs this script instead."""
     return lambda script: CompileAhead(job, Compiler((sys.executable, "-c", f"import json, sys, time\n{script}")))
 
 
@@ -146,7 +147,7 @@ def test_a_graph_waits_for_its_own_kernels_only(say: Say) -> None:
     assert ahead.wait_for_any([0, 1, 2]) == 1
     assert ahead.wait_for_any([0, 2, 5]) == 5
     assert ahead.progress.ready == {1, 5} and not ahead.over
-    assert ahead.wait_for_any([2, 0]) == 2  # it never comes, since the process ends
+    assert ahead.wait_for_any([2, 0]) == 2  # it was never reported, but the process has ended
     assert ahead.over
 
 
@@ -163,7 +164,7 @@ def test_an_engine_goes_on_when_the_process_dies(say: Say, caplog: pytest.LogCap
 
 
 def test_what_a_compiler_says_need_not_be_utf8(say: Say) -> None:
-    """A C compiler speaks as the machine's locale has it, and a process that is killed may end within a letter."""
+    """A C compiler writes in the machine's encoding, and a process that is killed may end in the middle of a letter."""
     latin, cut = (f"sys.stdout.buffer.write({said!r})\n" for said in (b"caf\xe9\n", b"caf\xc3"))
     ahead = say(latin + news(4, 2, [1], False) + cut)
     until(lambda: ahead.progress.ready == {1})
@@ -253,7 +254,7 @@ def test_what_is_done_beside_the_weights_comes_back_and_so_does_what_is_wrong_wi
 
 
 def test_a_machine_without_a_driver_is_set_up_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who needs a driver is told so; what else there is to do is no error here."""
+    """Code that needs a driver will raise an error; here its lack is no error, and the rest is done."""
     monkeypatch.setattr("sonant.kernels.triton_setup.triton_key", lambda: None)
     triton_setup.set_up(GPU)
 

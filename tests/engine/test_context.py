@@ -1,4 +1,4 @@
-"""A model that goes on from what was said before gets exactly that, from part to part of a long text."""
+"""A model that takes context gets exactly what was said before, from part to part of a long text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_part_goes_on_from_the_two_before_it(make: Make, way: str, steps_ah
         assert [s.text for s in request.context] == [s.text for s in expected] and request.seed == 10 + n
         for said, wanted in zip(request.context, expected, strict=True):
             np.testing.assert_array_equal(said.frames, wanted.frames)
-    # the same parts, spoken by somebody who says what was said before
+    # The same parts, with the context given by the caller
     for n, sentence in enumerate(SENTENCES):
         alone = engine.submit(
             SpeechRequest(text=sentence, **{**OPTIONS, "seed": 10 + n}, context=tuple(spoken[:n][-2:]))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A text whose parts go on from each other ends as any other: aborted, closed, failed, or read slowly."""
+"""A text whose parts are each other's context ends like any other: aborted, closed, failed, or read slowly."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_closing_while_laying_out_tells_the_reader(make: Make, gate: Gate) -> No
             stream.result()
     gate.open.set()
     closing.join(10)
-    assert not closing.is_alive() and len(model.gone_on) == 1  # the others were not laid out any more
+    assert not closing.is_alive() and len(model.gone_on) == 1  # the others are no longer laid out
 
 
 @pytest.mark.parametrize("way", ["live", "file"])

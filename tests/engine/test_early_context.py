@@ -1,4 +1,4 @@
-"""A context that is begun before torch is there: only where a GPU may be used, and harmless where there is none."""
+"""A CUDA context is opened before torch is imported: only where a GPU may be used, and harmless where there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from sonant.engine import early_context
 
-# Counts what it is asked, and fails at the call that the second number says.
+# A driver that counts its calls, and fails at the call number `fails_at`.
 DRIVER = r"""
 static int calls = 0, fails_at = 0, number = -1;
 void fail_at(int n) { calls = 0; fails_at = n; }

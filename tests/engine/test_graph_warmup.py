@@ -1,4 +1,4 @@
-"""Graphs that are captured while the engine already answers: who waits for them, and who must not."""
+"""Graphs that are captured while the engine already answers: what waits for them, and what must not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waiting import until
 
 @dataclass
 class Kind:
-    """A step whose capture only takes its time."""
+    """A step whose capture does nothing but take time."""
 
     name: str
     takes_s: float = 0.0
@@ -44,7 +44,7 @@ MakeWith = Callable[..., Engine]
 
 @pytest.fixture
 def make_with(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWith]:
-    """An engine that has the graphs of these kinds to capture."""
+    """`make_with(kinds, sizes)` opens an engine that has a graph of each kind and size to capture."""
 
     def make(kinds: list[Kind], sizes: Iterable[int], **options: Any) -> Engine:
         wanted = [PendingGraph(kind, size, size) for kind in kinds for size in sizes]
@@ -87,7 +87,7 @@ def test_requests_are_answered_meanwhile_as_ever(make_with: MakeWith, make_engin
 
 
 def test_no_listener_runs_dry_for_a_capture(make_with: MakeWith) -> None:
-    """The tiny model is far ahead of its listeners soon: captures fall between its steps, but none before."""
+    """The tiny model is soon far ahead of its listeners; captures come between its steps, but none before that."""
     takes_s = 0.1
     least: list[float] = []
     kind = Kind("frame", takes_s)
@@ -108,7 +108,7 @@ def test_no_listener_runs_dry_for_a_capture(make_with: MakeWith) -> None:
 def test_a_capture_longer_than_what_is_in_hand_waits_for_an_idle_engine(make_with: MakeWith) -> None:
     kind = Kind("frame", 0.4)
     engine = make_with([kind], [1, 2, 3], warm_rows=1)
-    stream = engine.stream("hello the world", seed=1, max_frames=6)  # 0.48 s of sound: never twice 0.4 s in hand
+    stream = engine.stream("hello the world", seed=1, max_frames=6)  # 0.48 s of sound: never twice 0.4 s ahead
     next(iter(stream))
     before = len(kind.captured)
     stream.result()
@@ -158,12 +158,12 @@ def test_an_engine_that_is_to_have_all_at_its_start_does_with_less(
     def full_at_once() -> None:
         raise torch.OutOfMemoryError("no room")
 
-    with pytest.raises(torch.OutOfMemoryError):  # so few rows are no engine
+    with pytest.raises(torch.OutOfMemoryError):  # not even the smallest graph fits
         make_with([Kind("frame", look=full_at_once)], [1, 2, 4, 8, 16, 32], warm_rows=32)
 
 
 class Compiler:
-    """Has the kernels of some stages, and those of the others when nothing else is left to wait for."""
+    """Has the kernels of some stages at once, and those of the others when nothing else is left to wait for."""
 
     over = False
 

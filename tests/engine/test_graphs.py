@@ -1,4 +1,4 @@
-"""An engine whose steps are all replays, padded or several for a batch, says what an eager one says."""
+"""An engine whose steps are all replays, padded or several for a batch, speaks as an eager one does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sonant.engine.step_graphs import StepGraphs
 from sonant.models.base import PrefillItem, PrefillShape
 from sonant.models.status import Status
 
-BUCKETS = ((1, 32), (1, 64), (1, 128), (4, 64), (16, 16), (16, 64))  # prompts and positions: fewer than an engine has
+BUCKETS = ((1, 32), (1, 64), (1, 128), (4, 64), (16, 16), (16, 64))  # prompts and positions; an engine has more
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """As `make_engine`, with all graphs captured up to four rows."""
+    """Like `make_engine`, with all graphs of up to four rows captured."""
 
     def make(*args: Any, **options: Any) -> Engine:
         with monkeypatch.context() as patch:
@@ -45,7 +45,7 @@ def replaying(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeE
 
 
 def eager_prefills(engine: Engine) -> list[PrefillItem]:
-    """Filled with the prompts that go past the graphs from now on."""
+    """A list of the prompts that are prefilled without a graph from now on."""
     seen: list[PrefillItem] = []
     prefill = engine.loop.runner.prefill
     eager = prefill._eager
@@ -62,7 +62,7 @@ def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> 
     plain, engine = make_engine(max_rows=8), replaying(max_rows=8, block_tokens=4)
     expected = [plain.speak(**QWEN3_TTS.request(n)) for n in range(8)]
     eager = eager_prefills(engine)
-    for _ in range(2):  # the second time with the first one's prefixes in the cache
+    for _ in range(2):  # the second time the prefixes are in the cache
         streams = [engine.stream(**QWEN3_TTS.request(n)) for n in range(8)]
         for speech, stream in zip(expected, streams, strict=True):
             same(speech, stream.result())
@@ -84,7 +84,7 @@ def test_a_crowd_of_requests(make_engine: MakeEngine, replaying: MakeEngine) -> 
     ],
 )
 def test_prompts_share_graphs_that_take_the_least_time(lengths: list[int], replayed: list[object]) -> None:
-    """Every prompt once, none in a graph that is too short for it."""
+    """Every prompt is prefilled once, and none in a graph that is too short for it."""
     done: list[object] = []
     filled: list[Item] = []
 
@@ -185,7 +185,7 @@ def square(batches: list[int]) -> Callable[[Tensor], Tensor]:
         ((1, 2, 4, 8), 19, [8, 8, 4]),
         ((8, 16, 24, 32), 40, [32, 8]),
         ((8, 16), 40, [16, 16, 8]),
-        ((1, 2, 4, 8), 80, [80]),  # too many pieces: as it is
+        ((1, 2, 4, 8), 80, [80]),  # too many pieces: it runs eagerly
     ],
 )
 def test_a_batch_past_the_largest_graph_is_replayed_in_pieces(

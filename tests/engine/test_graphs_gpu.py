@@ -1,4 +1,4 @@
-"""Real captures: what the fakes of test_graphs.py cannot show."""
+"""Captures on a GPU, for what the fakes of test_graphs.py cannot show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_replay_leaves_the_results_of_other_graphs_alone() -> None:
-    """The pool's memory is shared: a graph captured later gets its results where an earlier one works."""
+    """The pool's memory is shared: a graph captured later has its results where an earlier one has intermediates."""
     pool = GraphPool(torch.device("cuda"))
 
     def works(given: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def test_two_threads_may_capture_at_once() -> None:
 
 def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:
     device = torch.device("cuda")
-    torch.cuda.init()  # before it there are no statistics
+    torch.cuda.init()  # without it there are no statistics
     reserve_pinned(device)
     asked = torch.cuda.host_memory_stats()["num_host_alloc"]
     capture_graph("anything", lambda x: x * 2, torch.ones(8, device=device), GraphPool(device))
@@ -68,7 +68,7 @@ def test_what_is_sent_after_a_capture_needs_no_memory_from_the_driver() -> None:
 
 
 def test_a_larger_size_is_captured_without_a_run_and_does_the_same() -> None:
-    """Kernels that no size before it needed are loaded meanwhile: a sort is another one for many values."""
+    """Kernels that no smaller size needed are loaded during the capture: for many values a sort is another kernel."""
     device = torch.device("cuda")
 
     def run(given: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_a_larger_size_is_captured_without_a_run_and_does_the_same() -> None:
 
 
 def test_counters_of_a_split_product_are_not_of_the_graph_that_asked_first() -> None:
-    """Else that graph would clear them and no other, and graphs captured before it work in the same memory."""
+    """Otherwise only that graph would clear them, and graphs captured before it would use the same memory."""
     split_k = pytest.importorskip("sonant.kernels.triton.split_k")
     weight, pool = torch.ones(8, 8, device="cuda"), GraphPool(torch.device("cuda"))
     runs = list[bool]()
@@ -133,7 +133,7 @@ def test_a_capture_that_is_spoilt_takes_no_other_along() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         runs.append(torch.cuda.is_current_stream_capturing())
         if len(runs) == 1:
-            float(x.sum().cpu())  # waits, which no graph can
+            float(x.sum().cpu())  # waits for the device, which no graph can do
         return x * 2
 
     like = torch.ones(4, device=device)

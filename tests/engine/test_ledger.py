@@ -1,4 +1,4 @@
-"""A request's numbers stay its own, and plans made of columns are those that one would make request by request."""
+"""A request's numbers stay its own, and plans made from columns are those that one would make request by request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_places_are_kept_through_growth_and_start_anew_for_the_next() -> None:
 
 
 def test_who_looks_while_it_grows_finds_nobody_who_is_not_there() -> None:
-    """Other threads ask how many rows could be lent, at any moment."""
+    """Another thread may ask at any moment how many rows could be lent."""
     scheduler, found = make(max_rows=200, blocks=10_000), list[int]()
 
     class Watched(Ledger):
@@ -64,7 +64,7 @@ def test_news_of_one_that_has_ended_reaches_nobody_else() -> None:
 
 
 def drawn(scheduler: Scheduler, rng: random.Random) -> Request:
-    """One in the middle of its life, wherever that is."""
+    """A request at a random point of its life."""
     options = {"live": rng.random() < 0.7, "priority": rng.choice([0, 0, 1]), "playback_speed": rng.choice([1.0, 1.5])}
     request = ask(scheduler, arrival_s=rng.random(), frames=60, **options)
     scheduler.plan(0.0)
@@ -79,7 +79,7 @@ def drawn(scheduler: Scheduler, rng: random.Random) -> Request:
 
 
 def chunk_due(scheduler: Scheduler, request: Request, now_s: float, on_host: bool) -> int:
-    """The rule for one, in words as plain as they come."""
+    """The rule for one request, written as plainly as possible."""
     sizes = scheduler.sizes.chunks
     if request.state is State.DRAINING:
         left = (request.total or 0) - request.vocoded

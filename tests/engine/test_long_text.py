@@ -25,7 +25,7 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
     engine = make_any(segment_chars=60, **frames_each(6))
     text = " ".join(SENTENCES)
     whole = engine.stream(text, seed=10, live=live).result()
-    context: list[Spoken] = []  # where the model goes on from what it said before
+    context: list[Spoken] = []  # used by a model that takes context
     kept, parts = engine.model.spec.context_segments, []
     for n, sentence in enumerate(SENTENCES):
         before = tuple(context[-kept:]) if kept else ()
@@ -34,8 +34,8 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
     same_frames(whole.frames, np.concatenate([p.frames for p in parts]))
     apart = np.concatenate([p.samples for p in parts])
     assert len(whole.samples) == len(apart)
-    # only the seams were touched
-    exact = whole.frames.dtype.kind == "i"  # latents differ in their last digits from batch to batch
+    # Only the seams differ.
+    exact = whole.frames.dtype.kind == "i"  # latents differ by batch in their last digits
     changed = np.flatnonzero(np.abs(whole.samples - apart) > (1e-6 if exact else 1e-4))
     seams = np.cumsum([len(p.samples) for p in parts])[:-1]
     assert len(changed) and all(np.abs(seams - c).min() <= FADE_S * whole.sample_rate for c in changed)
@@ -46,7 +46,7 @@ def test_parts_are_the_same_speech_as_alone_in_order(make_any: MakeEngine, live:
 def test_a_part_without_a_sound_is_left_out_and_a_text_without_one_refused(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a word without one is in the middle of a sentence: where a text is cut must not decide whether it is said."""
+    """Like a word without a sound within a sentence: what is spoken must not depend on where a text is cut."""
     engine = make_engine(segment_chars=60, **frames_each(3))
     prompt = engine.prompter.prompt
 
@@ -84,7 +84,7 @@ def test_length_is_reported_when_any_part_was_cut(make_any: MakeEngine) -> None:
 
 @pytest.mark.parametrize("live", [True, False])
 def test_max_frames_bound_the_whole(make_any: MakeEngine, live: bool) -> None:
-    """In the middle of a part, at a seam, and one past it; parts that are made at once change nothing of it."""
+    """The limit is in the middle of a part, at a seam, or one past it, also if parts are made at the same time."""
     engine = make_any(segment_chars=60, **frames_each(6))
     text = " ".join(SENTENCES[:3])
     whole = engine.speak(text, seed=10)
@@ -97,7 +97,7 @@ def test_max_frames_bound_the_whole(make_any: MakeEngine, live: bool) -> None:
         same_frames(cut.frames, whole.frames[:most])
         assert len(cut.samples) == most * per_frame
         np.testing.assert_allclose(cut.samples, whole.samples[: most * per_frame], rtol=0, atol=1e-5 if exact else 1e-4)
-    for most in (len(whole.frames), 10**6):  # more than a row could hold
+    for most in (len(whole.frames), 10**6):  # 10**6: more than a row can have
         same(whole, engine.speak(text, seed=10, max_frames=most, live=live))
 
 
@@ -124,7 +124,7 @@ def test_a_stop_at_the_last_frame_that_may_be_is_a_stop(made: tuple[int, int], m
 
 @pytest.mark.parametrize("most", [2, 9])
 def test_max_frames_make_room_where_a_parts_own_budget_has_none(make_engine: MakeEngine, most: int) -> None:
-    options = {"segment_chars": 60, "budget_s": 20.0}  # of 250 frames and more for each part
+    options = {"segment_chars": 60, "budget_s": 20.0}  # 250 frames or more for each part
     text = " ".join(SENTENCES[:3])
     expected = make_engine(**options).speak(text, seed=1, max_frames=most)
     small = make_engine(**options, max_positions=150)
@@ -152,7 +152,7 @@ def test_abort_stops_all_parts(make_any: MakeEngine) -> None:
 
 
 def test_abort_between_two_parts_still_ends_the_stream() -> None:
-    """The part before has ended and the next was not yet submitted when the abort came."""
+    """When the abort came, one part had ended and the next was not yet submitted."""
     mailbox, submitted = Mailbox(), []
     whole = LongText(mailbox, SPEC, SimpleNamespace(post=submitted.append), at_once=1, live=True)  # type: ignore[arg-type]
     whole.start([object(), object()])  # type: ignore[list-item]

@@ -57,7 +57,7 @@ def test_memory_is_taken_once_and_lack_of_it_is_no_failure(monkeypatch: pytest.M
     monkeypatch.setattr(torch, "empty_like", none_left)
     assert not parking.has_room()
     parking.drop(first)
-    assert parking.has_room()  # what was taken is used again
+    assert parking.has_room()  # memory that was allocated is used again
     parking.save(second)
     assert not parking.has_room()
 
@@ -66,7 +66,8 @@ def test_memory_is_taken_once_and_lack_of_it_is_no_failure(monkeypatch: pytest.M
 def test_who_is_parked_again_and_again_sounds_the_same_to_the_bit(
     make_any: MakeEngine, family: Family, steps_ahead: int
 ) -> None:
-    """Alone and in chunks of one frame: sums over batches and chunks of other sizes differ in their last bits."""
+    """Each request runs alone, in chunks of one frame, since sums over other batches or chunks differ in their last
+    bits."""
     engine = make_any(max_rows=3, steps_ahead=steps_ahead, chunk_s=(0.01,))
     requests = [{**family.request(n), "max_frames": 12} for n in (3, 7)]
     kept = [engine.speak(**request) for request in requests]
@@ -101,7 +102,7 @@ def test_a_crowd_that_is_parked_at_random_with_aborts_is_each_its_own(make_any: 
 
 
 def all_parked(engine: Engine) -> None:
-    """Every running request lies aside, for good."""
+    """Park every running request for good."""
     sharing = engine.loop.scheduler.sharing
 
     def share(now_s: float) -> None:
@@ -196,7 +197,7 @@ def test_who_waits_past_their_promise_is_told_when_to_come_back(make_engine: Mak
         assert holder.finish_reason is None and patient.finish_reason is None
     assert len(patient.result().frames)
     spoken = engine.speak(text, seed=2, max_frames=4, first_audio_within_s=5.0)
-    assert len(spoken.frames) == 4  # later parts were promised nothing
+    assert len(spoken.frames) == 4  # the promise is for the first part only
     engine.close()
     with pytest.raises(EngineClosed):
         engine.speak("hello")

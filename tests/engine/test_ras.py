@@ -1,8 +1,7 @@
-"""Repetition-aware sampling in the engine, against a plain restatement of transformers' rule on the same logits.
+"""Repetition-aware sampling in the engine, against a plain implementation of transformers' rule on the same logits.
 
-`HiggsAudioV2GenerationMixin._sample` draws a row of codes, then draws each code anew that stood too often among the
-last rows of all that came before it: those of the prompt, then those of the speech as they were kept, BOS and EOS
-forced.
+`HiggsAudioV2GenerationMixin._sample` draws a row of codes, then draws each code anew that occurs too often in the last
+rows before it: those of the prompt, then those of the speech as they were kept, with BOS and EOS forced.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TEXT = "hello the world"
 @dataclass(frozen=True)
 class Step:
     logits: torch.Tensor  # [codebooks, codes], float64
-    uniform: list[float]  # of each codebook's draw, then of each one's after RAS
+    uniform: list[float]  # for each codebook's first draw, then for its draw after RAS
     drawn: list[int]
 
 
@@ -41,7 +40,7 @@ def engine(tiny_higgs: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """What each step drew, and from what."""
+    """Each step's logits, uniform numbers and drawn codes."""
     noted: list[Step] = []
     draw = ops.ras_sample
 
@@ -55,13 +54,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
 
 def inverted(probabilities: torch.Tensor, uniform: float) -> int:
-    """The draw that a uniform number stands for: ids in order, as far as their sum goes."""
+    """The id at which the cumulative distribution, in id order, passes a uniform number."""
     running = probabilities.cumsum(-1)
     return int((running <= uniform * running[-1]).sum())
 
 
 def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in their order."""
+    """transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper, in this order."""
     scores = logits / temperature
     scores = scores.masked_fill(scores < scores.topk(top_k).values[-1], -torch.inf)
     rising, at = scores.sort()
@@ -92,14 +91,14 @@ class Restated:
 
     def _keep(self, row: list[int]) -> None:
         self.begun += 1
-        row[self.begun :] = [BOS] * (BOOKS - self.begun)  # those whose first frame is still to come
+        row[self.begun :] = [BOS] * (BOOKS - self.begun)  # codebooks whose first frame is still to come
         row[: self.ending] = [EOS] * self.ending
         self.ending += self.ending > 0 or EOS in row
         self.rows.append(row)
 
 
 def prompt_rows(engine: Engine, voice: Voice | None) -> list[list[int]]:
-    """Rows of codes in the prompt, the one of all BOS last."""
+    """Rows of codes in the prompt; the last one is all BOS."""
     codes = engine.model.prompter.prompt(SpeechRequest(text=TEXT, voice=voice)).payload.codes
     return [list(map(int, row)) for row in codes if row[0] >= 0]
 
@@ -122,13 +121,13 @@ def test_codes_are_drawn_as_transformers_rule_says(
 
 
 def matches(spoken: Speech, rows: list[list[int]]) -> None:
-    """The frames are the diagonals of the rows."""
+    """Assert that the frames are the diagonals of the rows."""
     frames = [[rows[n + k][k] for k in range(BOOKS)] for n in range(len(spoken.frames))]
     np.testing.assert_array_equal(spoken.frames, np.minimum(frames, BOS - 1))
 
 
 def test_ras_changes_no_draw_but_those_that_stood_too_often(engine: Engine, steps: list[Step]) -> None:
-    """Up to the first row that it changes, speech with and without it is the same."""
+    """Up to the first row that RAS changes, speech is the same with and without it."""
     knobs = {"temperature": 0.4, "top_k": 20, "top_p": 0.9}
     engine.speak(TEXT, sampling=Sampling(**knobs, ras_win_len=0), seed=11, max_frames=FRAMES)
     without = [step.drawn for step in steps]

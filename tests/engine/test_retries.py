@@ -1,4 +1,4 @@
-"""A file's utterance that went wrong is made anew; a listener's is not, and nobody hears of what was thrown away."""
+"""A file's utterance that went wrong is made anew, a listener's is not, and nothing of a rejected try is heard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sonant.errors import Aborted
 from waiting import until
 
 TEXT = "hello"
-TOO_LONG = {"min_len": 1000, "inference_timesteps": 4}  # it cannot stop, and reaches what is taken for a bad case
+TOO_LONG = {"min_len": 1000, "inference_timesteps": 4}  # it cannot stop early, and reaches the length of a bad case
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What an engine takes on by itself, for GPUs that are not here."""
+"""How many rows and how much memory an engine chooses by itself, for GPUs that are not present."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_h200_takes_two_thousand_listeners() -> None:
     config = EngineConfig().resolved(H200.room(SPEC))
     assert (config.max_rows, config.max_batch, config.warm_rows, config.steps_ahead) == (2048, 1024, 1024, 1)
     tokens = H200.likely_kv_tokens(SPEC, config)
-    assert tokens / 2000 > 25 * 12.5 + 60  # each a prompt and 25 s of speech
+    assert tokens / 2000 > 25 * 12.5 + 60  # for each listener a prompt and 25 s of speech
 
 
 @pytest.mark.parametrize("smaller, larger", [(A100, H200), (L4, A100), (T4, L4), (SMALL, T4)], ids=lambda g: g.name)
@@ -63,7 +63,7 @@ def test_nothing_is_taken_that_does_not_fit(gpu: GpuMemory, state_bytes: int) ->
 
 
 def test_a_little_memory_more_or_less_is_the_same_engine() -> None:
-    """Kernels are compiled for it before it is known to the byte."""
+    """Kernels are compiled for the engine before free memory is known to the byte."""
     rows = {EngineConfig().resolved(replace(H200, free_bytes=b * GB).room(SPEC)).max_rows for b in range(125, 138)}
     assert rows == {2048}
 
@@ -82,7 +82,8 @@ def test_a_cpu_stays_as_it_was() -> None:
 
 
 def test_a_cpu_makes_little_sound_at_once() -> None:
-    """For eight rows' largest chunks its codec takes a gigabyte. What it makes in a step must keep up all the same."""
+    """The codec would take a gigabyte for the largest chunks of eight rows. A step must still make enough sound to keep
+    up."""
     assert EngineConfig().resolved(H200.room(SPEC)).frame_sizes(0.08).codec_batch == 1024
     for rows in (1, 8, 64):
         sizes = EngineConfig(max_rows=rows).resolved(None).frame_sizes(0.08)
@@ -106,7 +107,7 @@ def test_a_model_that_keeps_a_gpu_busy_with_fewer_rows_gets_no_more() -> None:
     assert "256 rows keep it busy" in chosen(config, heavy, H200).reason
     assert "not enough" not in chosen(config, heavy, H200).reason
     assert L4.batch < 256 or L4.room(heavy).batch == 256
-    assert EngineConfig(max_batch=600, max_rows=900).resolved(H200.room(heavy)).max_batch == 600  # who asks is given
+    assert EngineConfig(max_batch=600, max_rows=900).resolved(H200.room(heavy)).max_batch == 600  # as requested
 
 
 def test_a_cache_of_eight_bits_has_room_for_twice_as_many() -> None:

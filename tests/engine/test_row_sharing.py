@@ -1,4 +1,4 @@
-"""Rows go to those who need them: who is ahead lends theirs, and nobody waits for ever."""
+"""Rows go to the requests that need them: one that is ahead lends its row, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW_S = 100.0
 
 
 def sitting(scheduler: Scheduler, slack_s: float, **options: Any) -> Request:
-    """One who has had their row for long enough, and has so much sound in hand."""
+    """A request that has had its row for long enough to lend it, and is `slack_s` ahead."""
     request = ask(scheduler, arrival_s=0, frames=300, **options)
     scheduler.plan(0.0)
     assert request.row >= 0
@@ -62,12 +62,13 @@ def test_need_decides_who_is_first_in_line() -> None:
 
 @pytest.mark.parametrize("kind", ["file", "rich"])
 def test_whoever_is_due_goes_before_all_who_come_later(kind: str) -> None:
-    """The bound: none goes before one that comes later than the head start of new listeners allows."""
+    """The bound on waiting: once a request is due and the head start of new listeners is over, no later arrival goes
+    before it."""
     scheduler = make(max_rows=1, max_parked=0)
     sitting(scheduler, 0.0)
     patient = ask(scheduler, live=False) if kind == "file" else later_part(scheduler, OFFLINE_SLACK_S)
     patient.since_s = NOW_S
-    before = [ask(scheduler, arrival_s=NOW_S + n) for n in range(10)]  # until it is due, and the head start is over
+    before = [ask(scheduler, arrival_s=NOW_S + n) for n in range(10)]  # they arrive before that
     late = [ask(scheduler, arrival_s=NOW_S + OFFLINE_SLACK_S + HEAD_START_S + 0.1 * n) for n in range(1, 20)]
     served = []
     for _ in range(11):
@@ -92,7 +93,7 @@ def test_a_newcomer_is_lent_the_row_of_whoever_is_furthest_ahead() -> None:
     assert another.row >= 0 and rich.state is State.PARKED
     third = ask(scheduler, arrival_s=NOW_S)
     scheduler.plan(NOW_S)
-    assert third.state is State.WAITING and poor.state is State.DECODING  # who is not ahead keeps their row
+    assert third.state is State.WAITING and poor.state is State.DECODING  # a request that is not ahead keeps its row
 
 
 def test_a_file_lends_its_row_before_any_listener_and_takes_none_from_another_file() -> None:
@@ -130,7 +131,8 @@ def test_where_all_are_poor_time_is_shared() -> None:
 
 
 def test_who_has_long_been_dry_waits_for_a_row_only_since_they_lost_it() -> None:
-    """In an overload all are: each has its turn, and a new listener goes before those who had theirs just now."""
+    """In an overload all have run dry: each has its turn, and a new listener goes before those that have just had
+    theirs."""
     scheduler = make(max_rows=1)
     dry = sitting(scheduler, -50.0)
     first = ask(scheduler, arrival_s=NOW_S - OVERDUE_S)
@@ -198,7 +200,7 @@ def test_who_came_back_has_their_row_for_a_while() -> None:
     assert rich.state is State.PARKED
     scheduler.release(newcomer)
     scheduler.plan(NOW_S)
-    assert rich.state is State.DECODING  # a row is free
+    assert rich.state is State.DECODING  # since a row is free
     ask(scheduler, arrival_s=NOW_S)
     steps = 0
     while rich.state is State.DECODING:
@@ -212,7 +214,7 @@ def test_the_parked_come_back_when_what_they_have_runs_out() -> None:
     parked, other = sitting(scheduler, PARK_SLACK_S + 1), sitting(scheduler, 100.0, live=False)
     newcomer = ask(scheduler, arrival_s=NOW_S, frames=300)
     scheduler.plan(NOW_S)
-    assert other.state is State.PARKED  # the file; now the listener
+    assert other.state is State.PARKED  # the file first; next is the listener
     second = ask(scheduler, arrival_s=NOW_S, frames=300)
     scheduler.plan(NOW_S)
     assert parked.state is State.PARKED
@@ -285,7 +287,7 @@ def test_who_comes_is_looked_at_at_once_however_many_wait_in_vain() -> None:
 def test_rows_to_be_lent_are_looked_for_where_free_ones_may_not_do(coming: int | None, looks: bool) -> None:
     scheduler = make(max_rows=4)
     sitting(scheduler, 60.0)
-    ask(scheduler, arrival_s=NOW_S)  # three rows are free for this one, for those who come, and for one more
+    ask(scheduler, arrival_s=NOW_S)  # three rows are free: for this one, those coming, and one more
     asked: list[float] = []
     scheduler.sharing.lendable = lambda now_s: len(asked.append(now_s) or asked)  # type: ignore[method-assign, func-returns-value]
     stats = scheduler.sharing.stats(0, waiting=1, unseen=0, coming=coming)
@@ -322,5 +324,5 @@ def test_how_long_rows_are_held_is_measured_without_the_queue() -> None:
             ready.preroll_up_to(-1)
     tenure = scheduler.sizes.chunks[-1]
     assert scheduler.sharing.telemetry.turn_s.value == pytest.approx(0.01 * tenure, rel=0.01)
-    np.testing.assert_equal(scheduler.sharing.telemetry.queue_s.counts[-1], 1)  # its hundred seconds of waiting
+    np.testing.assert_equal(scheduler.sharing.telemetry.queue_s.counts[-1], 1)  # it had waited a hundred seconds
     assert request.row >= 0

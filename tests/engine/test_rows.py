@@ -1,4 +1,4 @@
-"""A row's line: what the host sets, what the steps count, and all of it in one gather."""
+"""A row's line of numbers: those that the host sets, those that steps count, and all of them in one gather."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes next: first sound first, then the listener with the least in hand, and no one starves."""
+"""Which request goes next: first sound first, then the listener with the least slack, and none starves."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def speaking(scheduler: Scheduler, first_audio_s: float, vocoded: int, **options
 
 
 def prefilled(scheduler: Scheduler, now_s: float = 0) -> list[tuple[Request, int, int]]:
-    """What one step fills; who is ready then speaks."""
+    """Plan a step, and let the requests speak whose prompt is complete → the step's prefill."""
     plan = scheduler.plan(now_s)
     for request in plan.preroll:
         request.state = State.DECODING
@@ -91,7 +91,7 @@ def test_a_prompt_that_fits_into_a_step_is_not_cut() -> None:
 
 def test_those_who_wait_start_together_while_nobody_would_run_dry() -> None:
     scheduler = make(prefill_tokens=10)
-    listener = speaking(scheduler, 0.0, 20)  # of 100 ms each
+    listener = speaking(scheduler, 0.0, 20)  # frames of 100 ms
     burst = [ask(scheduler, 1 + n, length=8) for n in range(6)]
     assert [r for r, _, _ in prefilled(scheduler, 0.5)] == burst[:5]
     listener.vocoded = 10
@@ -102,7 +102,8 @@ def test_those_who_wait_start_together_while_nobody_would_run_dry() -> None:
 
 @pytest.mark.parametrize(("full_prefill_s", "starts"), [(0.0, 1), (0.02, 5), (0.1, 2), (0.4, 1)])
 def test_a_crowd_starts_together_if_what_steps_take_lets_listeners_hear_on(full_prefill_s: float, starts: int) -> None:
-    """Half a second is left to the one who listens: for a step of four times the positions, of two, or not."""
+    """The listener has half a second left: time for a step with four times the positions, with twice as many, or for no
+    more than usual."""
     scheduler = make(prefill_tokens=10)
     speaking(scheduler, 0.0, 10)
     scheduler.telemetry.full_prefill_s.add(full_prefill_s)
@@ -119,7 +120,7 @@ def test_nobody_starts_with_many_while_somebody_is_dry() -> None:
 
 
 def test_prompts_are_given_away_before_what_follows_them_is_planned() -> None:
-    """And all that follows is planned as if they had not been."""
+    """The rest of the step is planned as if they had not been."""
     plans = []
     for begin in (True, False):
         scheduler = make()
@@ -187,13 +188,13 @@ def test_frames_never_outgrow_their_ring() -> None:
     for _ in range(60):
         scheduler.plan(0)
         assert request.launched - request.vocoded < scheduler.sizes.ring
-    assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut
+    assert request.launched == 51  # its 50 frames, and the draw that tells a stop from a cut at the limit
 
 
 @pytest.mark.parametrize(("vocoded", "frames"), [(1, 1), (6, 6), (40, 16)])
 def test_a_new_voices_own_sound_waits_for_those_who_listen_already(vocoded: int, frames: int) -> None:
     scheduler = make()
-    speaking(scheduler, 0.0, vocoded)  # of 100 ms each
+    speaking(scheduler, 0.0, vocoded)  # frames of 100 ms
     scheduler.telemetry.decode_s.add(0.01)
     scheduler.telemetry.vocode_s.add(0.045)
     ask(scheduler, 1)

@@ -1,4 +1,4 @@
-"""Engines that share a device's memory in turns: who has nothing to say sleeps, and says the same when it wakes."""
+"""Engines that take turns with a device's memory: an idle one sleeps, and speaks the same after it wakes up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sleeper_of(engine: Engine) -> Sleeper:
 
 
 def held(engine: Engine) -> int:
-    """Bytes of weights and cache that are on the device."""
+    """Bytes of an engine's weights and cache that are on the device."""
     residents = sleeper_of(engine).residents
     return sum(r.memory.untyped_storage().nbytes() for r in (residents._weights, *residents._caches))
 
@@ -45,7 +45,7 @@ def held(engine: Engine) -> int:
 def two(
     tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
-    """Of one seat; the first one is asleep, since the other was loaded after it."""
+    """Two engines that share one seat. The first is asleep, since the other was loaded after it."""
     tmp_path = tmp_path_factory.mktemp("seats")
     higgs = tiny_checkpoints["higgs"]
     paged = EngineConfig(**OPTIONS, gpu_weights=str(least_of(higgs)))
@@ -73,7 +73,7 @@ def test_one_at_a_time_has_the_memory_and_says_what_it_always_says(
         mine = alone.speak("hello the world", voice=voice, seed=3, max_frames=6)
     with sonant.load(tiny_checkpoints["higgs"], device="cpu", config=EngineConfig(**OPTIONS)) as alone:
         others = alone.speak(**HIGGS_AUDIO_V2.request(1))
-    assert a.clone(reference_clip(), "hello the world").tensors.keys() == voice.tensors.keys()  # it wakes for a clip
+    assert a.clone(reference_clip(), "hello the world").tensors.keys() == voice.tensors.keys()  # it wakes up for a clip
     for _ in range(2):
         same(a.speak("hello the world", voice=voice, seed=3, max_frames=6), mine)
         assert held(b) == 0
@@ -113,7 +113,7 @@ def test_an_engine_that_is_closed_asleep_lets_nobody_wait(tmp_path: Path) -> Non
 
 
 def test_a_seat_is_given_back_with_its_memory(tmp_path: Path) -> None:
-    """Who gets it takes the memory at once: if it were still held they would fail, too."""
+    """An engine that gets the seat allocates the memory at once, and would fail if it were still held."""
     layer = torch.nn.Linear(2, 2)
     mine, other = Seats(tmp_path, 1, "a"), Seats(tmp_path, 1, "b")
     assert mine.take()

@@ -1,4 +1,4 @@
-"""Who does not read a long text is not spoken to any further, loses nothing, and holds nobody up."""
+"""If a long text is not read, the engine stops speaking it; its reader loses nothing, and others are not held up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS, FRAMES, FRAME_S = 8, 6, 0.08
 TEXT = " ".join(f"Sentence number {n:02} is about the world and speech." for n in range(PARTS))
 SPLIT = {"segment_chars": 60, **frames_each(FRAMES)}
 LIMIT_S = 0.7
-BOUND_S = LIMIT_S + FRAMES * FRAME_S  # one part is begun while there is still room
+BOUND_S = LIMIT_S + FRAMES * FRAME_S  # the last part begins while there is still room
 
 
 def listened(engine: Engine, seed: int = 10, limit_s: float = LIMIT_S) -> SpeechStream:
@@ -36,7 +36,7 @@ def listened(engine: Engine, seed: int = 10, limit_s: float = LIMIT_S) -> Speech
 
 
 def wait_until_still(engine: Engine) -> None:
-    """Idle, and not just between two parts."""
+    """Wait until the engine is idle, and not just between two parts."""
     steps, deadline = -1, time.monotonic() + 10
     while steps != engine.stats().steps:
         assert time.monotonic() < deadline
@@ -100,7 +100,7 @@ def test_a_text_that_is_still_being_written_is_held_back_too(make_engine: MakeEn
     feed.stream.read(timeout_s=10)
     wait_until_still(engine)
     assert feed.stream.finish_reason is None
-    assert feed.stream.unread_s <= BOUND_S + FRAMES * FRAME_S  # pieces are made two at a time
+    assert feed.stream.unread_s <= BOUND_S + FRAMES * FRAME_S  # two pieces are spoken at a time
     assert len(feed.stream.result().frames) > PARTS * FRAMES / 2
 
 
@@ -136,7 +136,7 @@ def test_an_engine_that_is_gone_when_they_read_on_ends_the_stream_with_an_error(
     engine.close()
     with pytest.raises(EngineClosed):
         stream.result()
-    assert stream.unread_s == 0  # what was made was heard
+    assert stream.unread_s == 0  # everything that was made was read
 
 
 def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
@@ -160,7 +160,7 @@ def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
     for thread in threads:
         thread.join(60)
     wait_until_still(engine)
-    assert streams[5].finish_reason is None  # nobody read it, and nobody else was kept from reading
+    assert streams[5].finish_reason is None  # it was not read, which held up no other reader
     streams[5].abort()
     assert sorted(heard) == list(range(5)) and max(most_s) <= BOUND_S
     for n, codes in heard.items():
@@ -168,7 +168,7 @@ def test_many_who_read_slowly_hear_their_own(make_engine: MakeEngine) -> None:
 
 
 def test_the_part_after_a_pause_knows_what_its_listener_has_buffered() -> None:
-    """Else it would be hurried as for one who hears nothing."""
+    """Otherwise the engine would hurry as for a listener who has run dry."""
     mailbox, submitted = Mailbox(), []
     mailbox.max_unread_s = 0.1
     whole = LongText(mailbox, SPEC, SimpleNamespace(post=submitted.append), at_once=1, live=True)  # type: ignore[arg-type]

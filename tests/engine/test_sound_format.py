@@ -1,4 +1,4 @@
-"""An engine whose sound leaves the device in 16 bits gives just what the other's would be rounded to."""
+"""An engine whose sound leaves the device in 16 bits gives the sound of a float engine, rounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def toy(sound: SoundFormat, kind: type[ToyModel] = ToyModel) -> Engine:
 
 @pytest.mark.parametrize("live", [True, False])
 def test_it_is_the_same_sound_rounded(live: bool) -> None:
-    """To the bit where chunks are the same; a listener's follow the clock, and with them a float's last bits."""
+    """It is equal to the bit if chunks are the same. A listener's chunks depend on the clock, and so do a float's last
+    bits."""
     with toy("float32") as exact, toy("int16") as rounded:
         for n in range(4):
             asked: dict[str, Any] = {"text": "hello the world", "seed": n, "max_frames": 3 + 7 * n, "live": live}
@@ -38,11 +39,11 @@ def test_seams_of_a_long_text_are_faded_as_before() -> None:
         whole, sent = exact.speak(**asked), rounded.speak(**asked)
     assert len(sent.samples) == len(whole.samples) and sent.samples.dtype == np.int16
     difference = np.abs(sent.samples.astype(int) - pcm16(whole.samples))
-    assert difference.max() <= 1  # what is faded was rounded before and after
+    assert difference.max() <= 1  # a fade is rounded before and after
 
 
 class Damaged(ToyModel):
-    """Makes no sound of rows of an odd number."""
+    """Gives NaN as the sound of rows with odd numbers."""
 
     def codec(self, rows: torch.Tensor, frames: int) -> torch.Tensor:
         sound = super().codec(rows, frames)

@@ -1,4 +1,4 @@
-"""A dialogue: its speakers are checked before anything is spoken, and every part knows whose turn it is."""
+"""A dialogue: its speakers are checked before anything is spoken, and every part knows who speaks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_model_of_one_voice_says_so() -> None:
         for speakers in (("a",), ("a", "b")):
             with pytest.raises(Unsupported, match="one voice at a time; leave speakers out"):
                 engine.speak(TEXT, speakers=speakers)
-        assert len(engine.speak(TEXT, **OPTIONS).frames)  # to it the brackets are words like others
+        assert len(engine.speak(TEXT, **OPTIONS).frames)  # for this model brackets are text like any other
 
 
 def test_every_part_of_a_long_dialogue_says_who_speaks(engine: Engine, asked: list[SpeechRequest]) -> None:

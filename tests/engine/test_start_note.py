@@ -1,4 +1,5 @@
-"""A start knows from the last one that kernels are compiled, before torch is there; and when it does not."""
+"""The previous start leaves a note that kernels are compiled, which is read before torch is imported; and when the note
+does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start says where its time went."""
+"""An engine reports how long each phase of its start took."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A step costs what it costs today, and no more: operators on the CPU; kernels, copies and driver calls on a GPU.
+"""A step costs no more than today: operators on the CPU; kernels, copies and driver calls on a GPU.
 
-If a limit is broken on purpose, put the number that the failure names in its place, and say in the commit what it buys.
-If a step has become cheaper, lower the limit, so that it stays.
+If a limit is broken on purpose, replace it by the number in the failure, and say in the commit what it buys. If a step
+has become cheaper, lower the limit, so that it stays so.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FRAMES = 4
 # tiny CustomVoice model with four codebooks, two rows, torch 2.13: operators that torch dispatches
 CPU_FRAME_OPERATORS = 1271
 CPU_CODEC_OPERATORS = {1: 816, 16: 811}  # by frames in a chunk; views count too
-# 1.7B shapes, one row. Kernels: counted on an H200 on 2026-11-15. The rest is what the design asks for: the row index
-# in, the result to memory of its own, the records out, no wait but for the step before. A codec step has eight memsets
-# of four bytes besides, as many as it has attentions.
+# 1.7B shapes, one row. Kernels: counted on an H200 on 2026-11-15. The rest follows from the design: a copy of the row
+# index in, one of the result to its own memory, one of the records out, and a wait for the previous step only. A codec
+# step also has eight memsets of four bytes, one for each attention.
 GPU_FRAME = {"kernels": 603, "copies": 3, "syncs": 0, "waits": 1}
-GPU_CODEC = {"kernels": 229, "copies": 11, "syncs": 0, "waits": 1}  # of 16 frames
+GPU_CODEC = {"kernels": 229, "copies": 11, "syncs": 0, "waits": 1}  # for 16 frames
 GPU_ENGINE = "syncs=0,pageable=0,host_reads=0,driver_allocations=0,captures=0,graphs<=4"  # two rows that speak
 
 
@@ -48,7 +48,7 @@ def within(counts: Counts, limits: Mapping[str, float]) -> list[str]:
 
 
 def add_part(engine: Engine, run: Callable[[Any], None]) -> None:
-    """Let every frame step do one thing more."""
+    """Add a part to every frame step."""
     engine.model.frame_parts = (*engine.model.frame_parts, FramePart("more", run, lambda rows, positions: 0))
 
 
@@ -63,7 +63,7 @@ def rig(make_engine: MakeEngine) -> Iterator[StepRig]:
 def test_a_frame_step_dispatches_no_more_operators(rig: StepRig) -> None:
     counts = count_steps(rig, rig.decode)
     assert within(counts, {"kernels": CPU_FRAME_OPERATORS, "copies": 1, "syncs": 0}) == []
-    assert count_steps(rig, rig.decode).names == counts.names  # the count is of the step and not of the length
+    assert count_steps(rig, rig.decode).names == counts.names  # the count does not depend on the length of the speech
 
 
 @pytest.mark.parametrize("frames", CPU_CODEC_OPERATORS)
@@ -88,7 +88,7 @@ def test_a_value_that_the_host_reads_is_noticed(rig: StepRig) -> None:
 
 
 def profiled(engine: Engine, folder: Path, steps: int) -> ProfileReport:
-    """Steps while two streams speak, each for longer than is recorded."""
+    """Profile steps while two streams speak, each for longer than is recorded."""
     engine.speak("Hello.", max_frames=4)
     streams = [engine.stream("Hello.", seed=seed, max_frames=4 * steps) for seed in range(2)]
     recording = StepProfiler(engine).record(steps, timeout_s=20.0)
@@ -100,7 +100,7 @@ def profiled(engine: Engine, folder: Path, steps: int) -> ProfileReport:
 
 @pytest.mark.gpu
 def test_steps_of_the_1_7b_shapes_on_a_gpu(full_checkpoint: Path, tmp_path: Path) -> None:
-    """At full size: the device is done with a tiny step before the host has asked for the next."""
+    """At full size, since the device finishes a tiny step before the host has launched the next."""
     show_copies(torch.device("cuda"))
     with sonant.load(full_checkpoint, device="cuda", config=EngineConfig(max_rows=2, kv_tokens=4096)) as engine:
         report = profiled(engine, tmp_path, 60)

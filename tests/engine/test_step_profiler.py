@@ -1,4 +1,4 @@
-"""Recording an engine: the steps that ran, and an engine that is none the worse for it."""
+"""Recording an engine's steps: what is recorded, and that the engine goes on as before."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ def test_leaving_with_or_dropping_the_stream_aborts(any_engine: Engine) -> None:
 
 
 def test_a_stream_that_is_dropped_waits_for_no_lock(make_engine: MakeEngine) -> None:
-    """The collector may find it anywhere: under the step loop's lock, which whoever has its text's lock may want."""
+    """The garbage collector may run anywhere: for example with the step loop's lock held, while another thread that
+    holds the text's lock waits for it."""
     engine = make_engine(segment_chars=20, max_rows=1)
     dropped = [engine.stream("hello the world. speech and the user.", max_frames=400)]
     dropped[0].read()
@@ -132,7 +133,7 @@ def test_a_cancelled_task_aborts_its_stream(any_engine: Engine) -> None:
         async with any_engine.stream(TEXT, seed=1, max_frames=400) as stream:
             async for _ in stream:
                 heard.set()
-                await asyncio.Event().wait()  # nobody sets it: the task can only be cancelled
+                await asyncio.Event().wait()  # never set: the task can only be cancelled
 
     async def cancel() -> None:
         heard = asyncio.Event()
@@ -176,7 +177,7 @@ def test_who_comes_at_the_moment_when_the_engine_ends_is_told(opened: list[Engin
         return goes_on
 
     loop._wait_for_messages = one_comes_then  # type: ignore[method-assign]
-    engine.speak(TEXT, max_frames=1)  # it is asked from now on
+    engine.speak(TEXT, max_frames=1)  # the loop calls the replacement from now on
     engine.close()
     assert told == [True]
 
@@ -210,7 +211,7 @@ def test_a_full_queue_refuses(make_any: MakeEngine) -> None:
 
 
 def test_a_queue_is_for_those_who_find_no_row(make_any: MakeEngine) -> None:
-    """All at once, before a step can have looked at any of them."""
+    """Requests come all at once, before a step can have looked at any of them."""
     engine = make_any(max_rows=2, max_waiting=1)
     streams = [engine.stream(TEXT, seed=1, max_frames=400) for _ in range(3)]
     for stream in streams:
@@ -218,7 +219,7 @@ def test_a_queue_is_for_those_who_find_no_row(make_any: MakeEngine) -> None:
 
 
 class Refuses:
-    """A listener's end that cannot take its sound, its error or its end."""
+    """A listener's sink that cannot take sound, the error or the end."""
 
     def __init__(self, *refused: str) -> None:
         self.refused, self.told = refused, list[str]()
@@ -247,7 +248,7 @@ def test_a_listener_who_cannot_be_given_their_sound_ends_alone(make_any: MakeEng
     engine.loop.post(engine._request(SpeechRequest(text=TEXT, seed=1, max_frames=8), sink))
     same_frames(neighbour.result().frames, expected)
     deadline = time.monotonic() + 5
-    while sink.told[-1:] != ["fail"]:  # its row is given back before it is told
+    while sink.told[-1:] != ["fail"]:  # its row is freed before the error is sent
         assert time.monotonic() < deadline, sink.told
         time.sleep(0.002)
     wait_until_idle(engine)
@@ -256,7 +257,7 @@ def test_a_listener_who_cannot_be_given_their_sound_ends_alone(make_any: MakeEng
 
 
 def test_an_event_loop_that_closes_at_that_moment_is_no_error() -> None:
-    """Between the question whether the loop is open and the call, it may close."""
+    """The loop may close between the check whether it is open and the call."""
     mailbox, loop = Mailbox(), asyncio.new_event_loop()
     waiting = loop.create_task(mailbox.atake())
     loop.run_until_complete(asyncio.sleep(0))

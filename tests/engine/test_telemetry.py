@@ -1,4 +1,4 @@
-"""What the engine tells of its steps adds up to what it did."""
+"""What the engine counts of its steps adds up to what it did."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_phase_of_a_request_is_counted(make_engine: MakeEngine) -> None:
     telemetry, steps = engine.telemetry, engine.stats().steps
     assert all(sum(telemetry.phase_s[phase].counts) > 0 for phase in STEP_PHASES)
     assert sum(telemetry.phase_s["plan"].counts) == sum(telemetry.phase_s["wait"].counts) == steps
-    assert telemetry.rows.total == sum(telemetry.rows.counts)  # one row, each time
-    assert sum(telemetry.frames_ahead.counts) == 0  # nobody listened
+    assert telemetry.rows.total == sum(telemetry.rows.counts)  # one row in each step
+    assert sum(telemetry.frames_ahead.counts) == 0  # a file has no listener
 
 
 def test_a_phase_with_another_between_its_parts_is_one() -> None:
@@ -79,7 +79,7 @@ def test_parts_of_a_long_text_arrive_when_their_turn_comes(make_engine: MakeEngi
     engine.close()
     first = engine.telemetry.first_step_s
     assert sum(first.counts) > 2
-    assert first.total < took_s  # one after the other, none waiting since the text came
+    assert first.total < took_s  # parts arrive one after the other, not with the text
 
 
 def test_an_aborted_request_has_no_time_a_step(make_engine: MakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""A text that comes in pieces is spoken while it comes, and sounds as if it had come at once."""
+"""A text that comes in pieces is spoken while it arrives, and sounds as if it had come at once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_abort_ends_it_whatever_has_come(make_engine: MakeEngine, before: int) -
 
 
 def test_max_frames_bound_all_pieces(opened: list[Engine]) -> None:
-    budget, brief = 60, Sampling(stop_chance=0.2)  # A piece may have more than its budget if the whole may.
+    budget, brief = 60, Sampling(stop_chance=0.2)  # a piece may have more than its budget if the whole text may
     opened.append(engine := TOY.open({}, EngineConfig(segment_chars=40, **frames_each(budget))))
     pieces = [" ".join(PIECES[:2]), PIECES[2], PIECES[3]]
     whole = feed_of(engine, sampling=brief)
@@ -182,7 +182,7 @@ def test_many_feeds_at_once_hear_their_own(make_engine: MakeEngine) -> None:
 @pytest.mark.parametrize("spoken", [False, True], ids=["no text yet", "idle"])
 @pytest.mark.parametrize("fails", [False, True], ids=["closed", "failed"])
 def test_a_reader_who_waits_is_told_when_the_engine_ends(make_engine: MakeEngine, spoken: bool, fails: bool) -> None:
-    """Nothing is in flight for the feed then, so that nothing but the end of the engine can wake its reader."""
+    """Nothing is in flight for the feed, so only the end of the engine can wake its reader."""
     engine = make_engine(**SIX)
     feed = feed_of(engine)
     if spoken:

@@ -1,4 +1,5 @@
-"""What only the toy uses of the contract: latents, look-ahead, a delay pattern, kinds of frame step, rates apart."""
+"""What only the toy uses of the contract: latents, look-ahead, a delay pattern, kinds of frame step, a clip rate of its
+own."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 
 def whole(engine: Engine, speech: Speech) -> np.ndarray:
-    """The codec over the whole utterance at once."""
+    """The sound of the whole utterance in one pass of the codec."""
     assert isinstance(engine.model, ToyModel)
     return engine.model.modules.whole(torch.from_numpy(speech.frames)).numpy()
 
@@ -51,7 +52,7 @@ def test_first_sound_waits_for_the_frames_that_the_codec_reads_past_it(engine: E
 
 
 def test_the_frame_that_carries_the_stop_is_heard(engine: Engine) -> None:
-    """A model that may stop at its second frame, and is sure to, has two of them and not one."""
+    """A model that can stop at its second frame, and is certain to, speaks two frames and not one."""
     speech = engine.speak(TEXT, seed=1, max_frames=50, sampling=Sampling(stop_chance=1.0))
     assert speech.frames.shape == (2, CHANNELS) and speech.finish_reason is FinishReason.STOP
     assert len(speech.samples) == 2 * engine.model.spec.samples_per_frame
@@ -94,7 +95,7 @@ def test_a_prefix_is_reused_in_every_group_of_layers() -> None:
 
 
 def test_an_opening_is_made_for_whole_results_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may cost a pass of the codec, which nobody who streams is to pay for."""
+    """It may cost a pass of the codec, which a stream must not pay for."""
     asked: list[tuple[int, int]] = []
 
     def opening(prompt: Prompt, frames: int) -> np.ndarray:

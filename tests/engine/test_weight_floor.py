@@ -1,4 +1,4 @@
-"""What a step takes at least, told before and after an engine is loaded."""
+"""The least time that a step of paged weights takes, as reported, and the pinned host memory of such weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_bus_or_the_work_whichever_takes_longer() -> None:
 def test_a_batch_is_in_real_time_as_often_as_its_step_fits_into_a_frame() -> None:
     assert floor(compute_s=0.05).listeners == 16
     assert floor(missing_bytes=1.9e9).listeners == 32
-    assert floor(missing_bytes=0).listeners == 64  # no more than there are rows
+    assert floor(missing_bytes=0).listeners == 64  # no more than rows
     assert floor(missing_bytes=5e9).listeners == 0
     assert "at least 40.00 ms" in str(floor()) and "32 can listen" in str(floor())
 

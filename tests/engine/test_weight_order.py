@@ -1,6 +1,7 @@
-"""On a device with streams: blocks are copied before they are read, and slots not overwritten meanwhile, by events.
+"""On a device with streams, events see to it that blocks are copied before they are read, and that no slot is
+overwritten while it is used.
 
-There is no GPU here: streams and events note what would come after what, and the test asks that order.
+There is no GPU here: streams and events record what would come after what, and the test checks that order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Stream:
-    """What is put on it comes after all that is there, and after what it was told to wait for."""
+    """Work put on it comes after all that is there, and after what it was told to wait for."""
 
     def __init__(self) -> None:
         self.behind: frozenset[int] = frozenset()
@@ -48,7 +49,7 @@ class Device:
     def __init__(self) -> None:
         self.compute, self.copies = Stream(), Stream()
         self.current = self.compute
-        self.work: list[tuple[str, int, frozenset[int]]] = []  # kind, block, all that is over before it begins
+        self.work: list[tuple[str, int, frozenset[int]]] = []  # kind, block, all work that is over before it begins
 
     def put(self, kind: str, block: int) -> None:
         self.work.append((kind, block, self.current.behind))
@@ -62,7 +63,7 @@ class Device:
 
 
 class Place:
-    """Of a block in its slot: a copy there is work."""
+    """A block's memory in its slot. A copy to it is work on the current stream."""
 
     def __init__(self, device: Device, block: int) -> None:
         self.device, self.block = device, block
@@ -82,7 +83,7 @@ class Reads(nn.Module):
         self.device, self.block = device, block
 
     def forward(self) -> None:
-        for _ in range(2):  # two kernels
+        for _ in range(2):  # as by two kernels
             self.device.put("read", self.block)
 
 
@@ -111,8 +112,8 @@ def test_copies_and_reads_of_a_slot_never_meet(count: int, rounds: int, monkeypa
         lane.join()
     check(device.work)
     last = {block % 2: block for kind, block, _ in device.work if kind == "copy"}
-    assert last == {0: 0, 1: 1}  # what the next pass begins with
-    assert device.compute.behind == frozenset(range(len(device.work)))  # which a capture must not end without
+    assert last == {0: 0, 1: 1}  # the blocks that the next pass begins with
+    assert device.compute.behind == frozenset(range(len(device.work)))  # a capture must not end before all is joined
 
 
 def check(work: list[tuple[str, int, frozenset[int]]]) -> None:

@@ -1,4 +1,4 @@
-"""Weights that come and go change nothing of what is said, to the bit; and whose all stay has nothing of it."""
+"""Speech is the same to the bit if weights are paged, and a model whose weights all stay has no paging at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sonant.models.weight_blocks import ModelWeights
 CHECKPOINTS = {"qwen3_tts": "custom", "higgs_audio_v2": "higgs", "voxcpm2": "voxcpm2"}
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float32)
-# a frame in a chunk: sums would depend on how many are vocoded at once, and that on the time
+# One frame in a chunk: sums would depend on how many frames are vocoded at once, and that depends on the clock.
 ONE_FRAME = {"chunk_s": (0.01,), "max_rows": 3, "steps_ahead": 1}
 
 
@@ -48,7 +48,7 @@ def least_of(folder: Path) -> int:
 
 
 def lanes(engine: Engine) -> Mapping[str, int]:
-    """How many blocks come and go in each."""
+    """How many blocks are paged in each lane."""
     paging = engine.loop.runner.paging
     assert paging is not None
     return {name: len(blocks) for name, blocks in paging.plan.lanes.items()}
@@ -109,7 +109,7 @@ def test_what_comes_and_what_it_costs_is_counted(family: Family, folder: Path, m
     assert 0 < paged.wait_s <= paged.pass_s
     assert engine.loop.runner.paging is not None
     lanes = engine.loop.runner.paging.plan.lanes
-    stacks = [lane for name, lane in lanes.items() if name != "codec"]  # which has chunks of several frames
+    stacks = [lane for name, lane in lanes.items() if name != "codec"]  # one call of the codec serves several frames
     every_step = sum(b.size for lane in stacks for b in travelling(lane) if b.reads >= 1)
     assert paged.copied_bytes - before.copied_bytes >= len(spoken.frames) * every_step > 0
     assert engine.host_weight_bytes >= every_step
@@ -132,7 +132,7 @@ def test_weights_lie_on_the_host_once_and_on_the_device_within_the_budget(folder
         on_device = sum(size for storage, size in held.items() if storage not in pages)
         assert on_device <= budget and slots < on_device
         assert paging.host.total_bytes <= 1.1 * paging.plan.host_bytes
-        if family is HIGGS_AUDIO_V2:  # what only prompts read has left, and what steps read is there
+        if family is HIGGS_AUDIO_V2:  # these have left the device, since only prompts read them
             assert set(paging.host.names) >= {"text embedding", "text 0 widening", "text 2 narrowing"}
 
 
@@ -149,7 +149,7 @@ def test_a_pass_that_fails_leaves_the_first_weights_in_their_slots(make_engine: 
     lane = next(lane for lane in paging.steps.lanes if lane.parts[0].block.lane == "talker")
 
     def fails() -> None:
-        lane.end(0)  # the third block comes in the place of the first
+        lane.end(0)  # brings the third block into the first one's slot
         assert not torch.equal(lane._copies[0], lane.parts[0].host.memory)
         raise RuntimeError("no memory")
 
@@ -176,7 +176,7 @@ def test_auto_is_everything_where_there_is_no_gpu(tiny_checkpoints: Mapping[str,
 
 
 def test_the_same_plan_is_made_of_the_same_checkpoint(tiny_checkpoints: Mapping[str, Path]) -> None:
-    """The engine plans before it loads, and the process that compiles its kernels plans for itself."""
+    """The engine plans before it loads, and the process that compiles its kernels makes the plan again."""
     folder = tiny_checkpoints["higgs"]
     budget = least_of(folder)
     planned: WeightPlan | None = plan_weights(sketch(folder), budget)

@@ -1,4 +1,4 @@
-"""Which weights leave: those that steps need least, as few as must, and never more than the budget stays."""
+"""Which weights leave the device: those that steps need least, no more than must, so that the rest fits the budget."""
 
 from __future__ import annotations
 

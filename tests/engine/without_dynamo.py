@@ -1,5 +1,5 @@
-"""Runs an operator whose shapes are torch's Python, without torch's compiler, and then asks for that: run by
-test_compile_ahead.py in a process of its own."""
+"""Runs an operator whose shapes torch computes in Python, without torch's compiler, and then imports the compiler: run
+by test_compile_ahead.py in a process of its own."""
 
 from __future__ import annotations
 

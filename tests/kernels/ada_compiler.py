@@ -1,6 +1,6 @@
-"""Compiles for Ada the kernels with most shared memory, at our families' sizes, and prints what each needs at most.
+"""Compiles for Ada the kernels that need most shared memory, at our families' sizes, and prints each one's maximum.
 
-Run by test_shared_memory.py in a process of its own, on any machine: launches are noted and not made.
+Run by test_shared_memory.py in a process of its own, on any machine: launches are recorded and not made.
 """
 
 from __future__ import annotations

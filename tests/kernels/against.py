@@ -1,4 +1,4 @@
-"""What tests of a kernel against its reference share."""
+"""Shared helpers of the tests that compare a kernel with its reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def cases(*here: T, gpu: Iterable[T] = ()) -> list[T]:
-    """Of a test: the slow interpreter takes one for each way through the code, a GPU those of the models' sizes too."""
+    """A test's cases: for the slow interpreter one for each path through the code, on a GPU the models' sizes too."""
     return [*here, *(gpu if DEVICE == "cuda" else ())]
 
 

@@ -1,7 +1,7 @@
 """A made-up decoder's steps as an engine runs them: in one CUDA graph, by kernels that start early.
 
-The cache is full of NaN at first. A kernel that reads a position before it was written, another launch's sums or
-another engine's counters shows in the result; between two of torch's own kernels it never would.
+The cache is full of NaN at first. The result shows it if a kernel reads a position before it was written, another
+launch's sums or another engine's counters; a kernel called between two of torch's own never would.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HIDDEN, _HEADS, _KV_HEADS, _DIM, _BLOCK, _LAYERS, _CAPACITY, _EPS = 1024, 16, 8
 
 
 def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
-    """A step by the reference, with sums in float32. It looks no further than it must, and so is for no graph."""
+    """A step by the reference, with sums in float32. Its span depends on the positions, so no graph can capture it."""
     block, most = cache.shape[2], int(positions.max())
     blocks = tables.gather(1, positions.long() // block).long()
     q, _, _ = reference.qk_rope(qkv, heads, Place(cache, (blocks * block + positions % block).flatten()))
@@ -27,7 +27,7 @@ def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positio
 
 
 class Chain:
-    """Rows that are all at one position; every frame has an input of its own, so that errors do not grow."""
+    """Rows that are all at the same position. Every frame has an input of its own, so that errors do not grow."""
 
     def __init__(self, rows: int, frames: int, seed: int, step: Callable[..., Tensor], graphs: bool = True) -> None:
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -47,7 +47,7 @@ class Chain:
         order = torch.randperm(rows * blocks, generator=generator, device="cuda")
         self.tables = order.view(rows, blocks).int()
         sizes = (_LAYERS, 2, rows * blocks, _BLOCK, _KV_HEADS, _DIM)
-        with torch.inference_mode(False):  # as an engine's is: a layer then knows whose part it is, and counters stay
+        with torch.inference_mode(False):  # as in an engine: a layer's view then knows its base, which keeps counters
             self.cache = torch.full(sizes, torch.nan, dtype=torch.bfloat16, device="cuda")
         self.frame = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.out = torch.zeros(frames, rows, 1, _HIDDEN, dtype=torch.bfloat16, device="cuda")

@@ -1,4 +1,4 @@
-"""The two CPUs that play a GPU for our CUDA sources, each with a folder of compiled kernels for one file of tests."""
+"""The two stand-ins for a GPU that run our CUDA sources on a CPU, with a folder of compiled kernels for each module."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def conv_call(
     inputs: int, columns: int, taps: int, batch: int, steps: int, dilation: int = 1, *, samples: int = 1,
     past: bool = True, residual: bool = False, snake: bool = True, seed: int = 0, device: str = "cpu",
 ) -> ConvCall:  # fmt: skip
-    """In bfloat16. What came before is a part of a longer line, as the engine keeps it. `samples`: of each channel."""
+    """A call in bfloat16. Its past is a part of a longer line, as the engine keeps it. `samples`: of each channel."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
@@ -45,7 +45,7 @@ def conv_call(
 
 
 def exact_conv_call(call: ConvCall) -> tuple[Tensor, Tensor]:
-    """In float32 arithmetic on the same values."""
+    """The call's results on the same values in float32 arithmetic."""
 
     def wide(part: Any) -> Any:
         if isinstance(part, Snake):

@@ -1,4 +1,4 @@
-"""Our CUDA kernels on this machine's CPU: their source, compiled with `cuda_on_cpu.h` in place of a GPU."""
+"""Runs our CUDA kernels on this machine's CPU: their source, compiled with `cuda_on_cpu.h` in place of a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compiles every kernel for a Hopper GPU on a machine that has none: run by test_compile.py in a process of its own.
 
-Kernels are called through their wrappers, on CPU tensors, with a launch that compiles instead. What the interpreter
-lets pass and the compiler does not is found here, not on the GPU.
+Kernels are called through their wrappers, on CPU tensors, with a launch that only compiles. So code that the
+interpreter accepts and the compiler does not is found here, not on the GPU.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
     torch.int8: "*i8", torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
-SHARED_BYTES = 227 << 10  # that a program can have
+SHARED_BYTES = 227 << 10  # the most that a program can have
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 Shape = tuple[int, ...]
-PRODUCTS: tuple[Shape, ...] = ((1, 1024), (1, 6144), (8, 1024))  # rows, depth; what a tuner tries has more of both
+PRODUCTS: tuple[Shape, ...] = ((1, 1024), (1, 6144), (8, 1024))  # rows, depth; `tuned_kernels` has more of both
 CONVOLUTIONS: tuple[Shape, ...] = (  # inputs, columns, taps
     (1536, 6144, 2), (96, 96, 7), (96, 1, 7), (768, 768, 1),
 )  # fmt: skip
@@ -102,7 +102,7 @@ def compile_instead(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool,
     bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
     constants = {p.name for p in self.params if p.is_constexpr}
     signature = {n: "constexpr" if n in constants else signature_of(bound[n]) for n in self.arg_names}
-    # as a launch would find them: without it loads are not told to be wide, and nothing goes through shared memory
+    # Alignments as a launch would find them: without them loads are not wide, and nothing goes through shared memory.
     aligned = {(p.num,): [["tt.divisibility", 16]] for p in self.params if is_aligned(p, bound[p.name])}
     source = ASTSource(self, signature, {(self.arg_names.index(n),): bound[n] for n in constants}, aligned)
     kernel = triton.compile(source, target=TARGET, options=options)
@@ -120,9 +120,9 @@ def is_aligned(parameter: KernelParam, value: Any) -> bool:
 def all_kernels(
     dtype: torch.dtype, products: Sequence[Shape], convolutions: Sequence[Shape], *, every_form: bool = True
 ) -> None:
-    """With `every_form` an op that has several (with and without norms, masks, lookups) is compiled in each of them.
+    """With `every_form`, compile an op that has several forms (with and without norms, masks, lookups) in each of them.
 
-    Without it heads are small: their products are unrolled where there are no tensor cores for them.
+    Without it heads are small, since products without tensor cores are unrolled.
     """
     values = partial(torch.zeros, dtype=dtype)
     norm.rms_norm(values(2, 1, 2048), values(2048), 1e-6)
@@ -165,7 +165,7 @@ def attention_kernels(dtype: torch.dtype, every_form: bool) -> None:
         of = Heads(values(dim), values(dim), values(1, steps, 1, dim), values(1, steps, 1, dim), 16, 8, 1e-6)
         for first in (0, 14):
             short.short_attention(values(2, steps, 32 * dim), of, values(2, 2, 16, 8, dim), first)
-        left = Unscaled(values(17, steps, 1024), 1e-6)  # of so many rows that a program has several heads
+        left = Unscaled(values(17, steps, 1024), 1e-6)  # so many rows that a program has several heads
         short.short_attention(values(17, steps, 32 * dim), of._replace(unscaled=left), values(2, 17, 16, 8, dim), 4)
         if steps == 1:
             for pages in caches:
@@ -198,13 +198,13 @@ def convolution_kernels(dtype: torch.dtype, convolutions: Sequence[Shape], every
         if columns == 1:
             conv.causal_conv(x, weight, bias, past)
         if taps > 1:
-            # In the tile that a GPU would be given, with its own sine; of so many values it may be another's.
+            # With the tile for a GPU, and its own sine. So many values would otherwise be for the kernel in CUDA C++.
             with planning_for(HOPPER), mock.patch.object(cuda_conv, "takes", return_value=False):
                 conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
             conv.causal_conv(x, weight, bias, past, snake=Snake(bias, bias), keep=False)
         else:
             conv.causal_conv(x, weight, bias, None, residual=residual, snake=Snake(bias, bias))
-        if every_form and taps < 7:  # one with samples for columns, one with channels
+        if every_form and taps < 7:  # one whose columns are samples of channels, one whose columns are channels
             edges, fine = torch.zeros(32, dtype=torch.int32), Snake(bias.float(), bias.float(), log_scale=False)
             window = values(32, 700, columns)[:, 30:-30]
             conv.causal_conv(x, weight, bias, past, residual=window, snake=fine, bounds=Bounds(edges, edges, 8, -3))
@@ -240,7 +240,7 @@ def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:
     params = SamplingParams(flags, torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2))
     lookup = Lookup(values(2048, 1024), values(2, 1024))
     mask = LogitMask(flags.new_zeros(2, 3072), torch.ones(2), flags, 1, flags)
-    if every_form:  # with a mask logits are float32, whatever they were
+    if every_form:  # with a mask, logits become float32
         sample.sample(values(2, 2048), torch.zeros(2), params, lookup=lookup)
         sample.sample(values(2, 3072), torch.zeros(2), params, mask)
     recent = torch.zeros(2, 32, 8, dtype=torch.int32)
@@ -260,7 +260,7 @@ def sampling_kernels(dtype: torch.dtype, every_form: bool) -> None:
 
 
 def dual_kernels(dtype: torch.dtype, counts: Sequence[int], hidden: int = 3072, inner: int = 8192) -> None:
-    """In each tile that the rule picks for so many rows. Values are none: only their shapes are looked at."""
+    """Compile each tile that the rule chooses for these numbers of rows. Tensors have no values: only shapes matter."""
 
     def values(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
@@ -273,7 +273,7 @@ def dual_kernels(dtype: torch.dtype, counts: Sequence[int], hidden: int = 3072, 
 
 
 def quantized_kernels() -> None:
-    """Products whose weights have eight bits."""
+    """Compile products whose weights have eight bits."""
 
     def values(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
@@ -295,14 +295,14 @@ def quantized_kernels() -> None:
 
 
 def int8_kernels() -> None:
-    """What rounds a convolution's inputs, with something before them and without."""
+    """Compile the rounding of a convolution's inputs, with a past and without."""
     x, past = (torch.empty(2, steps, 384, dtype=torch.bfloat16, device="meta") for steps in (40, 18))
     for before in (past, None):
         int8_lines.int8_lines(x, before, 18, torch.empty(384, device="meta"))
 
 
 def tuned_kernels() -> None:
-    """Some of what a tuner tries, spread over all of it: the first and every n-th of the kernels it would compile."""
+    """Compile a sample of what a tuner tries: the first and then every n-th of the kernels that it would compile."""
     shapes = workload.workloads(["1.7b"])
     for cases, every in ((product_cases(shapes.stacks), 240), (conv_cases(shapes.codec), 280)):
         tried = {case.compiled_as(tile): (case.least(), tile) for case in cases for tile in case.candidates()}

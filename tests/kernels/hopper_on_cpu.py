@@ -1,4 +1,4 @@
-"""Launches of kernels for Hopper GPUs that run their source on a CPU instead: see hopper_on_cpu.h."""
+"""Replaces launches of kernels for Hopper GPUs by runs of their source on a CPU: see hopper_on_cpu.h."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sonant.kernels.cuda.compiler import SOURCES
 from sonant.kernels.cuda.kernel import CudaKernel
 
 HERE = Path(__file__).parent
-_ALIGNMENT = 64  # of arguments, as matrices among them ask for
+_ALIGNMENT = 64  # of arguments, since tensor maps among them need it
 
 
 class HopperOnCpu:
-    """Compiles each program once, into its folder. Every launch draws another order of what may happen in any."""
+    """Compiles each program once, into its folder. Every launch draws another order of the events that have none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._seeds, self._built = folder, itertools.count(), dict[str, Any]()
@@ -58,7 +58,7 @@ class HopperOnCpu:
 def _tensor_map(
     address: int, shape: tuple[int, int, int], row_stride: int, part_lines: int, part_columns: int
 ) -> bytes:
-    """As hopper_on_cpu.h reads it."""
+    """A tensor map in the form that hopper_on_cpu.h reads."""
     assert address % 16 == 0 and row_stride % 8 == 0 and shape[2] % 8 == 0 and part_columns in (32, 64)
     assert 0 < part_lines <= 256
     return struct.pack("<7Q", address, *shape, row_stride, part_lines, part_columns).ljust(128, b"\0")

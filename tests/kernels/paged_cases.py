@@ -1,4 +1,4 @@
-"""Made-up paged caches of drawn shapes, and what attention over them should be: for tests of the CUDA kernels."""
+"""Made-up paged caches of drawn shapes, and the right results of attention over them, to test the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from sonant.kernels import reference
 from sonant.kernels.reference import Heads
 
-SHARES = ((16, 8), (24, 8), (16, 2), (4, 4), (16, 1), (6, 2))  # heads, kv_heads: our families' first
+SHARES = ((16, 8), (24, 8), (16, 2), (4, 4), (16, 1), (6, 2))  # heads, kv_heads; our families' come first
 BLOCKS = (1, 4, 12, 16, 32, 64, 128, 256)
-RELATIVE_ERROR = 1e-2  # of bfloat16 results whose sums are float32
-EIGHT_BITS_ERROR = 5e-2  # of a head in the cache: a value that bfloat16 rounds the other way is the next of eight bits
+RELATIVE_ERROR = 1e-2  # of results in bfloat16 from sums in float32
+EIGHT_BITS_ERROR = 5e-2  # of a cached head: a value that bfloat16 rounds the other way may be another e4m3 number
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Shape:
     kv_heads: int
     dim: int
     block: int
-    lengths: tuple[int, ...]  # positions that each row has before this call
+    lengths: tuple[int, ...]  # positions of each row before this call
     queries: int  # new positions of each row
-    wide: bool  # positions are int64
+    wide: bool  # whether positions are int64
     norm: bool
-    spare: int  # blocks of a table beyond the longest row
-    eight: bool = False  # keys and values are e4m3
+    spare: int  # blocks of a table beyond those of the longest row
+    eight: bool = False  # whether keys and values are e4m3
 
     @property
     def width(self) -> int:
@@ -52,7 +52,7 @@ def draw(rng: random.Random, *, most_rows: int, most_length: int, most_queries: 
 
 
 def filled(shape: Shape, count: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """A cache in which each row has its positions and `count` more, NaN everywhere else, and its tables."""
+    """A cache that has each row's positions and `count` more, and NaN everywhere else; and its tables."""
     rows, width = len(shape.lengths), shape.width
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.randperm(rows * width, generator=generator, device=device) + 1
@@ -80,14 +80,14 @@ def step_call(shape: Shape, seed: int, device: str) -> tuple[Any, ...]:
     gains = (values(dim), values(dim)) if shape.norm else (None, None)
     turns = 1 if seed % 5 == 0 else rows
     heads = Heads(*gains, values(turns, 1, 1, dim), values(turns, 1, 1, dim), shape.heads, shape.kv_heads, 1e-6)
-    lines = torch.tensor([[length, -1] for length in shape.lengths], device=device)  # a column of more
+    lines = torch.tensor([[length, -1] for length in shape.lengths], device=device)  # with a stride
     positions = (lines if shape.wide else lines.int())[:, :1]
     qkv = values(rows, 1, (shape.heads + 2 * shape.kv_heads) * dim)
     return qkv, heads, cache, tables, positions, shape.width
 
 
 def prefill_call(shape: Shape, seed: int, device: str) -> tuple[Any, ...]:
-    """The arguments of a `paged_attention`; some queries are padding, which sees the first position only."""
+    """The arguments of a `paged_attention`. Some queries are padding, which sees only the first position."""
     cache, tables = filled(shape, shape.queries, seed, device)
     generator = torch.Generator(device).manual_seed(seed + 1)
     q = torch.randn(
@@ -100,21 +100,22 @@ def prefill_call(shape: Shape, seed: int, device: str) -> tuple[Any, ...]:
 
 
 def exact_attention(q: Tensor, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
-    """The reference in float32."""
+    """The reference's result in float32 arithmetic."""
     return reference.paged_attention(q.float(), cache.float(), tables, positions, span).bfloat16()
 
 
 def exact_step(qkv: Tensor, heads: Heads, cache: Tensor, tables: Tensor, positions: Tensor, span: int) -> Tensor:
-    """The reference, with heads rounded as the model's are and sums in float32. It writes to the cache."""
+    """The reference's result, with heads rounded as the model's are, and sums in float32. It writes to the cache."""
     reference.paged_step(qkv, heads, cache, tables, positions, span)
     q, _, _ = reference.qk_rope(qkv, heads)
     return exact_attention(q, cache, tables, positions, span)
 
 
 def cache_error(got: Tensor, expected: Tensor) -> float:
-    """Of the worst head of all that was written; infinite where one has written what the other has not.
+    """The largest relative error of a head that was written; infinite if one cache has what the other has not.
 
-    By norm: a rotation may leave little of two large values, of which one was rounded the other way.
+    It is relative to the head's norm: a rotation may leave little of two large values, one of which was rounded the
+    other way.
     """
     wide, right = got.float(), expected.float()
     if not torch.equal(wide.isnan(), right.isnan()):
@@ -124,7 +125,7 @@ def cache_error(got: Tensor, expected: Tensor) -> float:
 
 
 def error_of(got: Tensor, expected: Tensor) -> float:
-    """Relative, of the worst row; infinite where something is not a number."""
+    """The largest relative error of a row; infinite if a value is not finite."""
     if got.shape != expected.shape or not bool(got.isfinite().all()):
         return float("inf")
     wide, right = got.double().flatten(2), expected.double().flatten(2)

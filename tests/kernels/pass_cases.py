@@ -1,4 +1,4 @@
-"""Stacks of drawn weights for passes of one row over all layers, and how far those come from float32."""
+"""Stacks of drawn weights for passes of one row over all layers, and checks of those passes against float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonant.kernels.cuda.single_pass import HEAD, Form
 from sonant.kernels.reference import FrameLayer, FrameStack, QuantizedWeight, Weight, quantize
 
 BF16, POSITIONS = torch.bfloat16, 16
-Drawn = Callable[[int, int, int], Weight]  # columns, depth and a seed
+Drawn = Callable[[int, int, int], Weight]  # columns, depth, seed → a weight
 
 
 def weight(columns: int, depth: int, seed: int) -> Tensor:
@@ -24,7 +24,7 @@ def weight(columns: int, depth: int, seed: int) -> Tensor:
 
 
 def weight_of_eight_bits(columns: int, depth: int, seed: int) -> QuantizedWeight:
-    """Neighbouring columns have scales that differ."""
+    """A weight whose neighbouring columns have different scales."""
     factors = 0.5 + torch.arange(columns) % 3 / 2
     return quantize(random(columns, depth, seed=seed) / depth**0.5 * factors[:, None])
 
@@ -42,13 +42,13 @@ def stack_of(form: Form, drawn: Drawn = weight) -> FrameStack:
 
 
 def wide(stack: FrameStack) -> FrameStack:
-    """In float32. A weight of eight bits is exact there as it is."""
+    """The stack in float32. A weight of eight bits stays, since it is exact in float32."""
     layers = tuple(FrameLayer(*(t.float() if isinstance(t, Tensor) else t for t in layer)) for layer in stack.layers)
     return stack._replace(layers=layers, gain=stack.gain.float())
 
 
 def without_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the kernel for a frame's first two positions could not be built."""
+    """As if the kernel for a frame's first two positions could not be built."""
     monkeypatch.setattr(CudaKernel, "is_ready", lambda self, device: self.program.defines["ROWS"] == 1)
 
 
@@ -58,7 +58,8 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def check_frames(form: Form, stack: FrameStack) -> None:
-    """The opening pair, then one more. What no pass wrote of the cache is NaN; words are as the last pass left them."""
+    """Check the opening pair of positions, then one more. The cache is NaN where no pass has written, and the words in
+    which blocks exchange values are as the previous pass left them."""
     head = weight(form.codes, form.width, 9)
     cos, sin = (random(1, POSITIONS, 1, HEAD, dtype=BF16, seed=n) for n in (90, 91))
     cache = torch.full((form.layers, 2, 1, POSITIONS, form.kv_heads, HEAD), float("nan"), dtype=BF16)
@@ -75,7 +76,7 @@ def check_frames(form: Form, stack: FrameStack) -> None:
 
 
 def check_steps(form: Form, stack: FrameStack, at: int, dtype: torch.dtype) -> None:
-    """Twice, with the next position; what the row does not own of the cache is NaN."""
+    """Check two steps, at consecutive positions. The cache is NaN wherever it is not the row's."""
     tokens, blocks = 16, (at + 1) // 16 + 2
     tables = (torch.randperm(blocks, generator=torch.Generator().manual_seed(1)) + 1).int()[None]
     own = torch.arange(at)

@@ -1,4 +1,4 @@
-"""Stacks of drawn weights, and how far a result is from what float32 makes of them."""
+"""Stacks of drawn weights, and how far a result is from the exact one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StackCase:
 
 
 def exact(x: Tensor, layers: list[LocalWeights]) -> Tensor:
-    """In float64: the reference rounds to bfloat16 after each op."""
+    """The result in float64, since the reference would round to bfloat16 after each op."""
 
     def wide(layer: LocalWeights) -> LocalWeights:
         heads = layer.heads._replace(cos=layer.heads.cos.double(), sin=layer.heads.sin.double())
@@ -58,6 +58,6 @@ def exact(x: Tensor, layers: list[LocalWeights]) -> Tensor:
 
 
 def error_of(got: Tensor, expected: Tensor) -> float:
-    """Relative, over all values."""
+    """The relative error over all values."""
     difference = got.double() - expected.double()
     return float(difference.norm() / expected.double().norm())

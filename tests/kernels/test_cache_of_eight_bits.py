@@ -1,4 +1,4 @@
-"""Pages of e4m3: what is written into them, and what attention reads out, in the reference and in Triton's kernels."""
+"""Pages of e4m3: what is written to them, and attention over them, in the reference and in Triton's kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELATIVE_ERROR = 1e-5
 
 
 def pages(count: int) -> tuple[Tensor, Tensor]:
-    """A cache of eight bits with `count` positions more than LENGTHS, NaN wherever nothing was written; its tables."""
+    """A cache of eight bits with `count` positions more than LENGTHS, NaN where nothing was written, and its tables."""
     order = torch.randperm(len(LENGTHS) * WIDTH, generator=torch.Generator().manual_seed(5)) + 1
     tables = order.view(len(LENGTHS), WIDTH).int().to(DEVICE)
     cache = torch.full((2, len(LENGTHS) * WIDTH + 1, BLOCK, KV_HEADS, DIM), float("nan"), device=DEVICE).to(EIGHT)
@@ -32,8 +32,8 @@ def pages(count: int) -> tuple[Tensor, Tensor]:
 
 
 def fresh(rows: int, scale: float = 1.0) -> tuple[Tensor, Heads]:
-    """A fused projection and what makes heads of it. Triton's interpreter does not carry where it rounds to eight bits,
-    so it is given keys and values that need no rounding; a GPU is given others."""
+    """A fused projection, and how to make heads of it. Triton's interpreter does not carry when it rounds to eight
+    bits, so it gets keys and values that need no rounding; a GPU gets others."""
     qkv = random(rows, 1, (HEADS + 2 * KV_HEADS) * DIM, seed=9) * scale
     if DEVICE == "cuda":
         cos, sin = (random(rows, 1, 1, DIM, seed=seed) for seed in (13, 14))
@@ -85,12 +85,12 @@ def test_triton_writes_eight_bits() -> None:
 
 
 def test_a_step_of_tritons_reads_what_it_writes() -> None:
-    """The new position counts as the cache will hold it, so that a step is what a prefill of the same position is."""
+    """Attention sees the new position as the cache holds it, so a step gives what a prefill of that position gives."""
     pytest.importorskip("triton")
     rows = len(LENGTHS)
     cache, tables = pages(0)
     other = cache.clone()
-    qkv, heads = fresh(rows, scale=200)  # in the first row nothing else is seen
+    qkv, heads = fresh(rows, scale=200)  # the first row sees nothing else
     positions = torch.tensor(LENGTHS, device=DEVICE).int()[:, None]
     expected = reference.paged_step(qkv, heads, cache, tables, positions, WIDTH)
     got = kernel("paged_step")(qkv, heads, other, tables, positions, WIDTH)
@@ -104,7 +104,8 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def assert_same_pages(cache: Tensor, other: Tensor) -> None:
-    """All but a few in a thousand, which lie in the middle between two values and were rounded the other way."""
+    """Assert that both are equal but for a few values in a thousand, which lie half-way between two values of e4m3 and
+    were rounded the other way."""
     right, ours = cache.float(), other.float()
     assert torch.equal(right.isnan(), ours.isnan())
     assert float((ours != right)[~right.isnan()].float().mean()) < 5e-3

@@ -28,7 +28,7 @@ def test_all_kernels_compile_for_hopper(tmp_path: Path) -> None:
 
 
 def launched(file: Path) -> set[str]:
-    """Names in calls of the form kernel[grid](…)."""
+    """The names of kernels in calls of the form kernel[grid](…)."""
     calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     return {c.value.id for c in calls if isinstance(c, ast.Subscript) and isinstance(c.value, ast.Name)}
 

@@ -1,6 +1,6 @@
 """Attention in CUDA C++ against the reference on a GPU: a thousand drawn shapes, and under CUDA graphs.
 
-On a machine without one the same source is run by test_cuda_on_cpu.py. The whole file takes half a minute on an H200.
+On a machine without a GPU test_cuda_on_cpu.py runs the same source. The whole file takes half a minute on an H200.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def every_kernel(dim: int, kv_bytes: int) -> list[CudaKernel]:
 
 
 def drawn(seed: int, *, queries: int) -> Shape:
-    """One in eight has long rows, one in three a cache of eight bits."""
+    """A drawn shape: one in eight has long rows, one in three a cache of eight bits."""
     rng = random.Random(seed)
     long = seed % 8 == 0
     shape = draw(rng, most_rows=3 if long else 8, most_length=3000 if long else 500, most_queries=queries)
@@ -68,7 +68,7 @@ def test_steps(first: int) -> None:
         own = call[2].clone()
         expected = exact_step(*call)
         forms, early = attention.FORMS, seed % 3 > 0
-        options = {"splits": seed % 9, "form": forms[seed % len(forms)]} if seed % 2 else {}  # 0: by the rule
+        options = {"splits": seed % 9, "form": forms[seed % len(forms)]} if seed % 2 else {}  # 0: by rule
         got = attention.paged_step(*call[:2], own, *call[3:], **options, early=early)
         assert error_of(got, expected) < RELATIVE_ERROR, (seed, shape, error_of(got, expected))
         assert cache_error(own, call[2]) < shape.cache_error, (seed, shape)
@@ -85,7 +85,7 @@ def test_prefills(first: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 40])
 def test_one_graph_serves_every_length(rows: int) -> None:
-    """Captured with rows that are empty, replayed with long ones, through the dispatcher as an engine does."""
+    """The graph is captured with empty rows and replayed with long ones, through the dispatcher as in an engine."""
     longest = Shape(16, 8, 128, 16, (2000,) * rows, 1, False, True, 0)
     qkv, heads, cache, tables, _, width = step_call(longest, 3, "cuda")
     at = torch.zeros(rows, 1, dtype=torch.int32, device="cuda")
@@ -133,7 +133,7 @@ def test_launches_go_to_the_current_stream() -> None:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
-        late.copy_(call[0])  # only who waits for it sees it
+        late.copy_(call[0])  # only a launch that waits for this copy sees it
         got = attention.paged_step(late, call[1], own, *call[3:])
     stream.synchronize()
     assert error_of(got, expected) < RELATIVE_ERROR

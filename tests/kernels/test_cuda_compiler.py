@@ -1,4 +1,4 @@
-"""CUDA sources are compiled once, by whoever comes first, and what goes wrong is told and has a way around it."""
+"""CUDA sources are compiled once, by the first process that needs them, and failures are reported and survived."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ while [ "$1" != -o ]; do shift; done
 
 
 class StandIn:
-    """An nvcc that notes what it was asked, and does what a test wants of it."""
+    """An nvcc that logs its arguments and does what a test tells it to."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.home, self.log, self.monkeypatch = folder / "cuda", folder / "asked", monkeypatch
@@ -66,7 +66,7 @@ def test_a_program_is_compiled_once(nvcc: StandIn) -> None:
     (asked,) = nvcc.asked
     assert {"-cubin", "-arch=sm_90", "-DHEAD_DIM=128"} <= set(asked.split())
     assert asked.endswith("decode.cu")
-    assert [path.name for path in first.parent.iterdir()] == [first.name]  # nothing is left lying about
+    assert [path.name for path in first.parent.iterdir()] == [first.name]  # no temporary file is left
 
 
 def test_other_constants_another_gpu_and_other_sources_are_other_files(
@@ -112,8 +112,8 @@ def test_a_wheels_cubins_are_built_into_a_folder(
     ("work", "reason"),
     [
         ("echo 'no such instruction' >&2; exit 3", "with 3: no such instruction"),
-        ("exit 0", "with 0: it said nothing"),  # but there is no file
-        (': > "$2"', "it said nothing"),  # an empty one is none
+        ("exit 0", "with 0: it said nothing"),  # but it has made no file
+        (': > "$2"', "it said nothing"),  # an empty file counts as none
         ("kill -9 $$", "failed at decode.cu with -9"),
         (r"printf 'nicht gefunden: f\374r.h' >&2; exit 1", "with 1: nicht gefunden: f"),  # not in UTF-8
     ],
@@ -127,7 +127,7 @@ def test_a_failure_tells_what_the_compiler_said_and_is_not_tried_by_everybody(
             build(PROGRAM, ARCH)
     assert len(nvcc.asked) == 1
     assert reason in (compiler.refused(PROGRAM, ARCH) or "")
-    nvcc.does('echo better > "$2"', version="2")  # another compiler is asked
+    nvcc.does('echo better > "$2"', version="2")  # a compiler of another version is tried
     assert compiler.refused(PROGRAM, ARCH) is None
     assert build(PROGRAM, ARCH).read_text() == "better\n"
 
@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_be_written_is_a_reason_and_no_crash(nvcc: StandIn, 
 def test_a_cache_that_cannot_be_looked_into_is_a_reason_and_no_crash(
     nvcc: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a HOME that is another user's, but also for root, who may look everywhere: no name is so long."""
+    """Like a HOME that belongs to another user, but also for root, who may look everywhere: the name is too long."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "x")
     assert compiler.find(PROGRAM, ARCH) is None
     with pytest.raises(BuildError, match="cannot be compiled into"):
@@ -174,7 +174,7 @@ def test_a_cache_may_be_named_from_where_one_is(nvcc: StandIn, tmp_path: Path, m
 
 
 def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
-    """Slow compilers that write half, wait and write the rest; readers look meanwhile."""
+    """Slow compilers write half of a file, wait and write the rest; readers look meanwhile."""
     nvcc.does('printf half > "$2"; sleep 0.3; printf whole >> "$2"')
     script = (
         "from sonant.kernels.cuda.compiler import Program, build\n"
@@ -199,7 +199,7 @@ def test_whoever_builds_at_once_finds_whole_files_only(nvcc: StandIn) -> None:
 
 
 def test_the_process_that_compiles_ahead_builds_what_steps_need(nvcc: StandIn) -> None:
-    """In its children, and each program once; it tells where they lie."""
+    """Its children compile, each program once, and it reports the folder of the results."""
     pytest.importorskip("triton")
     from sonant.engine.compile_process import Compiling
     from sonant.engine.rehearsal import Rehearsal

@@ -1,6 +1,6 @@
 """The source of the convolutions' CUDA kernel, run on a CPU by `hopper_on_cpu.h`, computes what the reference does.
 
-Tiles, lines, parts of weights, rings and barriers are all in it; what is not is a GPU's memory model.
+Tiles, lines, parts of weights, rings and barriers are all tested; a GPU's memory model is not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
 LAYOUTS = (conv.WIDE, conv._NARROW, conv._SHORT, conv._PANEL)
-ERROR = 1e-2  # bfloat16 rounds two to five times on the way
+ERROR = 1e-2  # results were rounded to bfloat16 two to five times
 
 
 @pytest.fixture
@@ -42,15 +42,15 @@ def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("layout", "shape", "options", "processors"),
     [
-        (conv.WIDE, (128, 192, 7, 1, 300), {"dilation": 9}, 132),  # two tiles of a row, the second not full
-        (conv.WIDE, (64, 384, 7, 2, 270), {"dilation": 3, "past": False}, 3),  # silence before; other columns in turn
-        (conv.WIDE, (64, 192, 7, 1, 54), {"dilation": 9, "snake": False}, 132),  # no more steps than it looks back
-        (conv._NARROW, (128, 384, 2, 2, 257), {"samples": 2}, 1),  # columns are samples of channels; all of one block
-        (conv._SHORT, (128, 192, 7, 5, 64), {}, 132),  # the second tile has runs of no row
+        (conv.WIDE, (128, 192, 7, 1, 300), {"dilation": 9}, 132),  # two tiles in a row, the second not full
+        (conv.WIDE, (64, 384, 7, 2, 270), {"dilation": 3, "past": False}, 3),  # silence before; columns change
+        (conv.WIDE, (64, 192, 7, 1, 54), {"dilation": 9, "snake": False}, 132),  # as many steps as it looks back
+        (conv._NARROW, (128, 384, 2, 2, 257), {"samples": 2}, 1),  # columns are samples; one block has all tiles
+        (conv._SHORT, (128, 192, 7, 5, 64), {}, 132),  # some runs of the second tile have no row
         (conv._SHORT, (64, 384, 2, 3, 100), {"samples": 2}, 1),
         (conv._SHORT, (64, 192, 7, 6, 50), {"past": False}, 2),
         (conv._PANEL, (192, 288, 2, 2, 257), {"samples": 3}, 6),  # two blocks for each panel
-        (conv._PANEL, (192, 96, 2, 1, 64), {"snake": False}, 132),  # one tile: two warpgroups have none
+        (conv._PANEL, (192, 96, 2, 1, 64), {"snake": False}, 132),  # one tile, so two warpgroups have none
     ],
 )
 def test_it_is_the_reference(
@@ -127,7 +127,7 @@ def test_any_number_of_blocks_computes_the_same_bits(
 
 @pytest.mark.parametrize(
     ("tiles", "panels", "blocks"),
-    [(1000, 1, 132), (100, 1, 100), (3000, 5, 130)],  # as many for each panel
+    [(1000, 1, 132), (100, 1, 100), (3000, 5, 130)],  # the same number for each panel
 )
 def test_a_processor_has_one_block_at_most(tiles: int, panels: int, blocks: int) -> None:
     assert conv.resident_blocks(tiles, panels) == blocks
@@ -178,16 +178,16 @@ def moved(part: Any) -> Any:
 @pytest.mark.parametrize(
     ("shape", "dilation", "layout"),
     [
-        ((768, 768, 7, 64, 512), 9, conv.WIDE),  # 64 rows of 16 frames, all that a codec has
+        ((768, 768, 7, 64, 512), 9, conv.WIDE),  # 64 rows of 16 frames, a codec's largest batch
         ((384, 384, 7, 64, 2560), 1, conv.WIDE),
         ((768, 1920, 2, 64, 512), 1, conv._NARROW),
         ((1024, 1536, 7, 64, 64), 1, conv._SHORT),
         ((1536, 6144, 2, 64, 64), 1, conv._SHORT),
         ((192, 288, 2, 64, 10240), 1, conv._PANEL),
-        ((768, 768, 1, 64, 512), 1, None),  # as fast in Triton
+        ((768, 768, 1, 64, 512), 1, None),  # Triton is as fast
         ((768, 768, 7, 64, 32), 3, None),  # one frame: too much of each tile is empty
         ((768, 768, 7, 8, 512), 3, None),  # too few tiles
-        ((768, 768, 7, 34, 512), 3, None),  # the second round has few
+        ((768, 768, 7, 34, 512), 3, None),  # few tiles are left for the second round
         ((192, 288, 2, 16, 640), 1, None),
         ((768, 768, 7, 64, 512), 10, None),  # looks back too far
         ((768, 160, 7, 999, 512), 1, None),

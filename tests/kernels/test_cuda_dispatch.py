@@ -1,4 +1,4 @@
-"""Which attention runs where, and that somebody is told why."""
+"""Which implementation of attention and of stacks runs where, and that the reason is logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NVCC = compiler.Compiler("/somewhere/nvcc", "Build 1")
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A machine with a compiler and nothing compiled, and no choice made before."""
+    """A machine with a compiler, where nothing is compiled and no choice was made before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for module in MODULES.values():
         monkeypatch.delenv(module.VARIABLE, raising=False)
@@ -147,7 +147,7 @@ def test_what_the_kernels_take(change: dict[str, Any], reason: str | None) -> No
 
 
 def test_what_they_do_not_take_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another type, and kernels that were not built."""
+    """Both values of another type, and all values while the kernels are not built."""
     monkeypatch.setattr(paged, "paged_attention", lambda *args: "triton's prefill")
     monkeypatch.setattr(paged, "paged_step", lambda *args: "triton's step")
     q, cache, *rest = prefill_call(SHAPE, 1, "cpu")
@@ -160,7 +160,7 @@ def test_what_they_do_not_take_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kv_bytes", [2, 1])
 def test_steps_that_are_rehearsed_tell_which_programs_they_need(kv_bytes: int) -> None:
-    """Through the dispatcher, on tensors without memory; each program once, and none of Triton's in its place."""
+    """Through the dispatcher, on tensors without memory: each program once, and no kernel of Triton's in its place."""
     found: list[AnyForm] = []
     recorder = LaunchRecorder(H200, found.append)
     shape = replace(SHAPE, eight=kv_bytes == 1)
@@ -196,8 +196,8 @@ def test_a_stack_that_is_rehearsed_tells_which_program_it_needs() -> None:
 
 
 def test_blocks_for_a_row() -> None:
-    """As many as fill the GPU, of shares that are worth it: one on a processor for few rows, unless that leaves a
-    quarter of them idle, four for more; many rows need none."""
+    """Blocks share a row as long as they have room and their shares are long enough: there is room for one block on a
+    processor or, if that leaves more than a quarter of them idle, four. Rows that fill the GPU are not shared."""
     assert attention.splits_for(512, 4096) == 1 and attention.splits_for(4096, 4096) == 1
     assert attention.splits_for(8, 8192) == 16 and attention.splits_for(8, 256) == 1
     assert attention.splits_for(1, 1 << 20) == 64
@@ -210,11 +210,11 @@ def test_blocks_for_a_row() -> None:
 
 
 def test_what_a_block_of_a_step_is() -> None:
-    """By rows, since graphs serve every length: the fewer there are, the more has each on its way."""
+    """It depends on rows only, since graphs serve every length: the fewer blocks, the more each has in flight."""
     forms = {rows: attention.form_for(8 * rows, attention.splits_for(8 * rows, 4096)) for rows in range(1, 600)}
     assert {forms[n] for n in (1, 2, 4, 8)} == {attention.ALONE} and forms[16] == attention.PAIR
     assert {forms[n] for n in range(17, 34)} == {attention.WIDE} and forms[34] == attention.NARROW
-    assert [forms[n] for n in (64, 66, 128, 132)] == [attention.NARROW] * 4  # nearly whole waves of four a processor
+    assert [forms[n] for n in (64, 66, 128, 132)] == [attention.NARROW] * 4  # nearly full waves of four a processor
     assert [forms[n] for n in (72, 96)] == [attention.SMALL] * 2
     assert {forms[n] for n in range(133, 600)} == {attention.SMALL}
     assert attention.form_for(8, 16, kv_bytes=1) == attention.PAIR

@@ -1,4 +1,4 @@
-"""What reaches NVIDIA's driver when a kernel is loaded and launched: a stand-in in C has its structures and looks."""
+"""What reaches NVIDIA's driver when a kernel is loaded and launched: a stand-in in C records it in its structures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_launch_has_its_grid_memory_stream_and_one_structure(seen: Seen, cubin
     told: Any = seen
     assert (list(told.grid), list(told.block), told.shared_bytes) == ([8, 64, 3], [128, 1, 1], 102416)
     assert told.stream == STREAM and told.function == 0x7FEDCBA987654321
-    assert (told.attribute_count, told.attribute, told.allowed) == (1, 6, 1)  # it may start before its turn
+    assert (told.attribute_count, told.attribute, told.allowed) == (1, 6, 1)  # it may start early
     assert told.arguments == b"sixteen bytes!!"
 
 
@@ -111,9 +111,9 @@ def test_a_driver_that_has_no_early_start_for_such_a_grid_is_not_asked_again(see
     function = driver.load(cubin, "local_stack", 0, BlockSize(288, 2048, cluster=4, resident=128))
     function.launch((128, 1, 1), bytes(16))
     told: Any = seen
-    assert (told.launches, told.attribute_count, told.cooperative) == (2, 2, 1)  # the second time without
+    assert (told.launches, told.attribute_count, told.cooperative) == (2, 2, 1)  # the second is not early
     function.launch((128, 1, 1), bytes(16))
     assert told.launches == 3
     other = driver.load(cubin, "paged_decode", 0, BlockSize(128, 1024))
-    with pytest.raises(DriverError, match="801"):  # others have asked for nothing unusual
+    with pytest.raises(DriverError, match="801"):  # for a grid that is not cooperative the error is raised
         other.launch((1, 1, 1), bytes(16))

@@ -1,6 +1,6 @@
 """The source of our CUDA kernels, run on a CPU by `cuda_on_cpu.h`, computes what the reference does.
 
-Tiles, permutations, masks, shares of a row and barriers are all in it; what is not is a GPU's memory model.
+Tiles, permutations, masks, shares of a row and barriers are all tested; a GPU's memory model is not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_steps_of_drawn_shapes(seed: int, eight: bool) -> None:
 
 @pytest.mark.parametrize(("splits", "form"), [(1, SMALL), (3, NARROW)])
 def test_results_in_eight_bits(splits: int, form: DecodeForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that one block has and of one that several share, each rounded to three bits."""
+    """Results of rows that one block has and of a row that several share are rounded to a mantissa of three bits."""
     monkeypatch.setattr("sonant.kernels.triton.scaled_product.mixed_dtype", lambda *given: torch.float8_e4m3fn)
     call = step_call(Shape(4, 2, 64, 16, (900, 30, 0), 1, False, True, 1), 1, "cpu")
     expected = exact_step(*call).float()
@@ -83,7 +83,7 @@ def test_results_in_eight_bits(splits: int, form: DecodeForm, monkeypatch: pytes
 def test_shares_of_a_long_row_are_put_together_by_whoever_comes_last(
     dim: int, splits: int, form: DecodeForm, eight: bool
 ) -> None:
-    """Among rows that are too short to be shared, or empty."""
+    """Other rows are too short to be shared, or empty."""
     for seed in range(1 if eight else 2):
         shape = Shape(4, 2, dim, 16, (1200, 0, 255, 257, 64), 1, False, True, 1, eight)
         check_step(shape, seed, splits=splits, form=form)
@@ -92,7 +92,7 @@ def test_shares_of_a_long_row_are_put_together_by_whoever_comes_last(
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("form", attention.FORMS, ids=str)
 def test_every_form_of_a_block_over_short_rows(form: DecodeForm, eight: bool) -> None:
-    """The new position is a chunk's first, last or in the middle of it."""
+    """The new position is the first or the last of a chunk, or in the middle of one."""
     for seed, block in enumerate(BLOCKS[2 * eight :: 3]):
         lengths = (90, 31, 0, 1, 16, 15, 32, 63 + seed, 64, 127, 128, 200)
         check_step(Shape(3, 1, 128, block, lengths, 1, False, True, 1, eight), seed, form=form, early=seed > 0)
@@ -105,7 +105,7 @@ def test_every_form_of_a_block_over_short_rows(form: DecodeForm, eight: bool) ->
 def test_a_long_row_is_interleaved_over_blocks_that_post_their_sums(
     form: DecodeForm, blocks: int, uneven: bool, dim: int, eight: bool
 ) -> None:
-    """Some have a unit more; a row that fewer share than there are, and one that a block has alone."""
+    """Some blocks have a unit more; one row is shared by fewer blocks than there are, and one has a single block."""
     for seed, lengths in enumerate(((2900,), (700 + blocks, 0), (513,), (300,))):
         shape = Shape(4, 2, dim, 16, lengths, 1, False, True, 1, eight)
         check_step(shape, seed, form=form._replace(blocks=blocks, uneven=uneven), early=seed > 0)
@@ -114,7 +114,8 @@ def test_a_long_row_is_interleaved_over_blocks_that_post_their_sums(
 @pytest.mark.parametrize(("form", "blocks"), [(LONG, 3), (LONG, 12), (LONG_PAIR, 7)])
 @pytest.mark.parametrize("heads", [1, 3, 5, 8, 11, 16])
 def test_any_number_of_heads_over_one_is_posted(heads: int, form: DecodeForm, blocks: int) -> None:
-    """Columns of several queries for a thread, threads of several parts for a column, threads that are over."""
+    """A thread may have columns of several queries, several threads the same columns of different parts, and some
+    threads nothing to do."""
     shape = Shape(heads, 1, 128, 16, (6200,), 1, False, True, 1)
     check_step(shape, heads, form=form._replace(blocks=blocks, uneven=heads % 2 > 0))
 
@@ -122,13 +123,13 @@ def test_any_number_of_heads_over_one_is_posted(heads: int, form: DecodeForm, bl
 @pytest.mark.parametrize("length", [5248, 5249, 5375, 5376, 5377])
 @pytest.mark.parametrize("form", [LONG, LONG_PAIR])
 def test_where_a_unit_ends_so_does_no_row(form: DecodeForm, length: int) -> None:
-    """The new position begins a unit, a chunk of it, or ends one; of blocks that have two units more than others."""
+    """The new position begins a unit or a chunk, or ends a unit; some blocks have two units more than others."""
     check_step(Shape(2, 1, 64, 1, (length,), 1, False, True, 1), length, form=form._replace(blocks=5, uneven=True))
 
 
 @pytest.mark.parametrize("form", [LONG, LONG_PAIR])
 def test_what_was_posted_is_gone_for_the_next_launch(form: DecodeForm) -> None:
-    """Else a block would find sums of the launch before."""
+    """Otherwise a block would find sums of the previous launch."""
     shapes = [Shape(4, 2, 128, 16, lengths, 1, False, True, 1) for lengths in ((1400,), (900, 2000), (1300,))]
     posted = torch.full((12 * 2 * 132,), -1, dtype=torch.int32)  # 8 blocks, and one more for each of four groups
     for seed, shape in enumerate(shapes):
@@ -161,7 +162,7 @@ def test_more_heads_over_one_than_a_block_asks_for_at_first(form: DecodeForm) ->
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize(("heads", "dim"), [(16, 128), (9, 64), (8, 64), (7, 128), (3, 64)])
 def test_any_number_of_heads_over_one(heads: int, dim: int, eight: bool) -> None:
-    """Up to 8 are columns of products, more are rows."""
+    """Up to 8 heads are the columns of a product; more are its rows."""
     shape = Shape(heads, 1, dim, 16, (600, 17), 1, False, True, 1, eight)
     check_step(shape, heads, splits=2)
 
@@ -177,14 +178,15 @@ def test_more_shares_than_are_read_at_once_are_put_together(heads: int, dim: int
 
 @pytest.mark.parametrize(("block", "positions"), [(16, 1100), (1, 1100)])
 def test_shares_find_their_positions_in_a_table_of_any_size(block: int, positions: int) -> None:
-    """What a block has room for is brought at once, a larger table is asked when it is needed."""
+    """A block loads a table that it has room for at once, and looks up entries of a larger one when it needs them."""
     check_step(Shape(2, 1, 64, block, (positions, 700), 1, False, True, 1), 1, splits=2, form=ALONE)
 
 
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize(("form", "helpers"), [(SMALL, 6), (NARROW, 2), (SMALL, 1)])
 def test_long_rows_among_many_short_ones_are_shared(form: DecodeForm, helpers: int, eight: bool) -> None:
-    """One of the first 32 rows, three of the others, which are too many for some helpers; and rows that are empty."""
+    """One of the first 32 rows is long, and three of the others, which are too many for some numbers of helpers; some
+    rows are empty."""
     lengths = [*range(20), 1300, *range(11), 700, 3, 513, 512, 900, 0, 40, 17]
     shape = Shape(2, 1, 64, 16, tuple(lengths), 1, helpers > 2, True, 1, eight)
     call = step_call(shape, helpers, "cpu")

@@ -1,5 +1,5 @@
-"""Passes of one row over all layers in one kernel, on a CPU (cuda_on_cpu.h; all blocks run at once): right,
-and what they do not take goes to Triton."""
+"""Passes of one row over all layers in one kernel, on a CPU (cuda_on_cpu.h; all blocks run at once): their results are
+right, and what they do not take goes to Triton."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sonant.kernels.triton import frame_pass as frame_chain
 from sonant.kernels.triton import paged_pass as paged_chain
 
 H200, LAYERS = Gpu("NVIDIA H200", (9, 0)), 2
-# a quarter of the blocks, and a ring that is gone through many times
+# a quarter of the blocks, and a ring so small that it is reused many times
 SMALL = {"inner": 1024, "layers": LAYERS, "kv_heads": 2, "pages": 5, "page": 8192}
 FRAME = replace(frame_pass._USUAL, **SMALL, codes=256)
 PAGED = replace(paged_pass._form(1024, 1024, LAYERS, 2), **SMALL)
@@ -70,7 +70,7 @@ def test_a_frames_opening_pair_in_one_launch(machine: OnCpu, on_cpu: None, monke
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
     before = machine.seed
     check_frames(form, stack_of(form))
-    assert machine.seed == before + 2  # of three positions
+    assert machine.seed == before + 2  # for three positions
 
 
 @compiled
@@ -146,7 +146,7 @@ def test_a_frames_opening_pair_is_two_launches_where_its_kernel_is_not_ready(mon
 
 
 def test_a_second_stack_leaves_the_processors_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at once could wait for each other for ever. When the first is gone, the second has them."""
+    """Two at once could wait for each other for ever. When the first stack is gone, the second gets the processors."""
     monkeypatch.setattr(CudaKernel, "launch", lambda *given: None)
     first, second = stack_of(FRAME), stack_of(FRAME)
     x, cache, head = frame_call(first)

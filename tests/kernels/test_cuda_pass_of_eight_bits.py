@@ -1,4 +1,4 @@
-"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and theirs by default."""
+"""Passes of one row in one kernel over weights of eight bits, on a CPU: right, and the default for such weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 H200, LAYERS = Gpu("NVIDIA H200", (9, 0)), 2
 FRAME, TALKER, SMALL_TALKER = frame_pass._FORMS[1], *paged_pass._FORMS[2:]
-# half of the blocks, and a ring that is gone through many times
+# half of the blocks, and a ring so small that it is reused many times
 SMALL = {"inner": 1024, "layers": LAYERS, "kv_heads": 4, "pages": 5}
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 
@@ -50,7 +50,7 @@ def on_cpu(machine: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def least_numbers(columns: int, depth: int, seed: int) -> QuantizedWeight:
-    """Only numbers that are subnormal in e4m3, and in what becomes of them on the way to a product."""
+    """Only numbers that are subnormal in e4m3, and in the formats that they are converted to before a product."""
     bits = torch.randint(1, 8, (columns, depth), generator=torch.Generator().manual_seed(seed))
     signs = torch.randint(0, 2, (columns, depth), generator=torch.Generator().manual_seed(seed + 1)) * 128
     scale = torch.full((columns,), 2**9 / 4.5 / depth**0.5)
@@ -58,7 +58,7 @@ def least_numbers(columns: int, depth: int, seed: int) -> QuantizedWeight:
 
 
 def every_number(columns: int, depth: int, seed: int) -> QuantizedWeight:
-    """All 254 that are no NaN, as often as each other."""
+    """All 254 numbers that are not NaN, equally likely."""
     bits = torch.randint(0, 254, (columns, depth), generator=torch.Generator().manual_seed(seed))
     values = (bits + (bits >= 127).int()).to(torch.uint8).view(E4M3)
     assert values.float().isfinite().all()
@@ -97,7 +97,7 @@ def test_a_frames_opening_pair_in_one_launch(machine: OnCpu, on_cpu: None, monke
     monkeypatch.setattr(frame_pass, "_FORMS", (form,))
     before = machine.seed
     check_frames(form, stack_of(form, weight_of_eight_bits))
-    assert machine.seed == before + 2  # of three positions
+    assert machine.seed == before + 2  # for three positions
 
 
 @compiled
@@ -115,7 +115,7 @@ def test_a_pass_over_a_paged_cache(
 @compiled
 @pytest.mark.slow
 def test_the_published_predictors_shape(on_cpu: None) -> None:
-    """All 128 blocks, but two of its layers."""
+    """With all 128 blocks, but only two layers."""
     form = replace(FRAME, layers=LAYERS)
     check_frames(form, stack_of(form, weight_of_eight_bits))
 

@@ -1,7 +1,7 @@
 """The source of prefills by warpgroups' products, run on a CPU by `hopper_on_cpu.h`, computes what the reference does.
 
-Items that blocks take one after another, rings, turns of the warpgroups and swizzled lines are all in it; what is not
-is a GPU's memory model.
+Items that blocks take one after another, rings, turns of the warpgroups and swizzled lines are all tested; a GPU's
+memory model is not.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ def test_prefills_of_drawn_shapes(seed: int, queries: int) -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_size_of_a_page(block: int, dim: int, queries: int) -> None:
-    """Of which a tile has several or one, and the last is not full; a row begins in the middle of a page."""
+    """A tile has several pages or one, and the last page is not full; one row begins in the middle of a page."""
     check(Shape(2, 1, dim, block, (301, 5), 40, False, True, 1), block, queries)
 
 
 @pytest.mark.parametrize("queries", prefill_wgmma.QUERIES)
 @pytest.mark.parametrize("heads", [1, 3, 5, 16])
 def test_any_number_of_heads_over_one(heads: int, queries: int) -> None:
-    """Queries of one position may lie in two items."""
+    """The queries of one position may be in two items."""
     check(Shape(heads, 1, 64, 16, (130,), 21, heads % 2 > 0, True, 0), heads, queries, processors=2)
 
 
 @pytest.mark.parametrize("length", [127, 128, 129, 255, 256, 640])
 @pytest.mark.parametrize("queries", prefill_wgmma.QUERIES)
 def test_where_a_tile_ends_so_does_no_row(queries: int, length: int) -> None:
-    """From the first position on, over many tiles, by one block that takes all items."""
+    """One row from its first position on, over many tiles, by one block that takes all items."""
     check(Shape(2, 1, 64, 64, (0,), length, False, True, 1), length + 1, queries, processors=1)
 
 
 @pytest.mark.parametrize("queries", prefill_wgmma.QUERIES)
 def test_who_sees_nothing_gets_zeros_and_reads_nothing(queries: int) -> None:
-    """Some of an item's queries, and all of another's."""
+    """Some of an item's queries see nothing, and all of another's."""
     q, cache, tables, positions, span = prefill_call(Shape(2, 1, 128, 16, (0, 50), 70, False, True, 0), 1, "cpu")
     positions[0, :] = -1
     positions[1, 3:9] = -1
@@ -87,7 +87,7 @@ def test_who_sees_nothing_gets_zeros_and_reads_nothing(queries: int) -> None:
 
 @pytest.mark.parametrize("queries", prefill_wgmma.QUERIES)
 def test_no_position_beyond_the_span_is_seen(queries: int) -> None:
-    """Its pages may be others'."""
+    """Pages beyond it may belong to other rows."""
     q, cache, tables, positions, _ = prefill_call(Shape(2, 1, 64, 16, (60,), 40, False, True, 2), 3, "cpu")
     positions = torch.arange(60, 100).view(1, -1).int()
     got = prefill_wgmma.prefill(q, cache, tables, positions, 5, queries)
@@ -118,7 +118,7 @@ def test_which_caches_it_does_not_take(cache: torch.Tensor, said: str) -> None:
 
 
 def test_what_it_does_not_take_goes_to_the_others() -> None:
-    """As who measures asks for it: blocks of 12 positions are for the kernel of one warpgroup."""
+    """A benchmark may ask for this kernel, but blocks of 12 positions go to the kernel of one warpgroup."""
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CudaKernel, "launch", lambda kernel, *given: asked.append(kernel.entry))

@@ -51,13 +51,13 @@ def test_a_stack_in_one_launch_is_as_near_as_the_reference(case: StackCase, grid
     expected = exact(x, weights)
     own = x.clone()
     got = stack.local_stack(own, weights, grid=grid)
-    assert got is own  # it is written over
+    assert got is own  # it is overwritten
     assert error_of(got, expected) < 1.1 * error_of(reference.local_stack(x.clone(), weights), expected)
-    assert torch.equal(stack.local_stack(x.clone(), weights, grid=grid), got)  # whoever comes first
+    assert torch.equal(stack.local_stack(x.clone(), weights, grid=grid), got)  # in another order of blocks
     barriers = 4 * case.layers - 1
     assert counters(weights[0].first_gain, 1, 2).tolist() == [2 * barriers * grid.ranks * grid.clusters]
     alone = x.clone()
-    for layer in weights:  # as who brings each layer's weights just before it has them go
+    for layer in weights:  # as where hooks bring each layer's weights just before it runs
         alone = stack.local_stack(alone, [layer], grid=grid)
     assert torch.equal(alone, got)
 
@@ -65,7 +65,7 @@ def test_a_stack_in_one_launch_is_as_near_as_the_reference(case: StackCase, grid
 @compiled
 @pytest.mark.slow
 def test_a_counter_may_run_over(on_cpu: None) -> None:
-    """And clusters may be of four."""
+    """Also with clusters of four blocks."""
     grid = Grid(clusters=8, ranks=4, ahead=2, pace=300)
     weights, x = CASE.weights(2), CASE.rows(2)
     counters(weights[0].first_gain, 1, 2).fill_(-3 * grid.ranks * grid.clusters)
@@ -79,7 +79,7 @@ def test_a_counter_may_run_over(on_cpu: None) -> None:
     [
         (Form(1024, 4096, 16, 2, 3), None),
         (Form(1024, 4096, 16, 2, 3, clusters=32, ranks=4), None),
-        (Form(1024, 4096, 18, 2, 3), None),  # of the projection's tiles, clusters may have more and fewer
+        (Form(1024, 4096, 18, 2, 3), None),  # clusters may have different numbers of the projection's tiles
         (Form(1024, 4096, 16, 4, 3), "no keys in common"),
         (Form(1024, 9216, 16, 2, 3), "inner 9216 is too wide"),
         (Form(4096, 4096, 16, 2, 3), "hidden 4096 is too wide"),

@@ -1,6 +1,6 @@
 """The source of the residual unit's CUDA kernel, run on a CPU by `hopper_on_cpu.h`, computes what the reference does.
 
-Tiles, lines, turns of the warpgroups, rings and barriers are all in it; what is not is a GPU's memory model.
+Tiles, lines, turns of the warpgroups, rings and barriers are all tested; a GPU's memory model is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("no_gradients")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 H200, A100, B200 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0)), Gpu("NVIDIA B200", (10, 0))
-ERROR = 1e-2  # bfloat16 rounds five times on the way
+ERROR = 1e-2  # results were rounded to bfloat16 five times
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("batch", "steps", "dilation", "past", "processors"),
     [
-        (1, 64, 1, True, 132),  # one tile: two warpgroups of 96 channels have none
-        (2, 300, 3, True, 1),  # all tiles of one block, the last of each row not full
+        (1, 64, 1, True, 132),  # one tile, so with 96 channels two warpgroups have none
+        (2, 300, 3, True, 1),  # one block has all tiles, the last of each row not full
         (1, 385, 9, False, 2),  # silence before; blocks with different numbers of tiles
-        (1, 54, 9, True, 132),  # no more steps than it looks back
-        (1, 7, 3, True, 132),  # and fewer
+        (1, 54, 9, True, 132),  # as many steps as it looks back
+        (1, 7, 3, True, 132),  # fewer steps than it looks back
     ],
 )
 def test_it_is_the_reference(
@@ -122,7 +122,7 @@ def test_other_values_are_refused() -> None:
 
 
 def planned(dtype: torch.dtype, batch: int, steps: int, channels: int) -> bool:
-    """Whether a unit of such values is taken."""
+    """Whether the kernel takes a unit of such values."""
     call = UnitCall(*(conv.moved(part, torch.device("meta")) for part in unit_call(channels, 1, 1, 3, past=False)))
     values = torch.empty(batch, steps, channels, dtype=dtype, device="meta")
     return cuda_unit.takes(*call._replace(x=values, active=values))

@@ -1,4 +1,4 @@
-"""A delay pattern's step: by rules written out in plain Python, and the kernel against the reference."""
+"""A delay pattern's step: the reference against rules written in plain Python, and the kernel against the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, STEPS = 6, 40
 
 @dataclass
 class Told:
-    """What the rules say of one stream, in the words of whoever wrote the rules down."""
+    """One stream by the delay pattern's rules, written as the rules are worded."""
 
     limit: int
     rows: list[list[int]] = field(default_factory=lambda: [[BOS] * CODEBOOKS])
@@ -47,7 +47,7 @@ class Told:
 
 
 def start() -> tuple[torch.Tensor, torch.Tensor]:
-    """Ring and counters of rows at their first step; the ring is full of what others left."""
+    """Ring and counters of rows at their first step; the ring is full of other rows' codes."""
     generator = torch.Generator().manual_seed(5)
     ring = torch.randint(0, BOS, (ROWS + 2, RING, CODEBOOKS), generator=generator, dtype=torch.int32)
     ring[:, BEFORE] = BOS
@@ -57,7 +57,7 @@ def start() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draws(seed: int) -> torch.Tensor:
-    """[STEPS, ROWS, CODEBOOKS], with an EOS now and then, and rows of nothing else."""
+    """Codes [STEPS, ROWS, CODEBOOKS], with an EOS now and then, and one row at one step of nothing else."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, EOS, (STEPS, ROWS, CODEBOOKS), generator=generator)
     rare = torch.rand(codes.shape, generator=generator) < 0.01

@@ -1,4 +1,5 @@
-"""Two-sided layers: each position gets its own side's weights, and padding is nobody's business. As test_triton.py."""
+"""Two-sided layers: each position gets its own side's weights, and padding reaches no other position. Kernels run as
+in test_triton.py."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def sides(*shape: int, dtype: torch.dtype, seed: int) -> Sides:
 
 
 def arguments(kinds: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Any, ...]]:
-    """Of each op. What lies at padding is NaN, but for the residual stream's."""
+    """Each op's arguments. They are NaN at padding, except in the residual stream."""
     split = split_kinds(kinds)
     nan = torch.full((), float("nan"), dtype=dtype, device=DEVICE)
     x, inner, residual = (random(*kinds.shape, n, dtype=dtype, seed=n) for n in (HIDDEN, INNER, HIDDEN))
@@ -44,7 +45,7 @@ def arguments(kinds: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, tu
 
 
 def run(op: Any, values: tuple[Any, ...], **options: Any) -> Tensor:
-    """On copies: a residual may be written over."""
+    """Run the op on copies, since a residual may be overwritten."""
     return op(*(v.clone() if isinstance(v, Tensor) else v for v in values), **options)
 
 
@@ -56,7 +57,7 @@ def test_a_split_lists_text_then_audio_then_padding_in_their_order() -> None:
 
 
 def test_no_shape_depends_on_values_and_none_is_waited_for() -> None:
-    """On a device that has shapes and no values."""
+    """On the meta device, which has shapes and no values."""
     x, inner = torch.empty(2, 5, HIDDEN, device="meta"), torch.empty(2, 5, INNER, device="meta")
     gains, up, down = (Sides(*(torch.empty(s, device="meta") for _ in "ab"))
                        for s in ((HIDDEN,), (2 * INNER, HIDDEN), (HIDDEN, INNER)))  # fmt: skip
@@ -105,7 +106,7 @@ def test_kernels_compute_what_the_reference_does(batch: int, steps: int, most: i
 
 @pytest.mark.parametrize("kind", [1, 2])
 def test_a_prefill_may_be_of_one_kind(kind: int) -> None:
-    """All audio; or all padding, as a warm-up may have it."""
+    """All audio, or all padding, as in a warm-up."""
     pytest.importorskip("triton")
     for name, values in arguments(torch.full((2, 5), kind, device=DEVICE)).items():
         got, expected = run(kernel(name), values), run(getattr(reference, name), values)
@@ -126,13 +127,13 @@ def test_a_prefill_may_be_of_one_kind(kind: int) -> None:
     ids=str,
 )
 def test_a_product_is_the_same_in_every_tile(tile: Tile) -> None:
-    """Nothing divides anything: rows of either side, columns, depth, and tiles of the depth among splits."""
+    """Nothing fills its tiles: rows of either side, columns, depth; nor do tiles of the depth divide among splits."""
     pytest.importorskip("triton")
     for name, values in arguments(kinds_of(3, 19)).items():
         if name == "dual_norm":
             continue
         expected = run(getattr(reference, name), values)
-        for _ in range(min(2, tile.splits)):  # the second finds what the first left in its counters
+        for _ in range(min(2, tile.splits)):  # the second finds the counters as the first left them
             close(run(kernel(name), values, tile=tile), expected, torch.float32, roundings=3)
 
 
@@ -164,7 +165,7 @@ def test_a_graph_serves_whatever_kinds_come() -> None:
         inner = which("dual_norm_gated")(stream, split, gains, EPS, weights)
         return which("dual_linear_add")(inner, split, down, stream.clone())
 
-    layer(kernel)  # compiles, which a capture may not
+    layer(kernel)  # compiles, which is not allowed during a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = layer(kernel)

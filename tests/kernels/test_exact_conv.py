@@ -1,4 +1,4 @@
-"""Our float32 convolutions are float32 whatever the process has set, and what it has set stays as it is."""
+"""Our float32 convolutions are exact whatever the process allows (TF32), and the process's setting is left alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rounding_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def may_round(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What each convolution was told."""
+    """Each convolution's `allow_tf32`, in the order of the calls."""
     told: list[bool] = []
     plain = torch._convolution
 
@@ -93,7 +93,7 @@ def test_loading_and_speaking_leave_the_processs_setting(
 
 
 def test_nothing_of_ours_sets_such_a_switch() -> None:
-    """Seen in the source, since a machine without a GPU would never come to it."""
+    """Looked for in the source, since a machine without a GPU might never run it."""
     assert list(settings(Path(sonant.__file__).parent)) == []
 
 

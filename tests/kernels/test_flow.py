@@ -1,4 +1,4 @@
-"""Attention of a few positions that all see each other, and what a guided flow does between evaluations."""
+"""Attention among a few positions that all see each other, and a guided flow's work between two evaluations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_local_attention(
         (2, 5, 4, 2, 37, True, None),
         (3, 11, 8, 2, 48, False, Tile(0, 16, 0, splits=2)),
         (2, 3, 4, 1, 16, False, Tile(0, 16, 0, splits=1)),
-        (12, 11, 4, 2, 16, False, None),  # more than a tile should have
+        (12, 11, 4, 2, 16, False, None),  # more rows than a tile should have
         (1, 5, 4, 2, 20, False, LIBRARY),
         gpu=[(2, 11, 16, 2, 1024, False, None), (4, 11, 16, 2, 1024, False, None), (1, 5, 16, 2, 1024, False, None)],
     ),
@@ -46,7 +46,7 @@ def test_local_attention(
 def test_local_attention_onto_a_residual(
     batch: int, steps: int, heads: int, kv_heads: int, columns: int, norm: bool, tile: Tile | None, dtype: torch.dtype
 ) -> None:
-    """Memory behind the projection is NaN, and each tile adds up twice: the first leaves its counters as they were."""
+    """Memory behind the projection is NaN. Each tile is used twice, since the first run must reset its counters."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     dim = 128 if columns == 1024 else 16
@@ -73,14 +73,15 @@ def test_every_position_sees_every_other() -> None:
     qkv = random(1, 5, 6 * 16)
     of = Heads(None, None, torch.ones(1, 5, 1, 16, device=DEVICE), torch.zeros(1, 5, 1, 16, device=DEVICE), 4, 1, 1e-5)
     before = reference.local_attention(qkv, of)
-    qkv[:, -1, -16:] += 1  # the last one's value
+    qkv[:, -1, -16:] += 1  # the value of the last position
     assert (reference.local_attention(qkv, of) != before).any(-1).all()
 
 
 def flow_inputs(
     rows: int, steps: int, channels: int, width: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, FlowGiven, FlowEnds]:
-    """Patches, what layers made of their tokens, a time, what is given and the ends; behind each of them NaN."""
+    """Patches, the layers' outputs for their tokens, a time, the conditions, and the flow's end layers. Memory behind
+    each is NaN."""
 
     def inside_nan(*shape: int, seed: int) -> torch.Tensor:
         memory = torch.full((shape[0] + 1, *shape[1:]), float("nan"), dtype=dtype, device=DEVICE)
@@ -113,7 +114,7 @@ def test_between_two_evaluations(rows: int, steps: int, channels: int, width: in
     for got, expected in zip((alone, *both), (moved, moved, tokens), strict=True):
         assert got.dtype == expected.dtype and got.shape == expected.shape and got.isfinite().all()
         close(got.to(dtype), expected.to(dtype), dtype, roundings=3)
-    for row in range(rows):  # neighbours change nothing
+    for row in range(rows):  # other rows make no difference
         pair, own = hidden[[row, row + rows]], FlowGiven(*(part[row : row + 1] for part in given))
         alone = reference.flow_move(x[row : row + 1], pair, 0.125, own, ends)
         close(alone.to(dtype), moved[row : row + 1].to(dtype), dtype, roundings=3)
@@ -127,7 +128,7 @@ def test_free_sequences_are_told_nothing_and_move_with_the_guided_ones() -> None
 
 
 def test_normals() -> None:
-    """As the reference has them, of the deviation asked for, and others for every frame and seed."""
+    """They are the reference's, have the given deviation, and differ for every frame and seed."""
     seed = torch.tensor([[1, 2, 0], [1, 2, 0], [3, 2, 0], [-9, -1, 0]], dtype=torch.int32, device=DEVICE)[:, :2]
     frame = torch.tensor([[4, 7], [5, 7], [4, 7], [4, 7]], device=DEVICE)[:, 0]
     scale = torch.tensor([[1.0, 9], [0.5, 9], [1.0, 9], [0.0, 9]], device=DEVICE)[:, 0]

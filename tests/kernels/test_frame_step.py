@@ -1,4 +1,4 @@
-"""The end of a step that draws codes: by rules written out in plain Python, and the kernel against the reference."""
+"""The end of a step that draws codes: the reference and the kernel against rules written out in plain Python."""
 
 from __future__ import annotations
 

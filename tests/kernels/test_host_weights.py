@@ -1,4 +1,4 @@
-"""Rows of a table that lies on the host, and the clock of waits."""
+"""Rows of a table in host memory, and the clocks of passes and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residual units of eight bits: how inputs are rounded, the reference, the CUDA source on a CPU, and who takes what."""
+"""Residual units of eight bits: how inputs are rounded, the reference, the CUDA source on a CPU, and what it takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H200, A100 = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA A100", (8, 0))
 
 @pytest.fixture
 def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is Triton's is the reference's there."""
+    """Run CUDA kernels on the CPU, and the reference in place of Triton's kernels."""
     from sonant.kernels.triton import conv as triton_conv
     from sonant.kernels.triton import int8_lines
 
@@ -39,7 +39,7 @@ def on_cpu(hopper: HopperOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call_of(channels: int, batch: int, steps: int, dilation: int, *, past: bool = True) -> UnitCall:
     call = unit_call(channels, batch, steps, dilation, past=past, seed=steps)
-    largest = call.active.abs().amax((0, 1)).float() * 0.9  # so that some are cut
+    largest = call.active.abs().amax((0, 1)).float() * 0.9  # so that some values are clipped
     return call._replace(unit=call.unit._replace(int8=reference.int8_weight(call.unit.wide, largest)))
 
 
@@ -66,7 +66,7 @@ def test_inputs_are_rounded_by_the_kernel_as_by_the_book(past: bool, channels: i
     from sonant.kernels.triton.int8_lines import int8_lines
 
     call = unit_call(channels, 2, 70, 9, past=past)
-    inverse = 40 * torch.rand(channels) + 20  # halves and what is cut among them
+    inverse = 40 * torch.rand(channels) + 20  # three of them become 1, for halves and a value that is clipped
     call.active[0, 0, :4] = torch.tensor([0.5, 1.5, -2.5, 300.0])
     inverse[:3] = 1.0
     given = (call.active, call.past, call.unit.history, inverse)
@@ -82,10 +82,10 @@ def test_inputs_are_rounded_by_the_kernel_as_by_the_book(past: bool, channels: i
 @pytest.mark.parametrize(
     ("channels", "batch", "steps", "dilation", "past"),
     [
-        (384, 1, 300, 9, True),  # two tiles of a row, the second not full
+        (384, 1, 300, 9, True),  # two tiles in a row, the second not full
         (384, 2, 256, 1, True),
         (384, 1, 40, 3, False),  # silence before
-        (192, 1, 400, 9, True),  # one kernel, whose lines are one and a half
+        (192, 1, 400, 9, True),  # one kernel; inputs are one and a half lines
         (192, 3, 100, 1, False),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_kernels_source_is_the_reference(
     call = call_of(channels, batch, steps, dilation, past=past)
     assert unit.refusal(*call) is None
     for got, expected in zip(int8_unit.residual_unit(*call), reference.int8_unit(*call), strict=True):
-        # sums are whole numbers: what is made of them differs by where bfloat16 is rounded to
+        # Sums are integers, so results differ only by where they are rounded to bfloat16.
         assert error_of(got, expected.float()) < 6e-3
     nothing, again = int8_unit.residual_unit(*call, keep=False)
     assert torch.equal(again, got) and (nothing.numel() == 0 or channels > 192)
@@ -115,7 +115,7 @@ def on_meta(part: Any) -> Any:
         (192, 64, 10240, H200, True),
         (384, 64, 512, A100, False),
         (384, 1, 512, H200, False),  # too few tiles
-        (384, 64, 32, H200, False),  # too much of each is empty
+        (384, 64, 32, H200, False),  # too much of each tile is empty
         (96, 64, 512, H200, False),
     ],
 )

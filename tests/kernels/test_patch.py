@@ -1,4 +1,4 @@
-"""The end of a step that makes patches: by rules written out in plain Python, and the kernel against the reference."""
+"""The end of a step that makes patches: the reference and the kernel against rules written out in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOPPED, RING, PATCH, WIDTH, MIN_LEN = 1, 5, (3, 7), 40, 2
 CASES = [
     ((0, 4, 9, False), (0, 5)),
     ((0, 4, 9, True), (3, 5)),
-    ((0, 2, 9, True), (0, 3)),  # too early
+    ((0, 2, 9, True), (0, 3)),  # too early to stop
     ((0, 9, 9, False), (2, 9)),
     ((0, 9, 9, True), (2, 9)),
     ((STOPPED, 4, 9, True), (STOPPED, 4)),

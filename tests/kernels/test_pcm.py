@@ -1,4 +1,4 @@
-"""Sound to 16 bits on the device is what `audio.pcm` makes of it, and what is no sound is marked."""
+"""Sound becomes 16-bit samples on the device as in `audio.pcm`, and rows with values that are not finite are marked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.kernels import reference
 
 
 def sounds(rows: int, samples: int) -> torch.Tensor:
-    """Loud enough to be clipped here and there, with values that lie between two steps, and the ends of the scale."""
+    """Sound loud enough to be clipped in places, with values half-way between two steps, and the ends of the scale."""
     sound = 0.7 * random(rows, samples)
     steps = torch.arange(samples, device=DEVICE) % 7
     sound[0] = (steps - 3 + 0.5) / 32768

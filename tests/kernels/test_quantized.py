@@ -1,4 +1,4 @@
-"""Weights of eight bits: kernels compute what the reference does with them, in Triton's interpreter or on a GPU."""
+"""Weights of eight bits: kernels compute what the reference does, in Triton's interpreter or on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def weight(columns: int, depth: int, seed: int = 2) -> QuantizedWeight:
 
 
 def exact(op: str, *values: Any) -> Tensor:
-    """By the reference, in float32."""
+    """The reference's result in float32 arithmetic."""
     wide = [v.float() if isinstance(v, Tensor) else v for v in values]
     return getattr(reference, op)(*wide).to(DTYPE)
 
@@ -39,7 +39,7 @@ def test_the_largest_of_a_channel_is_the_largest_number_there_is() -> None:
     assert most.tolist() == [448, 448, 448, 0, 448]
     back = made.dequantized(torch.float32)
     assert torch.equal(back[3], given[3])
-    # half a step of three bits, or of the smallest numbers
+    # half a step of a mantissa of three bits, or of the smallest numbers
     allowed = torch.maximum(given.abs() / 16, made.scale[:, None] * 2**-10)
     assert bool(((back - given).abs() <= allowed * 1.001).all())
 
@@ -70,7 +70,7 @@ def test_products_with_few_rows(columns: int, depth: int, rows: int) -> None:
 def test_a_product_is_the_same_in_every_tile(tile: Tile) -> None:
     x, gain, both = random(3, 1, 192, dtype=DTYPE), random(192, dtype=DTYPE, seed=1), weight(2 * 37, 192)
     expected = exact("norm_gated", x, gain, EPS, both)
-    for _ in range(2):  # the second finds what the first left in the counters
+    for _ in range(2):  # the second finds the counters as the first left them
         close(kernel("norm_gated")(x, gain, EPS, both, tile=tile), expected, DTYPE, roundings=3)
 
 
@@ -96,7 +96,7 @@ def test_two_sides(splits: int) -> None:
 
 
 def on_the_grid(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers that e4m3 has, each row with the largest: the interpreter rounds no others as a GPU does."""
+    """Values that are exact in e4m3, also scaled by a row's largest: the interpreter does not round as a GPU does."""
     drawn = random(*shape, seed=seed).cpu().clamp(-2, 2).to(torch.float8_e4m3fn).float()
     drawn[..., 0] = 448.0 / 128
     return drawn.to(DEVICE)
@@ -115,12 +115,12 @@ def test_rows_are_quantised_by_their_largest() -> None:
     close(values.float() * scales, reference.rms_norm(x, gain, EPS), torch.bfloat16, roundings=3)
     one = x.clone()
     one[0] = float("nan")
-    values, scales = kernels.quantize_rows(one)  # what a padding row holds reaches no other
+    values, scales = kernels.quantize_rows(one)  # what a row of padding holds reaches no other row
     assert torch.equal(values[1:].float(), expected[1:].float()) and torch.equal(scales[1:], factors[1:])
 
 
 def as_a_gpu_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are quantised by the reference: what the interpreter rounds is no measure."""
+    """Quantize rows by the reference, since the interpreter does not round as a GPU does."""
     from sonant.kernels.triton import scaled_product
 
     def rows(x: Tensor, norm: tuple[Tensor, float] | None) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ def as_a_gpu_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both_rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    """Their product in float32."""
+    """The product in float32 of x and the weight, both rounded to eight bits."""
     values, scales = quantize_rows(x)
     return reference.linear(values.float() * scales, weight)
 
@@ -151,15 +151,15 @@ def test_many_rows_in_eight_bits_on_both_sides(rows: int, splits: int, monkeypat
         "norm_gated": ((x, gain, EPS, both), reference.swiglu(both_rounded(normed, both))),
     }
     for op, (values, wanted) in expected.items():
-        for _ in range(2 if op == "norm_gated" else 1):  # the second finds what the first left in the counters
+        for _ in range(2 if op == "norm_gated" else 1):  # the second finds the counters as the first left them
             given = [v.clone() if v is before else v for v in values]
             close(kernel(op)(*given, tile=tile), wanted.bfloat16(), torch.bfloat16)
 
 
 @pytest.mark.parametrize(("rows", "tile"), [(17, None), (70, Tile(64, 32, 64, stages=2, splits=2)), (70, LIBRARY)])
 def test_an_input_that_comes_in_eight_bits(rows: int, tile: Tile | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what its values say, without a scale; by ours, and where the library's product cannot be had."""
-    monkeypatch.setattr("sonant.kernels.triton.scaled_product.quantize_rows", None)  # nobody rounds it again
+    """Its values count as they are, without a scale: in our kernels, and where the library's product is unavailable."""
+    monkeypatch.setattr("sonant.kernels.triton.scaled_product.quantize_rows", None)  # it must not be rounded again
     x = on_the_grid(rows, 1, 128).to(torch.float8_e4m3fn)
     w, before = weight(40, 128), random(rows, 1, 40, seed=3).bfloat16()
     expected = before.float() + reference.linear(x.float(), w)
@@ -178,13 +178,14 @@ def test_heads_leave_sixteen_bits(rows: int, capability: tuple[int, int], bounde
     heads = Heads(None, None, empty, empty, 2, 1, EPS, bounded=bounded)
     with planning_for(Gpu("a GPU", capability)):
         assert mixed_dtype(qkv, heads) == torch.bfloat16
-    with planning_for(Gpu("a GPU", (9, 0))):  # with one row more, by this one
+    with planning_for(Gpu("a GPU", (9, 0))):  # the condition that fails above holds here
         more = torch.empty(17, 1, 64, dtype=torch.bfloat16)
         assert mixed_dtype(more, heads._replace(bounded=True)) == torch.float8_e4m3fn
 
 
 def test_attention_leaves_eight_bits_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one position, which is its value: on the grid, since the interpreter rounds no others as a GPU does."""
+    """Attention over one position gives its value, which is exact in e4m3: the interpreter would not round others as a
+    GPU does."""
     for module in ("short", "paged"):
         monkeypatch.setattr(f"sonant.kernels.triton.{module}.mixed_dtype", lambda *given: torch.float8_e4m3fn)
     rope = torch.ones(1, 1, 1, 32, dtype=DTYPE, device=DEVICE)
@@ -221,7 +222,7 @@ def test_the_librarys_product_is_hoppers_alone(monkeypatch: pytest.MonkeyPatch) 
             got = scaled_product.scaled_product(x, w, around, LIBRARY)
         close(got, (before.float() + wanted).bfloat16(), torch.bfloat16)
         assert asked == ([((70, 32), (32, 48), (70, 1), (1, 48))] if capability == (9, 0) else [])
-    with planning_for(Gpu("an older GPU", (8, 9))):  # the tiles of ours are too large for it
+    with planning_for(Gpu("an older GPU", (8, 9))):  # our own tiles are too large for it
         got = scaled_product.scaled_product(x, w, scaled_product.Around())
     close(got, reference.linear(x.float(), w).bfloat16(), torch.bfloat16)
     with planning_for(Gpu("a GPU", (9, 0))):

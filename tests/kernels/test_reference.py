@@ -1,4 +1,4 @@
-"""The reference ops against slow restatements of what they must do."""
+"""The reference ops against slow, literal implementations of what they must do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_draws_follow_the_distribution_of_the_published_processors(
     logits = torch.randn(40) * 2
     expected = naive_distribution(logits, temperature, top_k, top_p)
     draws = 4000
-    uniform = (torch.arange(draws) + 0.5) / draws  # evenly spread: counts are then exact to one in `draws`
+    uniform = (torch.arange(draws) + 0.5) / draws  # evenly spread, so that counts are exact to one in `draws`
     drawn = reference.sample(
         logits.expand(draws, -1),
         uniform,
@@ -74,14 +74,14 @@ def test_the_edges_of_the_uniform_range_draw_allowed_ids(edge: float) -> None:
 
 
 def alike(rows: int, **values: float) -> SamplingParams:
-    """Every row draws in the same way."""
+    """The same sampling parameters for every row."""
     named = {"greedy": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0} | values
     return SamplingParams(**{name: torch.full((rows,), value) for name, value in named.items()})
 
 
 @pytest.mark.parametrize("greedy", [0, 1])
 def test_ras_draws_again_by_the_logits_themselves(greedy: int) -> None:
-    """A first draw that can only be id 3, which was drawn twice: what comes then is the whole distribution."""
+    """The first draw can only be id 3, which was drawn before: the second draw is from the whole distribution."""
     draws, vocab = 4000, 40
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5)) * 2
     logits[3] = logits.max() + 0.1
@@ -93,7 +93,7 @@ def test_ras_draws_again_by_the_logits_themselves(greedy: int) -> None:
     drawn = reference.ras_sample(logits.expand(draws, 1, -1), uniform, params, ras)[:, 0]
     counts = torch.bincount(drawn, minlength=vocab) / draws
     torch.testing.assert_close(counts, logits.softmax(-1), rtol=0, atol=2 / draws)
-    # twice in the last five rows, once in the last four
+    # Id 3 occurs twice in the last five rows, and once in the last four.
     twice = ras._replace(repeats=0 * length + 2)
     assert (reference.ras_sample(logits.expand(draws, 1, -1), uniform, params, twice) == 3).all()
     further = twice._replace(length=length + 1)
@@ -128,7 +128,7 @@ def test_ras_needs_nothing_of_a_rows_neighbours_nor_of_other_codebooks() -> None
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox-4×32-10 in plain integers."""
+    """Philox-4×32-10 in Python's integers."""
     for _ in range(10):
         p0, p1 = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
         counter = [

@@ -1,4 +1,4 @@
-"""Attention over a ring in one kernel is the reference's, call after call, and the ring holds the same."""
+"""Attention over a ring in one kernel gives the reference's results, call after call, and leaves the same ring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 def test_pieces_of_any_length_see_their_window(
     heads: int, kv_heads: int, dim: int, window: int, most: int, norm: bool, dtype: torch.dtype
 ) -> None:
-    """Rows that stand at different positions, some of them twice around, in a ring of which others use the rest."""
+    """Rows are at different positions, one of them almost twice around its ring; other rows of the buffer stay as they
+    are."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     slots = -(-(window - 1 + most) // 8) * 8
@@ -42,7 +43,7 @@ def test_pieces_of_any_length_see_their_window(
 
 
 def test_what_nobody_wrote_does_not_matter() -> None:
-    """Even where it is NaN, which the reference has no way to leave out."""
+    """Even if it is NaN, which the reference cannot ignore."""
     ring = torch.full((2, 3, 8, 2, 16), float("nan"), device=DEVICE)
     rows, window = torch.tensor([1], device=DEVICE), 5
     of = Heads(None, None, random(1, 2, 1, 16), random(1, 2, 1, 16, seed=1), 2, 2, 1e-6)

@@ -1,4 +1,4 @@
-"""Kernels fit in the shared memory of the GPU that they are for, which may have less than half of Hopper's."""
+"""Kernels fit in the shared memory of the GPU that they are for, which may be less than half of Hopper's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_on_hopper_nothing_is_taken_from_the_rules() -> None:
 
 @pytest.mark.parametrize("rows", [17, 32, 33, 64])
 def test_what_was_measured_with_fewer_rows_is_not_taken_where_it_does_not_fit(rows: int) -> None:
-    """As after `--tune --rows 16`, or of eight bits, which are measured with no more."""
+    """As after `--tune --rows 16`, or for weights of eight bits, which are measured with no more rows."""
     small, large = Tile(0, 64, 128, stages=3, splits=4), Tile(0, 32, 1024, warps=8, stages=2)
     found = {}
     for tile in (small, large):

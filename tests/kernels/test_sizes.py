@@ -1,4 +1,4 @@
-"""Whole numbers of launches are those that Triton would make."""
+"""The integer arithmetic of launches gives what Triton's gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counters of a split product live as long as its weight, and are no other weight's."""
+"""The counters of a split product live as long as its weight, and are shared with no other weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLIT = Tile(0, 16, 32, stages=2, splits=3)
 
 
 def test_a_weight_keeps_its_counters() -> None:
-    """A CUDA graph holds their address."""
+    """A CUDA graph contains their address."""
     weight = torch.nn.Parameter(torch.zeros(4, 4, device=DEVICE))
     mine = split_k.counters(weight, 6, 2)
     address = mine.data_ptr()
@@ -35,7 +35,7 @@ def test_a_weight_keeps_its_counters() -> None:
 
 
 def test_who_launches_beside_steps_has_counters_of_their_own() -> None:
-    """Two products at once would count each other's programs."""
+    """With the same counters, two simultaneous products would count each other's programs."""
     weight = torch.zeros(4, 4, device=DEVICE)
     of_steps = split_k.counters(weight, 6, 2)
     with beside_steps():
@@ -84,7 +84,7 @@ def test_products_and_convolutions_leave_their_counters_at_zero() -> None:
     close(kernel("linear")(x, weight, tile=SPLIT), reference.linear(x, weight), torch.float32, roundings=3)
     counters = split_k.counters(weight, 2, SPLIT.splits)
     assert not counters.any()
-    counters.fill_(100)  # nobody is the last then: the product counts on these and no others
+    counters.fill_(100)  # no program finds itself the last then: the product uses these counters and no others
     kernel("linear")(x, weight, tile=SPLIT)
     assert (counters == 100 + SPLIT.splits).all()
 

@@ -60,9 +60,9 @@ def test_products_with_few_rows(columns: int, depth: int, rows: int, dtype: torc
         "norm_gated": (x, gain, 1e-6, weight),
     }.items():
         expected = exact(getattr(reference, op), *values)
-        # each finds what the one before left in the counters of `half`; the gated one is alone with `weight`
+        # Each finds the counters of `half` as the previous op left them; the gated one alone uses those of `weight`.
         for _ in range(2 if op == "norm_gated" else 1):
-            given = [v.clone() if v is before else v for v in values]  # it may be written over
+            given = [v.clone() if v is before else v for v in values]  # it may be overwritten
             close(kernel(op)(*given), expected, dtype, roundings=3)
 
 
@@ -133,7 +133,7 @@ def test_a_tile_that_does_not_divide_the_depth_is_refused() -> None:
 def filled_cache(
     lengths: list[int], width: int, block: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """A cache with so many positions of each row, NaN wherever nothing was written; its tables of `width` blocks."""
+    """A cache with `lengths` positions of the rows, NaN where nothing was written, and its tables of `width` blocks."""
     rows = len(lengths)
     order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(5)) + 1
     tables = order.view(rows, width).int().to(DEVICE)
@@ -152,7 +152,7 @@ def filled_cache(
     ("heads", "kv_heads", "dim", "block"), cases((4, 2, 32, 4), (4, 4, 16, 12), gpu=[(16, 8, 128, 16)])
 )
 def test_paged_attention(heads: int, kv_heads: int, dim: int, block: int, queries: int, dtype: torch.dtype) -> None:
-    """With memory that is NaN wherever nothing was written."""
+    """Memory is NaN where nothing was written."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     lengths = [queries, 2 * block + 1 + queries, 70 + queries]
@@ -177,7 +177,7 @@ def heads_of(heads: int, kv_heads: int, dim: int, rotations: tuple[int, int], no
     cases((4, 2, 32, 4), (4, 4, 16, 12), pytest.param(5, 5, 64, 16, marks=pytest.mark.slow), gpu=[(16, 8, 128, 16)]),
 )
 def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: bool, dtype: torch.dtype) -> None:
-    """From an empty cache on, and with memory that is NaN wherever nothing was written."""
+    """One row's cache is empty, and memory is NaN where nothing was written."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     lengths = [0, 1, 2 * block, 70]
@@ -186,7 +186,7 @@ def test_a_paged_step(heads: int, kv_heads: int, dim: int, block: int, norm: boo
     other = cache.clone()
     qkv = random(4, 1, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=9)
     of = heads_of(heads, kv_heads, dim, (4, 1), norm, dtype)
-    positions = torch.tensor([[length, -1] for length in lengths], device=DEVICE).int()[:, :1]  # a column of more
+    positions = torch.tensor([[length, -1] for length in lengths], device=DEVICE).int()[:, :1]  # with a stride
     expected = reference.paged_step(qkv, of, cache, tables, positions, width)
     close(kernel("paged_step")(qkv, of, other, tables, positions, width), expected, dtype, roundings=2)
     assert torch.equal(cache.isnan(), other.isnan())
@@ -210,8 +210,8 @@ def test_short_attention(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From a frame's opening pair to its last position, with memory that is NaN wherever nothing was written; on GPUs
-    with few processors for so many rows, whose programs have several heads, and with many."""
+    """From a frame's opening pair to its last position, in memory that is NaN where nothing was written; with so few
+    processors for these rows that a program has several heads, and with many."""
     for first, steps, processors in ((0, 2, 1), (2, 1, 132), (2, 1, 1), (3, 2, 132), (positions - 1, 1, 1)):
         monkeypatch.setattr("sonant.kernels.triton.short._PROCESSORS", processors)
         caches = [torch.full((2, 2, positions, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE) for _ in "ab"]
@@ -219,7 +219,7 @@ def test_short_attention(
             cache[:, :, :first] = random(2, 2, first, kv_heads, dim, dtype=dtype, seed=20)
         qkv = random(2, steps, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=first)
         of = heads_of(heads, kv_heads, dim, (2 if first == 2 else 1, steps), norm, dtype)
-        if first >= 2:  # a norm before the projection is left to be finished
+        if first >= 2:  # the norm before the projection is still to be finished
             of = of._replace(unscaled=Unscaled(random(2, steps, 48, dtype=dtype, seed=8), 1e-6))
         expected = reference.short_attention(qkv, of, caches[0], first)
         close(kernel("short_attention")(qkv, of, caches[1], first), expected, dtype, roundings=2)

@@ -1,4 +1,4 @@
-"""Convolutions and their activation in Triton compute what their references do, as test_triton.py has it."""
+"""Convolutions and their activation in Triton compute what their references do. Kernels run as in test_triton.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_snake(channels: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_snake_with_the_factors_themselves(dtype: torch.dtype) -> None:
-    """Of more precision than x, of either sign, and none at all."""
+    """Factors are more precise than x, of either sign, and one is 0."""
     x, alpha = random(2, 50, 24, dtype=dtype), random(24, seed=1)
     alpha[5] = 0
     expected = (x + torch.sin(alpha * x.float()).square() * (alpha + 1e-9).reciprocal()).to(dtype)
@@ -52,7 +52,7 @@ def test_snake_with_the_factors_themselves(dtype: torch.dtype) -> None:
 def test_causal_conv(
     inputs: int, channels: int, samples: int, taps: int, dilation: int, past: bool, dtype: torch.dtype
 ) -> None:  # fmt: skip
-    """Also a transposed convolution, whose columns are several samples of each channel."""
+    """Including transposed convolutions, whose columns are several samples of each channel."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     columns, steps = channels * samples, 37
@@ -76,7 +76,7 @@ def test_causal_conv(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "past"), cases((24, True), (32, False), gpu=[(96, True), (96, False), (24, False)]))
 def test_a_convolution_to_one_channel_reads_its_inputs_once(inputs: int, past: bool, dtype: torch.dtype) -> None:
-    """Over several programs, whose first results need lines of the one before."""
+    """By several programs, whose first results need lines of the previous program."""
     if dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter has no bfloat16 products")
     x = random(2, 640, inputs, dtype=dtype)[:, 3:-20]
@@ -104,7 +104,7 @@ TILES = (
     ids=str,
 )
 def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool) -> None:
-    """Nothing divides anything: rows, columns, inputs, and tiles of the depth among splits."""
+    """Nothing fills its tiles: rows, columns, inputs; nor do tiles of the depth divide among splits."""
     inputs, channels, samples, taps, dilation = 24, 21, 3, 3, 5
     x = random(3, 29, inputs)
     weight = (random(channels * samples, taps, inputs, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
@@ -113,7 +113,7 @@ def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool) -> None
     arguments = (x, weight, bias, before, dilation)
     options = {"snake": Snake(alpha, beta), "residual": random(3, 29, channels * samples, seed=6)}
     expected = reference.causal_conv(*arguments, **options)
-    for _ in range(2 if tile.splits > 1 else 1):  # the second finds what the first left in its counters
+    for _ in range(2 if tile.splits > 1 else 1):  # the second finds the counters as the first left them
         got = kernel("causal_conv")(*arguments, **options, tile=tile)
         for one, other in zip(got, expected, strict=True):
             close(one, other, torch.float32, roundings=2)
@@ -122,15 +122,15 @@ def test_a_convolution_is_the_same_in_every_tile(tile: Tile, past: bool) -> None
 @pytest.mark.parametrize("tile", [None, Tile(16, 32, 16, stages=2, splits=2, wide=True), LIBRARY], ids=str)
 @pytest.mark.parametrize(("channels", "samples", "taps"), [(24, 1, 7), (21, 3, 2), (32, 1, 1)])
 def test_a_convolution_is_zero_outside_its_bounds(channels: int, samples: int, taps: int, tile: Tile | None) -> None:
-    """In a window whose first steps are the past of the rest, over inputs that are NaN where the bounds leave them."""
+    """In a window whose first steps are the past of the rest, with a residual that is NaN in places out of bounds."""
     steps, inputs, history = 29, 24, taps - 1
     window = random(4, history + steps, inputs)
     weight = (random(channels * samples, taps, inputs, seed=1) / (taps * inputs) ** 0.5).permute(0, 2, 1)
     bias, alpha = random(channels, seed=2), random(channels, seed=3).abs()
     residual = random(4, steps + 6, channels * samples, seed=6)[:, 4:-2]
-    start = torch.tensor([-2, 1, 4, 9], dtype=torch.int32, device=DEVICE)  # of 3 samples each, and 2 further on
+    start = torch.tensor([-2, 1, 4, 9], dtype=torch.int32, device=DEVICE)  # of 3 samples each, offset by 2
     end = torch.tensor([99, 5, 4, 20], dtype=torch.int32, device=DEVICE)
-    residual[1, 0], residual[3, -1] = float("nan"), float("nan")  # as memory is that nobody wrote
+    residual[1, 0], residual[3, -1] = float("nan"), float("nan")  # like memory that was never written
     options: dict[str, Any] = {"residual": residual, "snake": Snake(alpha, alpha, log_scale=False)}
     plain = reference.causal_conv(window[:, history:], weight, bias, window[:, :history], **options)
     got = kernel("causal_conv")(

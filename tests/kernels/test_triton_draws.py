@@ -1,4 +1,4 @@
-"""The kernels that draw: what they pick is what the reference picks, for every way to draw. As test_triton.py."""
+"""Kernels that draw pick what the reference picks, for every way to draw. They run as in test_triton.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def params_of(vocab: int, rows: int, seed: int) -> SamplingParams:
 
 
 def column_of_a_table(value: torch.Tensor) -> torch.Tensor:
-    """The same values apart from each other, as an engine keeps them."""
+    """The same values with a stride, as an engine keeps them."""
     return torch.stack([-value.float(), value.float()], 1).to(value.dtype)[:, 1]
 
 
@@ -78,7 +78,7 @@ def test_sample_takes_ties_and_a_lone_candidate() -> None:
     ("vocab", "window", "rows", "books", "dtype"), [(24, 7, 8, 3, torch.float32), (1026, 32, 3, 4, torch.bfloat16)]
 )
 def test_ras_sample(vocab: int, window: int, rows: int, books: int, dtype: torch.dtype) -> None:
-    """Rows that look back far and not at all, at ids of which some were drawn often, some never and one is special."""
+    """Rows look back far, a little or not at all; some ids were drawn often, some never, and some are special."""
     g = torch.Generator().manual_seed(vocab)
     logits = 2 * random(rows, books, vocab, seed=vocab, dtype=dtype)
     uniform = torch.rand(rows, 2 * books + 1, generator=g).to(DEVICE)[:, 1:]
@@ -89,7 +89,7 @@ def test_ras_sample(vocab: int, window: int, rows: int, books: int, dtype: torch
     recent = torch.where((torch.rand(recent.shape, generator=g) < 0.4).to(DEVICE), drawn[:, None].int(), recent)
     number = torch.arange(rows, device=DEVICE, dtype=torch.int32)
     ras = Ras(
-        recent.mT.contiguous().mT,  # as an engine may keep it: codebooks apart
+        recent.mT.contiguous().mT,  # as an engine may keep it: codebooks with a stride
         length=column_of_a_table(torch.tensor([window, 1, window // 2, 0], device=DEVICE)[number.long() % 4].int()),
         repeats=column_of_a_table(1 + number % 3),
         first_special=int(drawn.max()),

@@ -1,4 +1,4 @@
-"""Tiles are found in our table, then in the user's, then by a rule; and a table is never half written."""
+"""Tiles come from our table, else from the user's, else from a rule; and a table is never half written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TILE, OTHER = Tile(64, 64, 32, splits=2), Tile(128, 128, 64, warps=8, wide=True)
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache and the shipped tables in a folder of the test's own."""
+    """The user's cache and the shipped tables, in the test's own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "shipped", lambda gpu: tmp_path / "shipped" / f"{tuning.file_name(gpu)}.json")
     tuning.table.cache_clear()
@@ -51,7 +51,7 @@ def test_neighbours_share_a_measurement(rows: int, expected: Tile) -> None:
     assert table.find("conv", "a", rows) == expected
     assert table.find("conv", "a", 1) is None
     assert table.find("small_m", "a", rows) is None
-    assert table.find("conv", "a", rows) == expected  # also when it was asked before
+    assert table.find("conv", "a", rows) == expected  # also when it was looked up before
 
 
 def test_a_users_table_of_an_earlier_version_is_read_and_its_old_keys_are_not_found(
@@ -89,7 +89,7 @@ def test_a_broken_table_is_ignored_and_said_to_be(text: str, caplog: pytest.LogC
 def test_a_table_that_cannot_be_looked_for_is_ignored_and_said_to_be(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a HOME that is another user's, but also for root, who may look everywhere: no name is so long."""
+    """Like a HOME that belongs to another user, but also for root, who may look everywhere: the name is too long."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "x")
     with caplog.at_level(logging.WARNING):
         assert tuning.table(GPU) == {}

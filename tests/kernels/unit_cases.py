@@ -22,7 +22,7 @@ class UnitCall(NamedTuple):
 def unit_call(
     channels: int, batch: int, steps: int, dilation: int, *, past: bool = True, seed: int = 0, device: str = "cpu"
 ) -> UnitCall:
-    """In bfloat16. What came before is a part of a longer line, as the engine keeps it."""
+    """A call in bfloat16. Its past is a part of a longer line, as the engine keeps it."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def values(*shape: int, scale: float = 1.0) -> Tensor:
@@ -48,7 +48,7 @@ def wide(part: Any) -> Any:
 
 
 def exact(call: UnitCall) -> tuple[Tensor, Tensor]:
-    """In float32 arithmetic on the same values."""
+    """The call's results on the same values in float32 arithmetic."""
     return reference.residual_unit(*(wide(part) for part in call))
 
 

@@ -1,4 +1,4 @@
-"""A causal convolution gives the same in one piece, in many, and as torch's own with silence before it."""
+"""A causal convolution gives the same results in one piece, in many pieces, and in torch's own with silence before."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Makes higgs_prompts.json: what transformers' HiggsAudioV2Processor gives the model for requests of each kind.
+"""Makes higgs_prompts.json: the model inputs that transformers' HiggsAudioV2Processor makes of requests of each kind.
 
     python tests/models/make_higgs_prompts.py --template CHAT_TEMPLATE.JINJA
 
-with transformers 5.17, torch and torchaudio; the template is that of the published folder, which is not ours to keep.
-No codec is needed: the processor is handed chosen codes for its clips.
+with transformers 5.17, torch and torchaudio; the template is the published folder's, which we may not redistribute.
+No codec is needed: the processor gets chosen codes for its clips.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DIALOGUE = (
 
 
 class ChosenCodes(HiggsAudioV2TokenizerModel):
-    """A "clip" of 1,000 · seed + n samples has n frames of `codes_of`."""
+    """A codec that encodes a "clip" of 1,000 · seed + n samples as n frames of `codes_of`."""
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
@@ -84,7 +84,7 @@ def voice(seed: int, frames: int, words: str | None = None) -> dict[str, Any]:
     return {"seed": seed, "frames": frames, "text": words}
 
 
-# Name → what Sonant is asked, and the conversation that the official processor is given for it.
+# Name → the request to Sonant, and the same as a conversation for the official processor.
 CASES: dict[str, tuple[dict[str, Any], list[Message]]] = {
     "plain": (
         {"text": "The sun rises in the east."},

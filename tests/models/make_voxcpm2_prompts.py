@@ -1,10 +1,10 @@
-"""Makes voxcpm2_prompts.json: what the official package gives its language models for requests of each kind.
+"""Makes voxcpm2_prompts.json: the language models' inputs that the official package makes of requests of each kind.
 
     python tests/models/make_voxcpm2_prompts.py
 
-with voxcpm 2.0.3, torch 2.13 and transformers 5.17 (see its README on a stub for torchaudio, which is not called).
-No weights are needed: everything from the text to the first patch is the package's own code, but its networks hand
-through what they are given, and a clip's latents are chosen ones.
+with voxcpm 2.0.3, torch 2.13 and transformers 5.17 (tests/parity/README.md tells of a stub for torchaudio, which is not
+called). No weights are needed: everything from the text to the first patch is the package's own code, but its networks
+return their inputs, and a clip's latents are chosen ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[str, str | None, Clip | None, Clip | None, str | None]] =
 
 
 class Passes:
-    """A language model that hands its inputs through."""
+    """A language model that returns its inputs."""
 
     kv_cache = SimpleNamespace(fill_caches=lambda _: None, step=lambda: 0)
 
@@ -111,7 +111,7 @@ class Official(VoxCPM2Model):
         yield from super()._inference(text, text_mask, feat, feat_mask, **{**given, "max_len": 1})
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """[1, FEAT_DIM, latents], of which those of the one new patch are the last."""
+        """Record the primer from latents [1, FEAT_DIM, latents], the last of which belong to the one new patch."""
         patches = latents[0].T.reshape(-1, PATCH_SIZE, FEAT_DIM)[:-1]
         self.seen["primer"] = patches.int().flatten(1).tolist()
         return torch.zeros(1, 1, latents.shape[-1])

@@ -48,7 +48,7 @@ _DECODER_BLOCK = ("snake1", "conv_t1", "res_unit1", "res_unit2", "res_unit3")
 
 
 def random_weights(seed: int = 0) -> dict[str, Tensor]:
-    """By transformers' names, with what it stores and inference does not use; α is of either sign."""
+    """Weights by transformers' names, including those that inference does not use; α is of either sign."""
     generator = torch.Generator().manual_seed(seed)
     config = config_of(CONFIG)
     weights: dict[str, Tensor] = {}
@@ -64,7 +64,7 @@ def random_weights(seed: int = 0) -> dict[str, Tensor]:
 
 
 def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Of a size that keeps values as they are from layer to layer, and errors too."""
+    """A weight of such a size that values, and errors, stay about the same from layer to layer."""
     values = torch.randn(shape, generator=generator)
     if name.endswith("alpha"):
         return values.sign() * (values.abs() + 0.3)
@@ -86,7 +86,7 @@ def write_native(folder: Path, weights: dict[str, Tensor]) -> Path:
 
 
 def write_boson(folder: Path, weights: dict[str, Tensor]) -> Path:
-    """Weight norm as Boson's file has it: magnitudes, and directions of any length."""
+    """Write a folder as Boson publishes it: weight norm not folded, but magnitudes and directions of any length."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     stored = {"semantic_model.masked_spec_embed": torch.ones(12)}

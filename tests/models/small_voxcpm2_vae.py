@@ -1,4 +1,4 @@
-"""A codec like VoxCPM2's with few channels and random weights, as it is published: weight norm not folded."""
+"""A codec like VoxCPM2's with few channels and random weights, in the published form: weight norm not folded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config_of(raw: dict[str, Any]) -> VAEConfig:
 
 
 def random_weights(raw: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """By the published names, weight norm folded. Scales are of either sign and one of them is zero."""
+    """Weights by the published names, weight norm folded. Scales are of either sign, and some are zero."""
     g, config = torch.Generator().manual_seed(1), config_of(raw)
     modules = {"decoder": VAEDecoder(config), "encoder": VAEEncoder(config, PATCH_SIZE)}
     shapes = {f"{side}.{n}": v.shape for side, module in modules.items() for n, v in module.state_dict().items()}
@@ -45,7 +45,7 @@ def random_weights(raw: dict[str, Any], dtype: torch.dtype = torch.float32) -> d
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Of a size that keeps values as they are from layer to layer, and errors too."""
+    """A weight of such a size that values, and errors, stay about the same from layer to layer."""
     values = torch.randn(shape, generator=generator)
     if name.endswith(("alpha", "scale_embed.weight")):
         values = values.sign() * (values.abs() / 2 + 0.5)
@@ -60,7 +60,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def published(raw: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Magnitudes, and directions of any length; what inference leaves alone is there too."""
+    """The weights in published form: magnitudes, directions of any length, and tensors that inference does not use."""
     width = raw["encoder_dim"] << len(raw["encoder_rates"])
     weights = weights | {
         "encoder.fc_logvar.weight": torch.ones(raw["latent_dim"], width, 3),

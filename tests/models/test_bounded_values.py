@@ -1,4 +1,4 @@
-"""Values scaled so that eight bits hold what heads gather: the same model, and only where a GPU decodes with FP8."""
+"""Values scaled so that the outputs of attention fit eight bits: the same model, only where a GPU decodes with FP8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = StackShape(64, 48, 2, heads=4, kv_heads=2, head_dim=16, eps=1e-6, rope_t
 
 @pytest.fixture
 def stack() -> DecoderStack:
-    """With values and gains of very different sizes."""
+    """A stack with values and gains of very different sizes."""
     torch.manual_seed(0)
     made = DecoderStack(SHAPE).requires_grad_(requires_grad=False)
     quantize_all(made)
@@ -55,7 +55,7 @@ def test_the_stack_computes_the_same(stack: DecoderStack) -> None:
 
 @torch.no_grad()
 def test_no_row_makes_a_value_that_eight_bits_do_not_hold(stack: DecoderStack) -> None:
-    """Not even one that lies along a weight's line, which gives the largest that there can be."""
+    """Not even a row parallel to a row of the weight, which gives the largest possible value."""
     bound_values(stack)
     for layer in stack.layers:
         assert isinstance(layer, DecoderLayer)
@@ -83,7 +83,7 @@ def test_a_value_that_is_always_zero_stays_so(stack: DecoderStack) -> None:
         (torch.bfloat16, EngineConfig(quantize="fp8"), True),
         (torch.bfloat16, EngineConfig(), False),
         (torch.float32, EngineConfig(quantize="fp8"), False),
-        (torch.bfloat16, EngineConfig(quantize="fp8", gpu_weights="1MiB"), False),  # which are read as stored
+        (torch.bfloat16, EngineConfig(quantize="fp8", gpu_weights="1MiB"), False),  # paged weights are used as stored
     ],
 )
 def test_which_models_a_gpu_gets_so(

@@ -1,4 +1,4 @@
-"""The streaming codec: any chunks, any rows, any start and stop, and the sound of one shot."""
+"""The streaming codec gives the sound of one shot in any chunks and any rows, with any start and stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decoder(tiny_checkpoints: Mapping[str, Path]) -> CodecDecoder:
 
 
 class Rows:
-    """The state of `count` rows, as the engine keeps it: anything at all until it is cleared."""
+    """The state of `count` rows, as the engine keeps it: undefined until it is cleared."""
 
     def __init__(self, decoder: CodecDecoder, count: int, most_frames: int) -> None:
         layers, two, *slots = decoder.ring_shape(most_frames)
@@ -79,7 +79,7 @@ def test_any_chunk_sizes_give_the_one_shot_sound(decoder: CodecDecoder, sizes: l
 def test_units_by_turns_from_one_kernel_or_another_leave_the_same_sound_and_state(
     decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever calls take them: a batch that grows or shrinks changes the kernels, never what a row remembers."""
+    """A batch that grows or shrinks may change which kernel computes a unit, but never a row's state."""
     turns = iter(range(1000))
     asked: set[tuple[int, ...]] = set()
 

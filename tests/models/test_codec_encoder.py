@@ -1,4 +1,4 @@
-"""The codec encoder gives a clip the codes that the official one gives it."""
+"""The codec encoder gives a clip the same codes as the official one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonant.models.weights import load_into, open_weights
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 FRAME = 1920
-WINDOW_S = 10  # the sliding window in config.json, 250 positions at 25 Hz, which is not to be applied
+WINDOW_S = 10  # the sliding window in config.json, 250 positions at 25 Hz, which must not be applied
 
 
 def samples_of(seconds: float) -> torch.Tensor:
@@ -40,7 +40,7 @@ def encoder(config: CodecConfig, tiny_checkpoints: Mapping[str, Path]) -> CodecE
 
 def test_the_codes_of_the_reference_clip_are_the_official_ones(encoder: CodecEncoder, golden: Golden) -> None:
     samples = samples_of(1.7)
-    assert len(samples) % FRAME  # the last frame is a partial one
+    assert len(samples) % FRAME  # the last frame is partial
     codes = encoder.encode(samples)
     assert codes.dtype == torch.int64
     np.testing.assert_array_equal(codes, golden("base")["prompt_xvec0/ref_code"])
@@ -59,7 +59,7 @@ def test_what_follows_does_not_change_the_frames_before_it(encoder: CodecEncoder
 
 
 def test_attention_reaches_back_over_the_whole_clip(encoder: CodecEncoder, config: CodecConfig) -> None:
-    # Windows add up over layers: only beyond them all does a difference prove that there is none.
+    # Windows add up over layers, so only a difference beyond all of them proves that there is no window.
     seconds = WINDOW_S * config.encoder.num_hidden_layers + 4
     samples = samples_of(seconds)
     other_start = samples.clone()

@@ -1,4 +1,4 @@
-"""The codec's weights of eight bits: which units get them, from what, and that the sound stays what it was."""
+"""The codec's weights of eight bits: which units get them, from what, and that the sound stays near what it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
 from sonant.models.weights import load_into, open_weights
 
 H200 = Gpu("NVIDIA H200", (9, 0))
-WIDTHS = (32, 16)  # of the tiny codec's 32, 16, 8 and 4
+WIDTHS = (32, 16)  # the tiny codec has 32, 16, 8 and 4
 
 
 def made(folder: Path) -> CodecDecoder:
@@ -61,7 +61,7 @@ def test_wide_units_have_them_and_all_else_stays(decoder: CodecDecoder) -> None:
     before = spoken(decoder, codes)
     codec_int8.quantize_units(decoder)
     assert [unit.int8 is not None for unit in units_of(decoder)] == [True] * 6 + [False] * 6
-    assert torch.equal(spoken(decoder, codes), before)  # a CPU has no kernel that takes them
+    assert torch.equal(spoken(decoder, codes), before)  # a CPU has no kernel for them
     assert set(decoder.state_dict()) == stored
     assert not any(unit.conv1._forward_pre_hooks for unit in units_of(decoder))
 
@@ -111,7 +111,7 @@ def test_a_quantised_model_on_hopper_has_them(
     gpu: Gpu, dtype: torch.dtype, quantize: str | None, has: bool, tiny_checkpoints: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """As one is planned whose kernels are compiled ahead."""
+    """The model is planned on the meta device, as for compiling its kernels ahead."""
     monkeypatch.setattr(codec_int8, "LAYOUTS", WIDTHS)
     monkeypatch.setattr(int8_unit, "obstacle", lambda g: None if g == H200 else "another")
     folder = tiny_checkpoints["base"]

@@ -1,4 +1,4 @@
-"""Gains of norms in the weights behind them: the same model, and only where a GPU decodes in 16 bits."""
+"""Gains of norms folded into the weights behind them: the same model, and only where a GPU decodes in 16 bits."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_stack_with_folded_gains_computes_the_same() -> None:
     ("dtype", "config", "expected"),
     [
         (torch.bfloat16, EngineConfig(), {True}),
-        (torch.float32, EngineConfig(), {False}),  # parity is with published weights as they are
+        (torch.float32, EngineConfig(), {False}),  # parity tests use published weights as they are
         (torch.bfloat16, EngineConfig(quantize="fp8"), {False}),
-        (torch.bfloat16, EngineConfig(gpu_weights="1MiB"), {False}),  # weights that come and go are read as stored
+        (torch.bfloat16, EngineConfig(gpu_weights="1MiB"), {False}),  # paged weights are used as stored
     ],
 )
 def test_which_models_a_gpu_gets_with_folded_gains(
@@ -66,14 +66,14 @@ def test_which_models_a_gpu_gets_with_folded_gains(
 
 def test_the_norm_is_left_to_attention_only_where_its_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr("sonant.kernels.triton.gemv.known_tile", lambda *given: None)  # nothing runs on these tensors
+    monkeypatch.setattr("sonant.kernels.triton.gemv.known_tile", lambda *given: None)  # no kernel runs on these
     weight, quantized = torch.empty(4096, 1024, dtype=torch.bfloat16, device=META), reference.quantize(torch.ones(4, 4))
     rows = {n: torch.empty(n, 1, 1024, dtype=torch.bfloat16, device=META) for n in (1, 32, 64, 65)}
-    assert ops.unscaled_linear(rows[65], weight) is None  # no GPU is planned for
+    assert ops.unscaled_linear(rows[65], weight) is None  # there is no GPU, not even a planned one
     with planning_for(H200), torch.no_grad():
         left = {n: ops.unscaled_linear(x, weight) is not None for n, x in rows.items()}
         assert ops.unscaled_linear(torch.ones(70, 1, 4, dtype=torch.bfloat16), quantized) is None
-    assert left == {1: False, 32: False, 64: True, 65: True}  # by the table of an H200
+    assert left == {1: False, 32: False, 64: True, 65: True}  # by an H200's table of tiles
 
 
 def test_a_cpu_keeps_its_gains(tiny_checkpoints: Mapping[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The windowed codec of Higgs Audio V2: any chunks, any rows, and the sound of the whole utterance."""
+"""Higgs Audio V2's codec, in windows, gives the sound of the whole utterance in any chunks and any rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def decoder_of(config: CodecConfig, dtype: torch.dtype) -> CodecDecoder:
 
 
 def whole(config: CodecConfig, weights: dict[str, Tensor], codes: Tensor) -> Tensor:
-    """[T, 8] → [T · samples_per_frame], with the padded convolutions that the codec is published as."""
+    """Codes [T, 8] → sound [T · samples_per_frame], by the padded convolutions of the published codec."""
 
     def conv(x: Tensor, name: str, dilation: int = 1) -> Tensor:
         weight = weights[f"{name}.weight"]
@@ -77,7 +77,7 @@ def frames(count: int, seed: int) -> Tensor:
 
 
 def window(codes: Tensor, first: int, size: int) -> Tensor:
-    """Frames from `first` on; those that the utterance does not have are no codes at all."""
+    """`size` frames from `first` on; those that the utterance does not have are invalid codes."""
     made = torch.full((size, codes.shape[1]), -(2**31), dtype=torch.int32)
     start, end = max(first, 0), min(first + size, len(codes))
     if start < end:
@@ -86,7 +86,7 @@ def window(codes: Tensor, first: int, size: int) -> Tensor:
 
 
 def decode(decoder: CodecDecoder, codes: Tensor, sizes: list[int]) -> Tensor:
-    """In chunks of these sizes, the last one for all that is left; it may reach past the end."""
+    """Decode in chunks of these sizes. The last size is repeated, and may reach past the end."""
     context, parts, at = decoder.context_frames, [], 0
     while at < len(codes):
         size = sizes[min(len(parts), len(sizes) - 1)]
@@ -109,7 +109,7 @@ def test_windows_are_the_whole_utterance(config: CodecConfig, sizes: list[int], 
     expected = whole(config, weights_of(config, dtype), codes)
     got = decode(decoder_of(config, dtype), codes, sizes)
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE[dtype])
-    assert float(expected.abs().max()) > 0.1  # there is something to compare
+    assert float(expected.abs().max()) > 0.1  # it is not silence
 
 
 @given(count=st.integers(1, 30), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 99))
@@ -135,11 +135,11 @@ def test_rows_at_different_places_do_not_mix() -> None:
 
 
 def test_the_context_is_as_long_as_it_must_be() -> None:
-    """Ten frames to either side for the published ratios, and each of the farthest two can be heard."""
+    """It is ten frames to either side for the published ratios, and both of the farthest have an effect."""
     decoder = decoder_of(PUBLISHED, torch.float64)
     assert decoder.context_frames == 10 and decoder.samples_per_frame == 960
     codes = frames(40, seed=5)[None]
-    first, total = torch.tensor([100]).int(), torch.tensor([200]).int()  # well inside of the utterance
+    first, total = torch.tensor([100]).int(), torch.tensor([200]).int()  # well inside the utterance
     expected = decoder(codes, first, total)
     for frame in (0, -1):
         other = codes.clone()
@@ -148,7 +148,7 @@ def test_the_context_is_as_long_as_it_must_be() -> None:
 
 
 def test_frames_that_come_later_change_nothing() -> None:
-    """While a row is still spoken, a window that lies within its frames has the sound of the end result."""
+    """While a row still speaks, a window that lies within its frames already has its final sound."""
     decoder, codes = decoder_of(PUBLISHED, torch.float64), frames(31, seed=6)
     context, at, size = decoder.context_frames, 4, 5
     given = window(codes, at - context, size + 2 * context)[None]
@@ -166,11 +166,11 @@ def test_bfloat16_is_close_and_the_same_in_any_chunks() -> None:
     assert float((got.double() - exact).norm() / exact.norm()) < 0.03
     torch.testing.assert_close(got, decode(decoder, codes, [20]), rtol=0, atol=0.02)
     kept = {name: value.dtype for name, value in decoder.state_dict().items() if "alpha" in name or "table" in name}
-    assert set(kept.values()) == {torch.float32}  # a phase is x·α: eight bits of it would be heard
+    assert set(kept.values()) == {torch.float32}  # a phase is x·α: with only eight bits it would be audibly wrong
 
 
 def test_with_the_kernels_that_a_gpu_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Triton's interpreter: windows whose past, rest and residual are slices of one tensor."""
+    """In Triton's interpreter, with windows whose past, rest and residual are slices of one tensor."""
     pytest.importorskip("triton")
     decoder, codes = decoder_of(OTHER_RATIOS, torch.float32), frames(9, seed=8)
     expected = decode(decoder, codes, [9])
@@ -181,7 +181,7 @@ def test_with_the_kernels_that_a_gpu_runs(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_in_a_graph(dtype: torch.dtype, error: float) -> None:
-    """Captured at one place of an utterance and replayed at others, as the engine does."""
+    """The graph is captured at one place of an utterance and replayed at others, as in the engine."""
     decoder, codes, size = decoder_of(PUBLISHED, dtype).cuda(), frames(23, seed=9), 8
     context = decoder.context_frames
     exact = whole(PUBLISHED, weights_of(PUBLISHED, torch.float64), codes)

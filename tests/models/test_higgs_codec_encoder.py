@@ -1,4 +1,4 @@
-"""The codec's encoder against the same network made of torch's own parts, and clips of any length."""
+"""The codec's encoder against the same network built from torch's own parts, and clips of any length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonant.models.higgs_audio_v2.sinc_resample import sinc_resample
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 WEIGHTS = random_weights()
-LENGTHS = [119, 120, 959, 960, 961, 1440, 4799, 4800, 9001]  # with silence around them and without
+LENGTHS = [119, 120, 959, 960, 961, 1440, 4799, 4800, 9001]  # some are padded with silence on both sides
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def part(prefix: str) -> dict[str, Tensor]:
 
 
 def dac(samples: Tensor) -> Tensor:
-    """[1, 1, T] → [1, channels, frames]."""
+    """Samples [1, 1, T] → acoustic features [1, channels, frames]."""
 
     def snake(x: Tensor, name: str) -> Tensor:
         alpha = WEIGHTS[f"acoustic_encoder.{name}.alpha"]
@@ -58,7 +58,7 @@ def dac(samples: Tensor) -> Tensor:
 
 
 def hubert(samples: Tensor) -> Tensor:
-    """[1, T] at 16 kHz → [1, frames, 12], with torch's own transformer layers."""
+    """Samples [1, T] at 16 kHz → semantic features [1, frames, 12], with torch's own transformer layers."""
     x = samples[:, None]
     for index, (kernel, stride) in enumerate(zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True)):
         own = part(f"semantic_model.feature_extractor.conv_layers.{index}.")
@@ -134,7 +134,7 @@ def test_codes_are_those_of_the_published_network(encoder: CodecEncoder, samples
 
 
 def test_a_clip_of_any_length_has_as_many_frames_of_both_kinds(encoder: CodecEncoder) -> None:
-    """Else they could not be laid side by side; the silence around it changes only how many acoustic ones there are."""
+    """Otherwise they could not be concatenated. Silence around a clip changes only the number of acoustic frames."""
     for samples in range(119, 119 + 2 * 960):
         wanted, alone = encoder.frames(samples), encoder.acoustic_encoder.frames(samples)
         assert wanted in (alone, encoder.acoustic_encoder.frames(samples + 960)), samples
@@ -149,7 +149,7 @@ def test_a_clip_too_short_for_a_frame_is_refused(encoder: CodecEncoder, samples:
 
 @pytest.mark.parametrize(("rate", "to"), [(24000, 16000), (16000, 24000), (24000, 24000)])
 def test_resampling_is_a_windowed_sinc(rate: int, to: int) -> None:
-    """Each output from the formula itself, over all inputs."""
+    """Each output is compared with the formula itself, over all inputs."""
     samples = noise(200)
     got = sinc_resample(samples[None], rate, to)[0]
     assert len(got) == math.ceil(200 * to / rate)

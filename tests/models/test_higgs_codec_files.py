@@ -143,7 +143,7 @@ def test_what_the_user_names_goes_first_and_may_be_a_file(tmp_path: Path) -> Non
 
 
 def test_a_copy_of_the_language_model_is_not_taken_for_the_codec(tmp_path: Path) -> None:
-    """The published folder has one, under the name that the codec would have."""
+    """The published folder has such a copy, under the name that the codec would have."""
     folder = write_boson(tmp_path / "codec", random_weights())
     save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
     assert open_codec(tmp_path, None).source.label.endswith("model.pth")

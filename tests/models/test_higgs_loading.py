@@ -29,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def boson(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As Boson published it: three shards under its own names, the codec apart from them and pickled."""
+    """A folder as Boson published it: three shards under its own names, and the codec elsewhere and pickled."""
     folder = tmp_path_factory.mktemp("boson") / "model"
     write_checkpoint(folder, form="boson", codec_form="boson", codec_folder=folder.parent / "codec")
     return folder
@@ -37,13 +37,13 @@ def boson(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tiny_higgs: Path, tmp_path: Path) -> Path:
-    """A copy to be changed: files are links, so who changes one writes it anew."""
+    """A copy that tests may change. Its files are hard links, so a change must replace the file."""
     return shutil.copytree(tiny_higgs, tmp_path / "model", copy_function=os.link)
 
 
 @pytest.fixture
 def configs(tiny_higgs: Path, tmp_path: Path) -> Path:
-    """A folder without weights: what is wrong with its configs is told before they are looked for."""
+    """A folder without weights: errors in its configs are reported before weights are looked for."""
     return shutil.copytree(tiny_higgs, tmp_path / "configs", ignore=shutil.ignore_patterns("*.safetensors"))
 
 
@@ -64,7 +64,7 @@ def same(speech: Speech, usual: Speech) -> None:
 
 
 def refused(folder: Path, codec: Path | None = None) -> str:
-    """What stops a load stops the check that comes before it, which touches no weight."""
+    """The error of a check, which comes before a load, touches no weight, and stops at whatever would stop the load."""
     with pytest.raises(CheckpointError) as told:
         check_model(folder, EngineConfig(codec=None if codec is None else str(codec)), torch.float32, torch.float32)
     return str(told.value)
@@ -102,7 +102,7 @@ def test_the_codec_may_lie_elsewhere(folder: Path, usual: Speech, place: str) ->
 
 
 def test_a_pickled_codec_in_the_models_folder_speaks_the_same(folder: Path, boson: Path, usual: Speech) -> None:
-    """Beside a copy of the language model under the codec's name, as the published folder has it."""
+    """The folder also has a copy of the language model under the codec's name, as the published one does."""
     shutil.rmtree(folder / CODEC)
     shutil.copytree(boson.parent / "codec", folder / CODEC)
     os.link(folder / "model.safetensors", folder / CODEC / "model.safetensors")

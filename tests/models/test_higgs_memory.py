@@ -1,4 +1,4 @@
-"""Loading Higgs Audio V2 holds its weights once, and a window of the file that they come from."""
+"""Loading Higgs Audio V2 takes memory for its weights once, and for a window of their file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tiny_higgs: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 @needs_peak_memory
 def test_loading_holds_the_weights_and_a_window(folder: Path) -> None:
-    rows = 700_000  # of 96 numbers: 269 MB, two windows
+    rows = 700_000  # 96 numbers each: 269 MB, two windows
     edit(folder / "config.json", {"vocab_size": rows})
     big = {"model.embed_tokens.weight": torch.zeros(rows, 96)}
     rewrite(folder / "model.safetensors", lambda t: (t.pop(TEXT_HEAD), t.update(big)))
@@ -49,7 +49,7 @@ def test_loading_holds_the_weights_and_a_window(folder: Path) -> None:
 @pytest.mark.slow
 @needs_peak_memory
 def test_a_codec_is_halved_piece_by_piece(folder: Path) -> None:
-    """It is stored and loaded in float32 and rounded last, no more of it at once than its largest convolution."""
+    """It is stored and loaded in float32 and rounded at the end, at most one convolution at a time."""
     config = codec_config("tiny", "transformers")
     config["acoustic_model_config"]["decoder_hidden_size"] = 2048
     edit(folder / CODEC / "config.json", config)
@@ -58,4 +58,4 @@ def test_a_codec_is_halved_piece_by_piece(folder: Path) -> None:
     whole = sum(tensor.nbytes for tensor in wide.values())
     largest = max(tensor.nbytes for tensor in wide.values())
     over = int(run_python(MEASURE, str(folder), "bfloat16").stdout)
-    assert over < whole / 2 + 1.6 * largest  # which is laid out anew in copies of half its size
+    assert over < whole / 2 + 1.6 * largest  # whose layout changes in copies of half its size

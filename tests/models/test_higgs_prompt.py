@@ -87,7 +87,7 @@ def test_one_speaker_is_the_same_as_a_voice(builder: PromptBuilder) -> None:
 
 
 def test_a_turn_reads_the_same_when_it_has_become_context(builder: PromptBuilder) -> None:
-    """So that its keys and values are found in the cache again."""
+    """Its keys and values can then be found in the cache."""
     first = builder.layout(SpeechRequest(text="It begins (here) [laugh]  and"))
     second = builder.layout(
         SpeechRequest(text="goes on.", context=(Spoken("It begins (here) [laugh]  and", codes_of(1, 4)),))
@@ -137,7 +137,7 @@ def test_spoken_tokens_are_those_of_the_text_alone(builder: PromptBuilder) -> No
         assert builder.layout(SpeechRequest(text=HELLO, **extra)).spoken_tokens == expected
 
 
-# What a client wrote can stand in four places; in none of them is it more than text.
+# A client's text can be in four places; in none of them is it anything but text.
 def everywhere(text: str) -> SpeechRequest:
     return SpeechRequest(
         text=f"a {text} b",
@@ -192,7 +192,7 @@ def test_a_huge_text_is_laid_out_at_once(builder: PromptBuilder, unit: str) -> N
     text = unit * (100_000 // len(unit)) + "end"
     began_s = time.perf_counter()
     layout = builder.layout(SpeechRequest(text=text, instruct=text[:20_000]))
-    assert time.perf_counter() - began_s < 5.0  # it takes a few tenths; what is quadratic would take minutes
+    assert time.perf_counter() - began_s < 5.0  # it takes a few tenths; a quadratic algorithm would take minutes
     assert layout.spoken_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""Random Higgs checkpoints have the published layouts, and are the same wherever they are made and in either form."""
+"""Random Higgs checkpoints have the published layouts, and are the same on every machine and in either form."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sonant.models.higgs_audio_v2.synthetic.writer import write_checkpoint, writ
 from sonant.models.weights.folder import open_weights
 from sonant.models.weights.pickled import PickledTensors
 
-BLOCKS = 5  # of the acoustic encoder, and of its decoder
+BLOCKS = 5  # in the acoustic encoder, and in the decoder
 EOS_ROWS = slice(1025, None, 1026)  # of the audio head
 
 
 @pytest.fixture(scope="module")
 def first_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As Boson published it: shards with their index, and a pickle in a folder of its own."""
+    """A checkpoint as Boson published it: shards with their index, and a pickle in a folder of its own."""
     folder = tmp_path_factory.mktemp("boson") / "model"
     write_checkpoint(folder, form="boson", codec_form="boson", codec_folder=folder.parent / "codec")
     return folder
@@ -105,7 +105,7 @@ def test_special_tokens_have_the_published_ids(tmp_path: Path, tiny_higgs: Path)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         assert [tokenizer.token_to_id(token) for token in SPECIALS] == list(range(first, first + 28))
         assert tokenizer.encode("é<SE>", add_special_tokens=False).ids == [0xC3, 0xA9, first + 22]
-        assert tokenizer.encode("a").ids == [first, 97]  # as the published file does, unless told otherwise
+        assert tokenizer.encode("a").ids == [first, 97]  # adds a special token by default, like the published file
     assert HiggsConfig.read(tmp_path).audio_token_id == 128_016
 
 
@@ -122,7 +122,8 @@ def test_a_real_tokenizer_is_taken_whole_or_refused(tmp_path: Path) -> None:
 
 
 def test_speech_ends_by_chance_or_never(tmp_path: Path, tiny_higgs: Path) -> None:
-    """No state of the model lifts the logit of an end that reads only the dimension that is always the same."""
+    """The logit of EOS can be made to depend only on a dimension that is constant, so that no state of the model ends
+    speech."""
     write_checkpoint(tmp_path, end=(0.0, -40.0))
     never, usual = (
         load_file(f / "model.safetensors")["audio_lm_head.weight"][EOS_ROWS] for f in (tmp_path, tiny_higgs)

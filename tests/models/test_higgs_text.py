@@ -1,4 +1,4 @@
-"""A text is readied as Boson's own script does it; what only looks like a tag is refused."""
+"""A text is prepared as in Boson's own script; what only looks like a tag is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.models.higgs_audio_v2.tokenizer import Control
 
 
 def readied(text: str) -> str:
-    """With control tokens spelled out, as Boson's script leaves them."""
+    """The prepared text with control tokens spelled out, as Boson's script leaves them."""
     return "".join(piece.token if isinstance(piece, Control) else piece for piece in clean(text).pieces)
 
 
@@ -61,7 +61,7 @@ def test_sounds_are_control_tokens_and_their_spelling_is_text() -> None:
     assert clean("a [laugh]").pieces == ("a ", Control("<SE>"), "[Laughter]", Control("</SE>"))
     for spelled in ("<SE>[Bells]</SE>", "《SE》x《/SE》", "<|eot_id|>"):
         assert all(isinstance(piece, str) for piece in clean(spelled).pieces)
-    with pytest.raises(BadText, match=r"no tag \[Laughter\]: there are \[laugh\] "):  # who knows Boson's own form
+    with pytest.raises(BadText, match=r"no tag \[Laughter\]: there are \[laugh\] "):  # a text in Boson's form
         clean("<SE>[Laughter]</SE>")
 
 

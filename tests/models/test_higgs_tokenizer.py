@@ -1,4 +1,4 @@
-"""tokenizer.json is read as officially, must belong to the model, and no text spells its control tokens."""
+"""tokenizer.json is read as in the official package, must belong to the model, and no text spells control tokens."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_missing_or_cut_file_is_named(tokenizer: TextTokenizer, tmp_path: Path
 
 
 def test_control_tokens_in_the_vocabulary_too_are_not_spelled(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Some files list them twice; `ignore_merges` would take a word of the vocabulary whole."""
+    """Some files list them twice, and with `ignore_merges` a word in the vocabulary would become its token."""
     raw = json.loads(tokenizer.path.read_text(encoding="utf-8"))
     raw["model"]["vocab"].update({"<|eot_id|>": tokenizer.ids["<|eot_id|>"]})
     raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -1,4 +1,4 @@
-"""A checkpoint says that it takes words on how to speak exactly where they change what it is asked."""
+"""A checkpoint says that it takes an instruct exactly if an instruct changes its prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients name a language as they are used to: by name, by code, or by a tag with a region."""
+"""Clients may name a language in the usual ways: by name, by code, or by a tag with a region."""
 
 from __future__ import annotations
 

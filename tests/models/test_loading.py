@@ -113,9 +113,9 @@ def test_a_shard_that_is_cut_short_or_missing_is_named(folder: Path) -> None:
 
 
 def fine_tune(base: Path, folder: Path, *, keep_encoder: bool) -> Path:
-    """What the official fine-tuning script leaves: a copy of the Base folder that calls itself CustomVoice.
+    """Make what the official fine-tuning script leaves: a copy of the Base folder that calls itself CustomVoice.
 
-    Its config.json still has the speaker encoder's part, its weights have lost it, and row 3000 of the codec's
+    Its config.json still has the speaker encoder's part, its weights no longer have it, and row 3000 of the codec's
     embedding is the new speaker.
     """
     shutil.copytree(base, folder)

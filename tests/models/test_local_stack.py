@@ -1,4 +1,4 @@
-"""A stack over few positions is what its layers are one after another, and those who watch a layer see it called."""
+"""A stack over few positions gives what its layers give one after another, and hooks of a layer are called."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_by_one(stack: LocalStack, tokens: torch.Tensor) -> torch.Tensor:
     cos, sin = stack.rotations_at(range(tokens.shape[1]), tokens.dtype)
     for layer in stack.layers:
         assert isinstance(layer, DecoderLayer)
-        tokens = DecoderLayer.forward(layer, tokens, cos, sin, LocalContext())  # as any other decoder's
+        tokens = DecoderLayer.forward(layer, tokens, cos, sin, LocalContext())  # as in any other decoder
     return tokens
 
 
@@ -41,7 +41,7 @@ def test_few_tokens_and_many_pass_through_the_same_layers(stack: LocalStack, seq
 @pytest.mark.parametrize("sequences", [2, 1 + FEW_TOKENS // 5])
 @torch.inference_mode()
 def test_who_brings_a_layers_weights_is_told_before_it_and_after_it(stack: LocalStack, sequences: int) -> None:
-    """As engine/weight_lane.py does, for all layers or for some."""
+    """With hooks like those of engine/weight_lane.py, which may be on all layers or on some."""
     tokens = torch.randn(sequences, 5, 32)
     told: list[int] = []
     expected = stack.through(tokens.clone())

@@ -1,4 +1,4 @@
-"""A prompt that came from another process, and is broken: told to its sender, and never given to the step thread."""
+"""A broken prompt from another process is an error for its sender, and never reaches the step thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prompters(tiny_checkpoints: Mapping[str, Path], tiny_higgs: Path, tiny_voxcp
 
 
 def usual(prompter: Prompter) -> Prompt:
-    """With a voice, where the model has one: then nothing of the layout is left out."""
+    """A prompt with a voice, if the model takes one, so that every part of the layout is used."""
     voice = voices(prompter)[0] if prompter.spec.clones else None
     return prompter.prompt(SpeechRequest(text="hello the world", voice=voice, seed=3, max_frames=7))
 
@@ -180,7 +180,7 @@ def test_a_layout_can_be_sent_field_by_field(prompters: Mapping[str, Prompter], 
 
 
 def kinds(hint: Any) -> Iterator[type]:
-    """What a value so annotated may be; of a tuple, what it holds."""
+    """The types that an annotation allows; for a tuple, those of its items."""
     if isinstance(hint, UnionType):
         for one in get_args(hint):
             yield from kinds(one)

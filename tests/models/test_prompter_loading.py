@@ -1,4 +1,4 @@
-"""A prompter is put together from config files and tokenizer alone, and refuses what the model would refuse."""
+"""A prompter is built from config files and tokenizer alone, and refuses what the model would refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODEC = "audio_tokenizer"
 def copies(
     tmp_path: Path, tiny_checkpoints: Mapping[str, Path], tiny_higgs: Path, tiny_voxcpm2: Path
 ) -> Mapping[str, Path]:
-    """Without a single weight."""
+    """Copies of the folders without any weights."""
     folders = {"custom": tiny_checkpoints["custom"], "higgs": tiny_higgs, "voxcpm2": tiny_voxcpm2}
     for name, folder in folders.items():
         shutil.copytree(folder, tmp_path / name, ignore=lambda _, names: [n for n in names if n.endswith(WEIGHTS)])
@@ -32,7 +32,7 @@ def copies(
 
 
 def refused(folder: Path, config: EngineConfig) -> tuple[type[SonantError], str]:
-    """By the prompter, and in the same words by the model."""
+    """The prompter's error, which must have the same words as the model's."""
     with pytest.raises(SonantError) as by_prompter:
         load_prompter(folder, config)
     with pytest.raises(SonantError) as by_model:

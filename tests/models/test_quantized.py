@@ -1,4 +1,4 @@
-"""FP8 weights of all families: what is quantised, what stays, what it weighs, and that it is spoken all the same."""
+"""FP8 weights of all families: what is quantised, what stays, how many bytes it takes, and that all families speak."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_heads_embeddings_and_codecs_stay(folder: Path) -> None:
     model = loaded(folder, "fp8", META)
     names = [name for name, module in all_modules(model).items() if isinstance(module, QuantizedLinear)]
     assert names and len(model.weights().modules) > 1
-    assert all(name.startswith("0.") for name in names)  # the first is the model, the others are its codec's
+    assert all(name.startswith("0.") for name in names)  # module 0 is the model, the others are the codec's
     assert not any(part in name for name in names for part in ("head", "embed", "fsq", "stop", "pre_transformer"))
 
 
@@ -93,7 +93,7 @@ def test_memory_is_counted_as_it_will_be(folder: Path) -> None:
 
 
 def test_what_comes_and_goes_is_spoken_to_the_bit(family: Family, folder: Path) -> None:
-    """Blocks of eight bits are paged as such: half the bytes of sixteen."""
+    """Blocks of eight bits are paged in eight bits, half the bytes of sixteen."""
     weights = loaded(folder, "fp8", META).weights()
     least = least_bytes(planned_blocks(weights), fixed_bytes(weights))
     spoken = []
@@ -190,7 +190,7 @@ def test_loading_takes_no_more_memory_than_without(tmp_path: Path) -> None:
 
 
 def test_what_was_stored_in_parts_has_each_parts_own_scales(tmp_path: Path) -> None:
-    """A channel's scale comes of its own row, whichever tensor and window it was read from."""
+    """A channel's scale follows from its own row, whichever tensor and window it was read from."""
     shape = StackShape(hidden=32, intermediate=48, layers=1, heads=2, kv_heads=1, head_dim=16, eps=1e-6, rope_theta=1e4)
     plain = DecoderStack(shape)
     parts = plain.state_dict()

@@ -1,4 +1,4 @@
-"""Plain rotary positions stand for the published mRoPE, because its three axes are always equal."""
+"""Plain rotary positions can replace the published mRoPE, since its three axes are always equal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sonant.layers.rope import rope_tables
 
 
 def interleaved_mrope(x: torch.Tensor, positions: torch.Tensor, sections: list[int], theta: float) -> torch.Tensor:
-    """As published: three position axes share the frequencies, each third of them its own, interleaved.
+    """Rotate as published: three position axes share the frequencies, interleaved, a third for each.
 
     x [B, T, H, D]; positions [3, B, T].
     """

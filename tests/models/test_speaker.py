@@ -1,4 +1,4 @@
-"""The speaker encoder says of a clip what the official one says."""
+"""The speaker encoder gives a clip the same embedding as the official one."""
 
 from __future__ import annotations
 

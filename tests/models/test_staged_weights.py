@@ -1,4 +1,4 @@
-"""Weights that are read ahead by threads are those of the file, however late a device takes them."""
+"""Weights that threads read ahead are those of the file, however late a device copies them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_lies_in_files_as_it_is_is_read_ahead_for_a_gpu(
 
 
 class LateDevice:
-    """Takes what was sent when it is waited for, and not before."""
+    """A device that copies what was sent only when it is waited for."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Tensor, Tensor]] = []

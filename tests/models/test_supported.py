@@ -1,4 +1,4 @@
-"""A config that asks for arithmetic we do not do is refused by name; what changes nothing is let through."""
+"""A config that needs arithmetic we do not have is refused with its key; keys that change nothing are let through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonant.errors import CheckpointError
 from sonant.models.qwen3_tts.config import CodecConfig, Qwen3TTSConfig
 
 MODEL, CODEC = "config.json", "speech_tokenizer/config.json"
-# the file and the keys that lead to each part
+# the file of each part, and the keys that lead to it
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": (MODEL, ()),
     "talker": (MODEL, ("talker_config",)),
@@ -105,7 +105,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
     *((part, {"sliding_window": 4096, "use_sliding_window": False}) for part in STACKS),
     *((part, {"sliding_window": None, "use_sliding_window": True}) for part in STACKS),
     *((part, {"tie_word_embeddings": False, "use_qk_norm": True}) for part in STACKS),
-    ("model", {"tie_word_embeddings": True}),  # there is no head at the top that could be tied
+    ("model", {"tie_word_embeddings": True}),  # at the top there is no head that could be tied
     ("talker", {"rope_scaling": {"mrope_section": [6, 5, 5], "interleaved": False, "type": "default"}}),
     ("decoder", {"layer_types": ["sliding_attention", "sliding_attention"]}),
     ("encoder", {"trim_right_ratio": 0.5, "upsample_groups": 1, "sliding_window": 10}),
@@ -178,8 +178,8 @@ def test_a_value_of_the_wrong_type_is_refused(folder: Path, values: dict[str, An
     assert says in refused(folder)
 
 
-# Frame sizes. The official code cuts codes and sound by decode_upsample_rate and encode_downsample_rate, whatever the
-# modules make of a frame; with other values it would cut within frames, in-context clones first of all.
+# Frame sizes. The official code cuts codes and sound by decode_upsample_rate and encode_downsample_rate, whatever frame
+# size its modules have; with other values it would cut within frames, above all for in-context clones.
 
 
 @pytest.mark.parametrize("rate", [960, 1919, 1921, 3840])

@@ -1,4 +1,4 @@
-"""Random checkpoints have the published layout, and are the same wherever they are made."""
+"""Random checkpoints have the published layout, and are the same on every machine."""
 
 from __future__ import annotations
 

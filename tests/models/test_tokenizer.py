@@ -1,4 +1,4 @@
-"""Text becomes the ids that the official tokenizer gives, and never a control token."""
+"""Text becomes the ids of the official tokenizer, and never a control token."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_prompts_have_the_ids_of_the_golden_runs(
 @settings(deadline=None)
 @given(text=st.text() | st.text(alphabet=" \n\r\t'a1.,你\u0301"))
 def test_a_filled_template_reads_as_if_encoded_whole(mini: TextTokenizer, text: str) -> None:
-    assume(not any(token in text for token in mini.added))  # in text they are only text, in a template they count
+    assume(not any(token in text for token in mini.added))  # text that spells them stays text, a template may use them
     assert mini.fill(ASSISTANT, text) == mini.encode(ASSISTANT.replace("{text}", text), specials=True)
 
 

@@ -1,4 +1,4 @@
-"""What VoxCPM2 cannot speak or load is told in words, and the engine goes on serving."""
+"""What VoxCPM2 cannot speak or load gives an error with the reason, and the engine goes on serving."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def usual(engine: Engine) -> Samples:
 
 @pytest.fixture(autouse=True)
 def still_serving(engine: Engine, usual: Samples) -> Iterator[None]:
-    """After each of these tests it speaks as it did before them."""
+    """Check that the engine speaks after each test as it did before all of them."""
     yield
     assert np.array_equal(engine.speak("hello", seed=1, max_frames=2).samples, usual)
 
@@ -75,7 +75,7 @@ def test_knobs_out_of_their_range_are_refused(engine: Engine, values: dict[str, 
     ("values", "steady"), [({"cfg_value": 0.0}, False), ({"cfg_value": 10.0}, False), ({"temperature": 0.0}, True)]
 )
 def test_the_ends_of_their_ranges_speak(engine: Engine, values: dict[str, Any], steady: bool) -> None:
-    """Without noise the seed has nothing to say."""
+    """Without noise the seed makes no difference."""
     one, other = (
         engine.speak("hello", seed=seed, max_frames=3, sampling=Sampling(**values)).samples for seed in (1, 2)
     )
@@ -103,7 +103,7 @@ def test_bad_requests_are_refused(engine: Engine, options: dict[str, Any], error
 
 
 def test_a_prompt_needs_its_text(engine: Engine) -> None:
-    """Nothing is continued by guess: neither a voice that lost its words, nor a clip that never had any."""
+    """Nothing is continued by guessing: neither a voice that lost its words, nor a clip that never had any."""
     spoken, timbre = engine.clone(reference_clip(), WORDS), engine.clone(reference_clip())
     lost = Voice(spoken.tensors, None, spoken.name, spoken.family)
     with pytest.raises(UnknownVoice, match="the clip's words are not with it"):
@@ -119,7 +119,7 @@ def test_a_prompt_needs_its_text(engine: Engine) -> None:
 
 
 def ten_minutes(folder: Path) -> Path:
-    """48 kHz, stereo, 16 bits, as a file that takes no room: all but its header is a hole."""
+    """A sparse WAV of 48 kHz, stereo, 16 bits, which takes no space: all but its header is a hole."""
     size = 600 * 48_000 * 4
     header = struct.pack(
         "<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, 1, 2, 48_000, 192_000, 4, 16, b"data", size
@@ -165,7 +165,7 @@ def test_a_clip_or_voice_that_is_none_is_refused(engine: Engine, spoilt: str) ->
     ("change", "says"),
     [
         (lambda lm: lm.update(use_mup=True), "use_mup is True; Sonant supports only False"),
-        (lambda lm: lm.pop("use_mup"), "lm_config lacks 'use_mup'"),  # which is true officially
+        (lambda lm: lm.pop("use_mup"), "lm_config lacks 'use_mup'"),  # the official default is true
     ],
     ids=["on", "left out"],
 )
@@ -180,7 +180,7 @@ def test_a_model_that_scales_its_embeddings_is_refused(
 
 
 class Loud:
-    """Runs code when an ordinary reader of pickles meets it."""
+    """Runs code when it is unpickled in the ordinary way."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (os.mkdir, ("it-ran",))
@@ -213,7 +213,7 @@ def test_a_pickle_that_is_no_state_dict_is_no_codec(
 
 
 def test_every_number_of_flow_steps_has_graphs_for_one_and_for_all(engine: Engine) -> None:
-    """A listener with a rare one must not fall back to launches one by one."""
+    """A request with a rare number must not fall back to single launches."""
     graphs, largest = engine.loop.runner.graphs.wanted(), engine.config.max_batch
     sizes = {name: [g.bucket for g in graphs if g.step.name == name] for name in {g.step.name for g in graphs}}
     frames = {name: found for name, found in sizes.items() if name.startswith("frame")}

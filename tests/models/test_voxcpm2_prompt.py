@@ -33,13 +33,14 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> PromptBuilder:
 
 
 def voice_of(text: str | None = None, **fields: Any) -> Voice:
-    """With words it has both tensors, as the model makes it."""
+    """A voice as the model makes it: with words it has both tensors."""
     tensors = {"reference": RIGHT} if text is None else {"reference": RIGHT, "prompt": LEFT}
     return Voice(**{"tensors": tensors, "text": text, "family": "voxcpm2", **fields})
 
 
 def voice_as_officially(case: dict[str, Any]) -> Voice | None:
-    """A voice has both tensors if it has words; what continuation alone leaves out is of another clip here."""
+    """The case's voice, with both tensors if it has words. If the case only continues its clip, the reference is
+    another clip's."""
     if case["reference"] is None and case["prompt"] is None:
         return None
     tensors = {"reference": latents_of(*(case["reference"] or (99, 2)), "right")}
@@ -92,7 +93,7 @@ def test_which_way_to_speak_follows_from_the_voice(builder: PromptBuilder) -> No
 
 
 def test_a_voice_keeps_what_it_holds(builder: PromptBuilder) -> None:
-    """Many requests share one, on several threads."""
+    """Many requests on several threads share a voice, so its arrays must not be handed out."""
     layout = builder.layout(SpeechRequest(text=HELLO, voice=voice_of("Words.")))
     assert not any(np.shares_memory(made, held) for made in (layout.patches, layout.primer) for held in (RIGHT, LEFT))
 
@@ -175,7 +176,7 @@ def test_a_huge_text_is_laid_out_at_once(builder: PromptBuilder, unit: str) -> N
     text = unit * (20_000 // len(unit)) + "end"
     began_s = time.perf_counter()
     layout = builder.layout(SpeechRequest(text=text, instruct=text, voice=voice_of()))
-    assert time.perf_counter() - began_s < 2.0  # it takes hundredths; what is quadratic would take much longer
+    assert time.perf_counter() - began_s < 2.0  # it takes hundredths; a quadratic algorithm would take much longer
     assert layout.spoken_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""Random VoxCPM2 checkpoints have the published layout, and are the same wherever they are made."""
+"""Random VoxCPM2 checkpoints have the published layout, and are the same on every machine."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_a_loader_must_use_magnitudes_and_the_row_of_its_sample_rate(tiny_voxcpm
 
 @torch.no_grad()
 def test_speech_ends_by_chance_or_never(tmp_path: Path, tiny_voxcpm2: Path) -> None:
-    """The head has no bias: a unit that reads nothing carries one, so that no state of the model ends speech."""
-    write_checkpoint(tmp_path, end=(1.0, 40.0))  # as at full size
+    """The head has no bias; a unit without inputs stands in for one, so that no state of the model ends speech."""
+    write_checkpoint(tmp_path, end=(1.0, 40.0))  # as for the full-size model
     hidden = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
     ends = []
     for folder in (tmp_path, tiny_voxcpm2):
@@ -129,11 +129,11 @@ def test_text_is_tokenised_as_by_sentencepiece(tiny_voxcpm2: Path, tmp_path: Pat
             return list(tokenizer.encode(text, add_special_tokens=False).tokens)
 
         assert tokens("the end") == ["▁th", "e", "▁", "en", "d"]
-        assert tokens("你好，世界") == ["▁你好", "，", "世界"]  # the model is given single characters
+        assert tokens("你好，世界") == ["▁你好", "，", "世界"]  # the model itself gets single characters
         assert tokens("人工智能") == ["▁", "人工智能"]
         assert tokens("é😀")[:3] == ["▁", "<0xC3>", "<0xA9>"]
         assert tokenizer.decode(tokenizer.encode("Grüße, 你好 😀!").ids) == "Grüße, 你好 😀!"
-        assert tokenizer.encode("a").tokens == ["<s>", "▁a"]  # as the published file does, unless told otherwise
+        assert tokenizer.encode("a").tokens == ["<s>", "▁a"]  # adds a special token by default, like the published file
 
 
 def test_a_real_tokenizer_is_taken_whole_or_refused(tmp_path: Path) -> None:

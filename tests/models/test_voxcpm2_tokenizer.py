@@ -1,4 +1,4 @@
-"""tokenizer.json is read as officially, must belong to the model, and no text spells its control tokens."""
+"""tokenizer.json is read as in the official package, must belong to the model, and no text spells control tokens."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_chinese_words_are_single_characters(tokenizer: TextTokenizer, text: str
 def test_a_control_token_in_a_text_is_only_text(tokenizer: TextTokenizer, token: str) -> None:
     ids = tokenizer.encode(f"a{token}b")
     assert tokenizer.controls.isdisjoint(ids)
-    assert len(ids) >= len(token)  # its letters, of which few are merged
+    assert len(ids) >= len(token)  # its letters, few of which are merged
     assert set(CONTROL) <= tokenizer.controls
 
 
 def test_control_tokens_that_a_file_could_spell_are_not_spelled(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """By merges, as a conversion may leave them, or because one is a single character."""
+    """A text could spell them by merges, which a conversion may leave, or if one is a single character."""
 
     def add(raw: Any) -> None:
         raw["model"]["vocab"].update({"<|": 900, "|>": 901, "<|x": 902, "<|x|>": 903, "§": 904})
@@ -96,7 +96,7 @@ def test_a_huge_text_is_encoded_at_once(tokenizer: TextTokenizer, unit: str) -> 
     text = unit * (20_000 // len(unit))
     began_s = time.perf_counter()
     assert len(tokenizer.encode(text)) > 1000
-    assert time.perf_counter() - began_s < 2.0  # it takes hundredths; what is quadratic would take much longer
+    assert time.perf_counter() - began_s < 2.0  # it takes hundredths; a quadratic algorithm would take much longer
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_missing_or_cut_file_is_named(tokenizer: TextTokenizer, tmp_path: Path
 @pytest.mark.parametrize(
     "change",
     [
-        # How newer and older files, and other tools, write the same.
+        # The same in the forms of newer and older files, and of other tools.
         lambda raw: raw["model"].update(merges=[" ".join(pair) for pair in raw["model"]["merges"]]),
         lambda raw: raw.update(normalizer=None, pre_tokenizer={"type": "Metaspace", "replacement": "▁"}),
         lambda raw: raw.update(added_tokens=[entry for entry in raw["added_tokens"] if entry["id"] not in CONTROL]),

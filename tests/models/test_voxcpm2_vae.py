@@ -1,4 +1,4 @@
-"""VoxCPM2's codec: any pieces of latents are the sound of one shot, and clips become the latents they should."""
+"""VoxCPM2's codec: latents in any pieces give the sound of one shot, and clips become the right latents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 class Plain:
-    """The published modules in a few lines: every convolution sees zeros before its first input."""
+    """The published modules in a few lines. Every convolution sees zeros before its first input."""
 
     def __init__(self, raw: dict[str, Any], dtype: torch.dtype) -> None:
         self.raw, self.weights = raw, random_weights(raw, dtype)
@@ -73,7 +73,7 @@ def latents_of(raw: dict[str, Any], rows: int, count: int, dtype: torch.dtype) -
 
 
 def in_pieces(decoder: VAEDecoder, latents: Tensor, sizes: list[int], dtype: torch.dtype) -> Tensor:
-    """As the engine does: the state of all rows is one flat tensor between the pieces."""
+    """Decode as the engine does: between pieces, the state of all rows is one flat tensor."""
     flat, parts = torch.zeros(len(latents), decoder.tails_size, dtype=dtype), []
     for piece in latents.split(sizes, dim=1):
         state = decoder.unpack(flat)
@@ -94,7 +94,7 @@ def test_pieces_are_the_published_decoder_on_the_whole(
     expected = Plain(raw, dtype).decode(latents)
     torch.testing.assert_close(decoder(latents), expected, rtol=0, atol=TOLERANCE[dtype])
     torch.testing.assert_close(in_pieces(decoder, latents, sizes, dtype), expected, rtol=0, atol=TOLERANCE[dtype])
-    assert float((expected[0] - expected[1]).std()) > 0.05  # there is something to compare
+    assert float((expected[0] - expected[1]).std()) > 0.05  # the rows differ
 
 
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6))
@@ -132,11 +132,11 @@ def test_bfloat16_is_close_and_its_phases_are_not_rounded() -> None:
     assert float((got.double() - exact).norm() / exact.norm()) < 0.03
     kept = {p.dtype for name, p in decoder.named_parameters() if name.endswith("alpha")}
     kept |= {b.dtype for name, b in decoder.named_buffers() if name.endswith("beta")}
-    assert kept == {torch.float32}  # a phase is x·α: eight bits of it would be heard
+    assert kept == {torch.float32}  # a phase is x·α: with only eight bits it would be audibly wrong
 
 
 def test_with_the_kernels_that_a_gpu_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Triton's interpreter; and no more of them than the decoder has convolutions."""
+    """In Triton's interpreter, with no more launches than the decoder has convolutions."""
     pytest.importorskip("triton")
     decoder, latents = decoder_of(OTHER_RATES, torch.float32), latents_of(OTHER_RATES, 2, 6, torch.float32)
     expected = decoder(latents)
@@ -163,7 +163,7 @@ def test_a_prepared_decoder_holds_nothing_twice() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_in_a_graph(dtype: torch.dtype, error: float) -> None:
-    """Captured once and replayed for every patch, as the engine does."""
+    """The graph is captured once and replayed for every patch, as in the engine."""
     decoder, latents = decoder_of(CONFIG, dtype).cuda(), latents_of(CONFIG, 2, 20, torch.float32).cuda()
     exact = Plain(CONFIG, torch.float64).decode(latents.double().cpu())
     given, flat = latents[:, :4].clone(), torch.zeros(2, decoder.tails_size, dtype=dtype, device="cuda")

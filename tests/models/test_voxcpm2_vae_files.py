@@ -1,4 +1,4 @@
-"""Which of VoxCPM2's codec files are read, and what in them or in their config is refused."""
+"""Which of VoxCPM2's codec files are read, and what is refused in them or in their config."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_pickle_that_holds_no_tensors_by_name_is_refused(tmp_path: Path) -> No
         ([torch.ones(1)], "holds a list, not tensors by name"),
         ({"state_dict": {"decoder.model.0.bias": "loud"}}, "is no plain tensor"),
         ({"state_dict": {}, "optimizer": {}}, "is no plain tensor"),
-        ({"state_dict": Path("x")}, "fetch it again or convert it to safetensors"),  # what would run code
+        ({"state_dict": Path("x")}, "fetch it again or convert it to safetensors"),  # unpickling it would run code
     ):
         torch.save(held, path)
         with pytest.raises(CheckpointError, match=message):

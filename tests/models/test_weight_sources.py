@@ -1,4 +1,4 @@
-"""Shards and pickles come from strangers: what they say of themselves is checked, and nothing of theirs is run."""
+"""Shards and pickles come from strangers: their metadata is checked, and no code in them is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules are filled from any store of tensors, under any names, whole or not at all."""
+"""Modules are filled from any store of tensors, under any names, completely or not at all."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_tensor_that_was_split_is_laid_together(tmp_path: Path) -> None:
     load_into(module, source, prefix="m.", naming=SPLIT)
     assert torch.equal(module["embed"].weight, rows)
     (tmp_path / "one").mkdir()
-    load_into(module, whole(tmp_path / "one", {"m.embed.weight": -rows}), prefix="m.", naming=SPLIT)  # never split
+    load_into(module, whole(tmp_path / "one", {"m.embed.weight": -rows}), prefix="m.", naming=SPLIT)  # not split
     assert torch.equal(module["embed"].weight, -rows)
     (tmp_path / "half").mkdir()
     half = {name: t for name, t in parts.items() if "trainable" in name}
@@ -129,7 +129,7 @@ def test_weight_norm_is_folded(
 
 
 def test_weight_norm_is_folded_in_float32(tmp_path: Path) -> None:
-    v = torch.full((1, 4096), 0.01, dtype=torch.bfloat16)  # the sum of its squares would stop growing in bfloat16
+    v = torch.full((1, 4096), 0.01, dtype=torch.bfloat16)  # in bfloat16 the sum of squares would stop growing
     plain = nn.Linear(4096, 1, bias=False)
     load_into(plain, whole(tmp_path, {"weight_v": v, "weight_g": torch.ones(1, 1, dtype=torch.bfloat16)}))
     torch.testing.assert_close(plain.weight.norm(), torch.tensor(1.0))
@@ -152,7 +152,7 @@ def test_half_of_a_weight_norm_or_one_of_another_dimension_is_named(tmp_path: Pa
 
 
 class Counted:
-    """Made-up tensors of any size, and how many bytes each window asked for."""
+    """A source of made-up tensors of any size, which counts the bytes that each window asks for."""
 
     label = "made up"
 

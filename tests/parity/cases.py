@@ -44,4 +44,4 @@ CASES = (
     Case("vc_icl_nonstream", "base", ENGLISH, "in_context", {"streaming_text": False}),
     Case("vc_icl_longtext", "base", ENGLISH * 3, "in_context", {"language": "English"}),
 )
-MAX_FRAMES = 39  # the official runs drew at most 40 codes, the last of which is never a frame
+MAX_FRAMES = 39  # the official runs drew at most 40 codes, the last of which never becomes a frame

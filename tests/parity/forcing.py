@@ -1,4 +1,4 @@
-"""Logits with every code given: the model as one pass over a whole utterance, without cache, sampling or batch."""
+"""Logits with every code given, from one pass over a whole utterance without cache, sampling or batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonant.types import SpeechRequest
 
 @torch.inference_mode()
 def forced(model: Qwen3TTS, request: SpeechRequest, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of codes [frames, groups]: prompt vectors, talker logits at each frame and after the last, predictor logits
+    """Codes [frames, groups] → prompt vectors, talker logits at each frame and after the last, predictor logits
     [frames, groups - 1, vocab]."""
     talker, layout, device = model.modules.talker, model.prompter.builder.layout(request), model.device
     text, ids, codes = torch.from_numpy(layout.text).to(device), torch.from_numpy(layout.codes), codes.to(device)

@@ -1,4 +1,4 @@
-"""The cases that golden/higgs*.npz hold, as requests to our engine. The texts are as Boson's clean-up leaves them."""
+"""The cases that golden/higgs*.npz hold, as requests to our engine. Texts are as Boson's clean-up leaves them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ SUN = "The sun rises in the east."
 SHORT = "Hello world."
 DIALOGUE = "[SPEAKER0] Is it far?\n[SPEAKER1] No, just round the corner."
 MIXED = "Grüße aus Köln, 你好!"
-MAX_ROWS = 72  # that the official runs draw at most, the row of all BOS with them
+MAX_ROWS = 72  # the most that the official runs draw, including the row of all BOS
 DELAYED_ROWS = 8  # the row of all BOS, and seven that complete no frame
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Of a voice. Without words it is heard in the scene; with them it is a turn of its own."""
+    """A voice's clip. Without words it is in the scene; with words it is a turn of its own."""
 
     seconds: float
     words: str | None = None
-    backwards: bool = False  # another voice
+    backwards: bool = False  # sounds like another voice
 
     @property
     def name(self) -> str:
-        """By which golden/higgs_codec.npz has its codes."""
+        """The name of its codes in golden/higgs_codec.npz."""
         return f"{'backwards' if self.backwards else 'clip'}_{self.seconds}"
 
     def samples(self) -> Samples:
@@ -37,14 +37,14 @@ class Clip:
 
 @dataclass(frozen=True)
 class HiggsCase:
-    """`instruct` is the scene: None is the usual one, and an empty one none at all."""
+    """A request, whose `instruct` is the scene: None for the usual one, empty for none at all."""
 
     name: str
     text: str
     voice: Clip | None = None
     speakers: tuple[Clip | str, ...] = ()
     instruct: str | None = None
-    context: tuple[tuple[str, Clip], ...] = ()  # texts, and their sound: a request has the codes of the clip
+    context: tuple[tuple[str, Clip], ...] = ()  # texts and their sound, as the codes of a clip
     max_rows: int = MAX_ROWS
 
     @property
@@ -69,4 +69,4 @@ CASES = (
     HiggsCase("context", "And so it goes on.", voice=NIGHT, context=((SUN, MORNING),)),
     HiggsCase("capped", SUN, max_rows=24),
 )
-CLIPS = (Clip(0.6), Clip(0.9, backwards=True), Clip(1.7), Clip(5.0))  # whose codes are in the golden file
+CLIPS = (Clip(0.6), Clip(0.9, backwards=True), Clip(1.7), Clip(5.0))  # those whose codes are in the golden file

@@ -1,4 +1,4 @@
-"""Logits of Higgs Audio V2 with every row given: one pass over a whole utterance, without cache, sampling or batch."""
+"""Logits of Higgs Audio V2 with every row given, from one pass over an utterance without cache, sampling or batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonant.types import SpeechRequest
 
 @torch.inference_mode()
 def forced_logits(model: HiggsAudioV2, request: SpeechRequest, rows: Tensor) -> Tensor:
-    """After each of rows [n, codebooks], of which the first is the prompt's last → [n, codebooks, codebook_size]."""
+    """Logits after each of rows [n, codebooks], the first of which ends the prompt → [n, codebooks, codebook_size]."""
     layout, stack, device = model.prompter.builder.layout(request), model.modules.language_model.model, model.device
     text = np.concatenate([layout.text, np.zeros(len(rows) - 1, np.int32)])
     codes = torch.cat([torch.from_numpy(layout.codes), rows[1:].int()]).to(device)[None]

@@ -26,18 +26,18 @@ ENGLISH, MIXED = "hello the world and speech, 1 2 3.", "你好，the quick brown
 CLONE_TEXT, DESIGN, STYLE = "the user and the world", "a warm user voice", "speak like the user"
 GREEDY = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": 40}
 CODEC_FRAMES = 120
-# A full recording is 80 MB. These parts find where two implementations separate, and fit in 3 MB.
-KEPT_STEPS = {"talker_logits": 4, "pred_logits": 15}  # steps of the talker; predictions in the first frame
+# A full recording is 80 MB. These parts show where two implementations begin to differ, and fit in 3 MB.
+KEPT_STEPS = {"talker_logits": 4, "pred_logits": 15}  # first steps of the talker; predictions of the first frame
 KEPT_PREDICTIONS = {"cv_nonstream", "cv_dialect", "vd_nonstream", "vc_xvec", "vc_icl"}
-VARIATIONS = {"cv_norep", "cv_strongrep", "cv_batch2"}  # of other cases: no sound, no logits
-# Random bits do not compress, so what lies far below any tolerance is rounded off.
+VARIATIONS = {"cv_norep", "cv_strongrep", "cv_batch2"}  # of other cases, kept without sound and logits
+# Random bits do not compress, so digits far below any tolerance are rounded off.
 ROUNDING = {"wav": 2.0**-18, "talker_logits": 2.0**-16, "pred_logits": 2.0**-16}
 
 Dump = dict[str, np.ndarray]
 
 
 class Recorder:
-    """Runs one case after the other and keeps what a test compares."""
+    """Runs one case after the other, and keeps what tests compare."""
 
     def __init__(self, tts: Any) -> None:
         from official.tap import Tap

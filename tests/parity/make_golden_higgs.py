@@ -31,7 +31,7 @@ from sonant.models.higgs_audio_v2.synthetic import write_checkpoint  # noqa: E40
 
 RATE = 24000
 SYSTEM = "Generate audio following instruction."
-SYSTEM_OF_DIALOGUE = (  # Boson's, for tags of which nothing is known
+SYSTEM_OF_DIALOGUE = (  # Boson's, for speakers without clip or description
     "You are an AI assistant designed to convert text into speech.\n"
     "If the user's message includes a [SPEAKER*] tag, do not read out the tag and generate speech for the following "
     "text, using the specified voice.\n"
@@ -39,11 +39,11 @@ SYSTEM_OF_DIALOGUE = (  # Boson's, for tags of which nothing is known
 )
 SCENE = "Audio is recorded from a quiet room."
 CODEC_FRAMES = 60
-KEPT_STEPS = range(1, 5)  # the first step's logits are never used: its row is all BOS, whatever they are
+KEPT_STEPS = range(1, 5)  # the first step's logits have no effect: its row is always all BOS
 KEPT_LOGITS = {"plain", "clone", "speakers_scene", "long_clone"}
 KEPT_SOUND = {"plain", "clone", "smart", "capped"}
-FORCED = "clone_scene"  # every step's logits
-# Random bits do not compress, so what lies far below any tolerance is rounded off.
+FORCED = "clone_scene"  # the logits of every step are kept
+# Random bits do not compress, so digits far below any tolerance are rounded off.
 WAV_STEP, LOGITS_STEP, FORCED_STEP = 2.0**-18, 2.0**-16, 2.0**-9
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def turn(role: str, *content: Json) -> Json:
 
 
 def conversation(case: HiggsCase) -> list[Json]:
-    """The messages that a user of transformers would write for the request."""
+    """The request as the messages that a user of transformers would write."""
     cast = (case.voice,) if case.voice else case.speakers
     by_turns = all(isinstance(one, Clip) and one.words for one in cast)
     makes_up_voices = not cast and "[SPEAKER1]" in case.text
@@ -86,7 +86,7 @@ def conversation(case: HiggsCase) -> list[Json]:
 
 
 class Official:
-    """transformers' own model, codec and processor over a folder of ours."""
+    """transformers' own model, codec and processor, loaded from one of our folders."""
 
     def __init__(self, folder: Path) -> None:
         self.model = HiggsAudioV2ForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").eval()
@@ -100,7 +100,7 @@ class Official:
         settings = self.model.generation_config
         settings.do_sample = False
         settings.temperature = settings.top_k = settings.top_p = None
-        # Greedy is not enough: RAS draws by chance whenever these are set.
+        # Greedy is not enough: RAS draws at random whenever these are set.
         settings.ras_win_len = settings.ras_win_max_num_repeat = None
 
     def prompt(self, case: HiggsCase) -> Any:
@@ -110,7 +110,7 @@ class Official:
         )
 
     def speak(self, case: HiggsCase) -> tuple[Dump, float]:
-        """What a test compares, and by how much the likeliest code was ahead at least."""
+        """What tests compare, and the least lead of a likeliest code over the second."""
         prompt = self.prompt(case)
         told = self.model.generate(
             **prompt,
@@ -145,7 +145,7 @@ class Official:
         return dump, float(lead[torch.isfinite(lead)].min())
 
     def encode(self, clip: Clip) -> Dump:
-        """The codes of a clip, and what comes together in them."""
+        """A clip's codes, and the features that they are made from."""
         held: dict[str, torch.Tensor] = {}
 
         def keep(name: str) -> Any:
@@ -176,7 +176,7 @@ def record(official: Official) -> tuple[Dump, Dump]:
         print(f"{case.name:16s} {sizes}, likeliest codes ahead by at least {lead:.1e}")
     for clip in CLIPS:
         told = official.encode(clip)
-        whole = clip == CLIPS[0]  # the features of one are enough to find where two implementations separate
+        whole = clip == CLIPS[0]  # one clip's features are enough to show where two implementations begin to differ
         codec |= {f"{clip.name}/{name}": value for name, value in told.items() if whole or name == "codes"}
     codes = torch.randint(0, 1024, (1, 8, CODEC_FRAMES), generator=torch.Generator().manual_seed(5))
     wav = official.codec.decode(codes).audio_values[0, 0]

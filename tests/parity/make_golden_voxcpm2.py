@@ -33,17 +33,17 @@ from voxcpm.model import voxcpm2 as official_module  # noqa: E402
 from parity.voxcpm2_cases import CASES, CLIPS, MID_CASES, RATE, Clip, VoxCase  # noqa: E402
 from sonant.models.voxcpm2.synthetic import write_checkpoint  # noqa: E402
 
-KEPT_STEPS = 3  # of which what goes into the flow is kept
-FLOW_CASE = "plain"  # of whose first patch every evaluation is kept
+KEPT_STEPS = 3  # steps whose inputs to the flow are kept
+FLOW_CASE = "plain"  # every evaluation of its first patch is kept
 VAE_LATENTS = 12
-# Random bits do not compress, so what lies far below any tolerance is rounded off.
+# Random bits do not compress, so digits far below any tolerance are rounded off.
 WAV_STEP = 2.0**-18
 
 Dump = dict[str, np.ndarray]
 
 
 class Official:
-    """The package's own model over a folder of ours, and what passes between its parts."""
+    """The package's own model, loaded from one of our folders, and a record of what passes between its parts."""
 
     def __init__(self, folder: Path) -> None:
         self.model = official_module.VoxCPM2Model.from_local(str(folder), optimize=False, device="cpu")
@@ -69,7 +69,7 @@ class Official:
         return hook
 
     def file(self, clip: Clip | None) -> str:
-        """As a user would give it; in float, so that nothing is lost."""
+        """Write the clip to a file, as a user would give it, in float so that nothing is lost → its path."""
         if clip is None:
             return ""
         path = self.clips / f"{clip.name}.wav"
@@ -77,7 +77,7 @@ class Official:
         return str(path)
 
     def speak(self, case: VoxCase) -> tuple[Dump, float, float]:
-        """What a test compares, how near any value came to being rounded otherwise, and stopping to going on."""
+        """What tests compare, how near any value came to being rounded the other way, and a stop logit to the other."""
         self.seen.clear()
         model = self.model
         noise = case.noise(case.max_frames, model.patch_size, model.feat_dim)
@@ -132,13 +132,14 @@ class Official:
         }
 
     def _nearest_edge(self, audio: torch.Tensor) -> float:
-        """Only sound is quantised. Halfway between two whole numbers is where it is rounded otherwise."""
+        """The least distance of a quantised value from half-way between two integers, where it would be rounded the
+        other way. Only sound is quantised."""
         prompt, *steps = self.seen["quantized"]
         values = torch.cat([prompt[0][audio.bool()], *steps]).tanh() * self.model.fsq_layer.scale
         return float(((values - values.floor()) - 0.5).abs().min())
 
     def encode(self, clip: Clip) -> Dump:
-        """Its latents as a reference, which is padded at its end, and as a prompt, which is padded at its start."""
+        """A clip's latents as a reference, padded at its end, and as a prompt, padded at its start."""
         return {
             f"{clip.name}/{mode}": self.model._encode_wav(self.file(clip), padding_mode=mode).numpy()
             for mode in ("right", "left")
@@ -174,8 +175,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "golden")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)  # of weight norm's old form
-    logging.disable()  # transformers tells of the tokenizer's class
+    warnings.simplefilter("ignore", FutureWarning)  # about weight norm's old form
+    logging.disable()  # transformers warns about the tokenizer's class
     args.out.mkdir(parents=True, exist_ok=True)
     dumps: dict[str, Dump] = {}
     with tempfile.TemporaryDirectory() as root, mock.patch.object(official_module, "tqdm", iter):

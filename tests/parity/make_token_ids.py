@@ -2,7 +2,7 @@
 
     python tests/parity/make_token_ids.py --real FOLDER
 
-in the environment of README.md; FOLDER holds the real vocab.json and merges.txt, which are not ours to keep.
+in the environment of README.md; FOLDER holds the real vocab.json and merges.txt, which we may not redistribute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Steps at every batch size that has a graph, codes given: a kernel may be right for one row and not for sixteen.
+"""Steps with given codes at every batch size that has a graph: a kernel may be right for one row and not for sixteen.
 
-Rows of a batch hold different codes, so one that reads another's is seen.
+Rows of a batch have different codes, so it shows if one reads another's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sonant.models.registry import load_model
 from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
-FRAMES, KINDS = 3, 5  # frames of an utterance; utterances, which rows repeat by turns
+FRAMES, KINDS = 3, 5  # frames of an utterance; different utterances, which the rows have in turn
 LARGEST = 1024  # rows of the largest graph that an engine of these shapes has on an H200
 
 
 class Forced:
-    """Stands for `Draw`: hands out the codes that it is given, and keeps the logits."""
+    """Replaces `Draw`: returns given codes, and keeps the logits."""
 
     def __init__(self, codes: Tensor) -> None:
         self.left = [column for frame in codes.unbind(1) for column in frame.unbind(1)]
@@ -56,7 +56,7 @@ class Forced:
 def stepped(
     engine: Engine, rows: list[int], codes: Tensor, last: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> list[Tensor]:
-    """Logits [rows, vocab] of every code in turn, by frame steps of these rows from the end of their prompt on."""
+    """Logits [rows, vocab] for every code in turn, by frame steps of these rows from the end of their prompt on."""
     model, runner = engine.model, engine.loop.runner
     assert isinstance(model, Qwen3TTS)
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
@@ -108,7 +108,7 @@ def test_any_batch_on_the_cpu(tiny_checkpoints: Mapping[str, Path], monkeypatch:
 
 
 def exact_model(folder: Path, device: str, quantize: Quantization | None = None) -> Qwen3TTS:
-    """In fp32, without an engine: nothing of it is batched, cached or captured."""
+    """The model in fp32 without an engine, so that nothing is batched, cached or captured."""
     config = EngineConfig(max_rows=1, quantize=quantize)
     model = load_model(folder, config, torch.device(device), torch.float32, torch.float32)
     assert isinstance(model, Qwen3TTS)
@@ -116,7 +116,7 @@ def exact_model(folder: Path, device: str, quantize: Quantization | None = None)
 
 
 def widen(model: Qwen3TTS) -> None:
-    """Weights of eight bits as the same numbers in all the bits there are."""
+    """Replace weights of eight bits by the same numbers in float32."""
     for part in model.modules.talker.modules():
         for name, child in list(part.named_children()):
             if isinstance(child, QuantizedLinear):
@@ -128,7 +128,7 @@ def widen(model: Qwen3TTS) -> None:
 def test_any_batch_of_fp8_weights_on_the_cpu(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same as with the numbers that the eight bits stand for, and near the published weights."""
+    """Logits are those of the same numbers in float32, and near those of the weights as stored."""
     folder, config = tiny_checkpoints["custom"], EngineConfig(max_rows=9)
     published, widened = exact_model(folder, "cpu"), exact_model(folder, "cpu", quantize="fp8")
     widen(widened)
@@ -156,8 +156,8 @@ def test_every_captured_batch_of_the_1_7b_shapes(
     full_checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Against the published weights in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
-    # All kernels are compiled before it answers, side by side; few sizes of chunks, as sound is not looked at.
+    """Compared with the weights as stored, in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
+    # All kernels are compiled in parallel before the engine answers. Few chunk sizes, since sound is not compared.
     config = EngineConfig(max_rows=LARGEST, kv_tokens=256 * LARGEST, chunk_s=(0.32,), quantize=quantize)
     engine = sonant.load(full_checkpoint, device="cuda", config=config)
     errors = worst(engine, full_exact, buckets_up_to(LARGEST), monkeypatch)

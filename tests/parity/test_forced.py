@@ -1,4 +1,4 @@
-"""With the official codes given, every logit is the official one; in bfloat16 within a stated tolerance."""
+"""With the official codes given, every logit is the official one, in bfloat16 within a stated tolerance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonant.models.qwen3_tts.model import Qwen3TTS
 from sonant.types import SpeechRequest
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
-BF16_RELATIVE_ERROR = 0.03  # ‖ours − official‖ / ‖official‖ over a case's logits; 0.005 to 0.016 were measured
+BF16_RELATIVE_ERROR = 0.03  # ‖ours − official‖ / ‖official‖ over a case's logits; measured: 0.005 to 0.016
 WITH_LOGITS = [case for case in CASES if case.name not in ("cv_norep", "cv_strongrep")]
 
 

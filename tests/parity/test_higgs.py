@@ -1,4 +1,4 @@
-"""Higgs Audio V2: our rows are transformers' rows, our sound is its sound, alone, among others and in any chunks."""
+"""Higgs Audio V2: our rows and our sound are those of transformers, alone, among others and in any chunks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Speaker:
 
 @pytest.fixture(scope="module", params=DEVICES)
 def speaker(request: pytest.FixtureRequest, tiny_higgs: Path) -> Iterator[Speaker]:
-    config = EngineConfig(max_rows=8)  # a GPU would take on thousands
+    config = EngineConfig(max_rows=8)  # by default a GPU would have thousands
     with sonant.load(tiny_higgs, device=request.param, dtype="float32", codec_dtype="float32", config=config) as engine:
         yield Speaker(engine)
 
@@ -66,7 +66,7 @@ def test_speaks_the_official_codes_and_sound(case: HiggsCase, live: bool, speake
 
 
 def test_all_at_once_admitted_apart_are_as_each_alone(speaker: Speaker, golden: Golden) -> None:
-    """There are more than rows, so that a new one begins wherever another has ended."""
+    """There are more cases than rows, so a new one begins wherever another has ended."""
     streams = [speaker.engine.submit(SpeechRequest(**speaker.options(case))) for case in CASES]
     for case, stream in zip(CASES, streams, strict=True):
         check(stream.result(), case, golden("higgs"))
@@ -105,7 +105,7 @@ def test_the_prompts_keys_are_used_again_by_whoever_has_the_same_voice(tiny_higg
 
 
 def test_logits_with_every_row_given(tiny_higgs: Path, golden: Golden) -> None:
-    """At every step of a whole utterance."""
+    """Logits agree at every step of a whole utterance."""
     expected = golden("higgs_forced")
     (name,) = {key.split("/")[0] for key in expected if "/" in key}
     case = next(case for case in CASES if case.name == name)
@@ -114,4 +114,4 @@ def test_logits_with_every_row_given(tiny_higgs: Path, golden: Golden) -> None:
         request = SpeechRequest(**Speaker(engine).options(case))
         logits = forced_logits(engine.model, request, torch.from_numpy(golden("higgs")[f"{name}/rows"]))
     theirs = torch.from_numpy(expected[f"{name}/forced_logits"]).float().unflatten(1, (8, -1))
-    torch.testing.assert_close(logits[: len(theirs)], theirs, rtol=0, atol=2e-2)  # they are kept in sixteen bits
+    torch.testing.assert_close(logits[: len(theirs)], theirs, rtol=0, atol=2e-2)  # theirs are kept in sixteen bits

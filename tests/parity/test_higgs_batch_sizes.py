@@ -1,5 +1,5 @@
-"""Decode steps of Higgs Audio V2 at every batch size that has a graph, rows given: a kernel may be right for one row
-and not for sixteen. Rows of a batch hold different codes, so one that reads another's is seen."""
+"""Decode steps of Higgs Audio V2 with given rows at every batch size that has a graph: a kernel may be right for one
+row and not for sixteen. Rows of a batch have different codes, so it shows if one reads another's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sonant.models.higgs_audio_v2.row_state import BEFORE
 from sonant.models.status import Status
 from sonant.types import SpeechRequest
 
-ROWS, KINDS = 12, 5  # rows of an utterance, past the delay; utterances, which a batch repeats by turns
+ROWS, KINDS = 12, 5  # rows of an utterance, more than the delay; different utterances, which a batch has in turn
 
 
 class Forced:
-    """Stands for the draw: hands out the rows that it is given, and keeps the logits."""
+    """Replaces the draw: returns given rows, and keeps the logits."""
 
     def __init__(self, rows: Tensor) -> None:
         self.left = list(rows.unbind(1))
@@ -42,7 +42,7 @@ class Forced:
 
 @torch.inference_mode()
 def stepped(engine: Engine, rows: list[int], codes: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Logits [rows, codebooks, size] of every row of codes in turn, by decode steps from the end of the prompt on."""
+    """Logits [rows, codebooks, size] for every row of codes in turn, by decode steps from the end of the prompt on."""
     model, runner = engine.model, engine.loop.runner
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
     length = model.prompter.prompt(SpeechRequest(text=TEXT)).length
@@ -91,7 +91,7 @@ def test_any_batch_on_the_cpu(tiny_higgs: Path, monkeypatch: pytest.MonkeyPatch)
 def test_every_captured_batch_of_the_3b_shapes(
     quantize: Quantization | None, most: float, full_higgs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the published weights in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
+    """Compared with the weights as stored, in fp32. With FP8 weights, from 17 rows on the input has eight bits too."""
     exact = EngineConfig(max_rows=1, kv_tokens=512)
     with sonant.load(full_higgs, device="cuda", dtype="float32", config=exact) as opened:
         truth = opened.model

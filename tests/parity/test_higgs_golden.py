@@ -1,4 +1,4 @@
-"""The golden files of Higgs Audio V2 hold every case, and what they hold agrees with itself."""
+"""The golden files of Higgs Audio V2 hold every case, and are consistent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long an in-context clone is, beside the official package's arithmetic.
+"""The length of an in-context clone, compared with the official package's arithmetic.
 
-It decodes the reference's frames and the new ones in one piece and cuts the reference off by its share of the whole:
-`int(reference / total * samples)`. In exact numbers that is reference frames times samples a frame.
+That package decodes the reference's frames and the new ones in one piece, and cuts the reference off by its share of
+the whole: `int(reference / total * samples)`. In exact numbers that is reference frames times samples a frame.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def engine(tiny_checkpoints: Mapping[str, Path]) -> Iterator[Engine]:
 
 
 def clone(engine: Engine, reference: int) -> Voice:
-    """A voice whose reference has exactly so many frames."""
+    """A voice whose reference has exactly `reference` frames."""
     voice = engine.clone(reference_clip(reference * FRAME / SAMPLE_RATE), REFERENCE_TEXT)
     assert len(voice.tensors["codes"]) == reference
     return voice
@@ -46,7 +46,7 @@ def clone_length(engine: Engine, reference: int, frames: int) -> int:
 
 
 def clone_of(engine: Engine, reference: int, frames: int) -> Speech:
-    """Speech of exactly so many frames, after a reference of exactly so many."""
+    """Speech of exactly `frames` frames, after a reference of exactly `reference` frames."""
     voice = clone(engine, reference)
     for seed in range(40):  # most seeds run to the limit; some stop before it
         speech = engine.speak(ENGLISH, voice=voice, seed=seed, max_frames=frames)
@@ -69,7 +69,7 @@ def test_where_the_share_rounds_down_the_references_last_sample_is_left(
     speech = clone_of(engine, reference, frames)
     assert len(speech.samples) == official_length(reference, frames)
     with engine.stream(ENGLISH, voice=clone(engine, reference), seed=speech.seed, max_frames=frames) as stream:
-        streamed = np.concatenate([chunk.samples for chunk in stream])  # its length is not known when it begins
+        streamed = np.concatenate([chunk.samples for chunk in stream])  # at its start its length is unknown
     np.testing.assert_allclose(speech.samples[1:], streamed, rtol=0, atol=1e-5)
     assert isinstance(engine.model, Qwen3TTS)
     codes = torch.from_numpy(clone(engine, reference).tensors["codes"])[None]

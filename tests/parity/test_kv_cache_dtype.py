@@ -1,4 +1,4 @@
-"""A cache of eight bits changes a model's logits by the rounding of its keys and values, and by no more."""
+"""A cache of eight bits changes a model's logits only by the rounding of its keys and values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import sonant
 from parity import test_batch_sizes, test_higgs_batch_sizes, test_voxcpm2_batch_sizes
 from sonant import EngineConfig
 
-# Of logits, or of what the flow is asked with, against one pass without a cache in float32. A value of e4m3 is off by
-# 2.6 % on average, and much of that is averaged out over positions and layers.
+# Of logits, or of the flow's prefixes, compared with one pass without a cache in float32. A value of e4m3 is off by
+# 2.6 % on average, much of which is averaged out over positions and layers.
 RELATIVE_ERROR = 0.05
 WORST: Mapping[str, Callable[..., Mapping[int, float]]] = {
     "qwen3_tts": test_batch_sizes.worst,

@@ -27,7 +27,7 @@ def engines(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path]
         if name not in opened:
             opened[name] = sonant.load(
                 tiny_checkpoints[name], device=request.param, dtype="float32", codec_dtype="float32",
-                config=EngineConfig(max_rows=8),  # a GPU would take on thousands
+                config=EngineConfig(max_rows=8),  # by default a GPU would have thousands
             )  # fmt: skip
         return opened[name]
 

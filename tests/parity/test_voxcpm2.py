@@ -19,15 +19,15 @@ from sonant.types import SpeechRequest
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 LATENTS = 1e-5  # relative
-WAV_TOLERANCE = 1e-4  # the tiny codec magnifies rounding: the official one's own is as large
+WAV_TOLERANCE = 1e-4  # the tiny codec magnifies rounding: the official one's errors are as large
 MIN_LEN = 2  # patches after which a stop counts
-SIDES = {"reference": "right", "prompt": "left"}  # on which a clip is padded
+SIDES = {"reference": "right", "prompt": "left"}  # where a clip is padded
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
 @pytest.fixture(autouse=True)
 def injected_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A request's seed is the place of its case: all rows of a step have their own case's noise."""
+    """A request's seed is the index of its case, so that every row of a step gets its own case's noise."""
 
     def noise(seed: Tensor, index: Tensor, scale: Tensor, count: int) -> Tensor:
         rows = []
@@ -41,7 +41,7 @@ def injected_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def open_engine(folder: Path, device: str, **options: Any) -> Engine:
-    config = EngineConfig(clip_min_s=0.2, **{"max_rows": 8, **options})  # a GPU would take on thousands
+    config = EngineConfig(clip_min_s=0.2, **{"max_rows": 8, **options})  # by default a GPU would have thousands
     engine = sonant.load(folder, device=device, dtype="float32", codec_dtype="float32", config=config)
     engine.loop.runner.graphs.use(False)  # a graph would keep the noise that it was captured with
     return engine
@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, tiny_voxcpm2: Path) -> Iterator[Engin
 
 
 def voice_of(engine: Engine, case: VoxCase) -> Voice | None:
-    """Both clips in one voice, as the case has them: ours clones a voice from one clip."""
+    """A voice with both clips of the case, while `clone` makes a voice from one clip."""
     tensors = {}
     if case.reference is not None:
         tensors["reference"] = engine.clone((case.reference.samples(), RATE)).tensors["reference"]

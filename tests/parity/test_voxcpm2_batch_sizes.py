@@ -1,5 +1,5 @@
-"""Decode steps of VoxCPM2 at every batch size that has a graph, patches given: a kernel may be right for one row and
-not for sixteen. Rows of a batch hold different patches, so one that reads another's is seen."""
+"""Decode steps of VoxCPM2 with given patches at every batch size that has a graph: a kernel may be right for one row
+and not for sixteen. Rows of a batch have different patches, so it shows if one reads another's."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sonant.models.voxcpm2.flow import flow, schedule
 from sonant.models.voxcpm2.model import VoxCPM2
 from sonant.types import SpeechRequest
 
-FRAMES, KINDS, STEPS = 3, 5, 10  # patches of an utterance; utterances, which rows repeat by turns; flow steps
-MOST = 256  # rows of a step, as an engine on a large GPU has it
+FRAMES, KINDS, STEPS = 3, 5, 10  # patches of an utterance; different utterances, which rows have in turn; flow steps
+MOST = 256  # rows of a step in an engine on a large GPU
 
 
 class Forced:
-    """Stands for the flow: hands out the patches that it is given, and keeps what it was asked with."""
+    """Replaces the flow: returns given patches, and keeps its prefixes."""
 
     def __init__(self, patches: Tensor) -> None:
         self.left = list(patches.unbind(1))
@@ -44,7 +44,7 @@ class Forced:
 
 @torch.inference_mode()
 def forced_prefixes(model: VoxCPM2, patches: Tensor) -> Tensor:
-    """What the flow would be asked with before each of patches [n, …], in one pass without a cache."""
+    """The flow's prefixes for patches [n, …], from one pass without a cache."""
     m, layout = model.modules.model, model.prompter.builder.layout(SpeechRequest(text=TEXT))
     text = m.base_lm.embed_tokens(torch.from_numpy(layout.text).to(model.device).long())[None]
     sound = m.embed_patches(patches[:-1])[None]
@@ -59,7 +59,7 @@ def forced_prefixes(model: VoxCPM2, patches: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def stepped(engine: Engine, rows: list[int], patches: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The flow's prefixes [rows, …] of every patch in turn, by decode steps from the end of the prompt on."""
+    """The flow's prefixes [rows, …] for every patch in turn, by decode steps from the end of the prompt on."""
     model, runner = engine.model, engine.loop.runner
     assert isinstance(model, VoxCPM2)
     index, fields = torch.tensor(rows, device=engine.device), runner.rows.fields
@@ -97,7 +97,7 @@ def worst(engine: Engine, truth: VoxCPM2, sizes: list[int], monkeypatch: pytest.
 
 @torch.inference_mode()
 def flow_errors(model: VoxCPM2, truth: VoxCPM2, sizes: list[int]) -> dict[int, float]:
-    """Of whole flows with the same noise, the largest of any row by batch size."""
+    """The largest relative error of any row's patch after a whole flow with the same noise, by batch size."""
     ours, exact = (m.modules.model.feat_decoder.estimator for m in (model, truth))
     plans, made = [schedule(estimator, STEPS) for estimator in (ours, exact)], {}
     hidden, patch = exact.in_proj.weight.shape[0], truth.spec.frame.shape
@@ -119,8 +119,8 @@ def in_place(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 
 def test_any_batch_on_the_cpu(tiny_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are written over what they are added to, as a library's kernel does with some batches: nobody may read a
-    stack's input again."""
+    """Sums overwrite what they are added to, as a library's kernel does for some batches, so no code may read a stack's
+    input again."""
     monkeypatch.setattr(ops, "linear_add", in_place)
     engine = sonant.load(tiny_voxcpm2, device="cpu", config=EngineConfig(max_rows=9))
     assert isinstance(engine.model, VoxCPM2)
@@ -131,8 +131,8 @@ def test_any_batch_on_the_cpu(tiny_voxcpm2: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 def test_every_captured_batch_of_the_2b_shapes_in_bf16(full_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the same weights in fp32. Where a number lies near one of the quantiser's edges, bf16 falls to the other
-    side, so the language models' states differ by more than their rounding."""
+    """Compared with the same weights in fp32. A number near an edge of the quantiser may fall on the other side in
+    bf16, so the language models' states differ by more than rounding."""
     truth = load_model(full_voxcpm2, EngineConfig(), torch.device("cuda"), torch.float32, torch.float32)
     assert isinstance(truth, VoxCPM2)
     engine = sonant.load(full_voxcpm2, device="cuda", config=EngineConfig(max_rows=MOST, warm_rows=1, kv_tokens=65_536))
@@ -148,7 +148,7 @@ def test_every_captured_batch_of_the_2b_shapes_in_bf16(full_voxcpm2: Path, monke
 def test_every_captured_batch_of_the_2b_shapes_with_fp8_weights(
     full_voxcpm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the published weights in fp32. With more than 64 tokens the input has eight bits too."""
+    """Compared with the weights as stored, in fp32. With more than 64 tokens the input has eight bits too."""
     truth = load_model(full_voxcpm2, EngineConfig(), torch.device("cuda"), torch.float32, torch.float32)
     config = EngineConfig(max_rows=MOST, warm_rows=1, kv_tokens=65_536, quantize="fp8")
     engine = sonant.load(full_voxcpm2, device="cuda", config=config)

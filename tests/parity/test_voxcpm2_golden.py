@@ -1,4 +1,4 @@
-"""The golden files of VoxCPM2 hold every case, and what they hold agrees with itself."""
+"""The golden files of VoxCPM2 hold every case, and are consistent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from parity.voxcpm2_cases import CASES, CLIPS, MID_CASES, VoxCase
 
 Golden = Callable[[str], Mapping[str, np.ndarray]]
 AUDIO_START, REF_START, REF_END = 101, 103, 104
-HELD_BACK = 3  # patches at whose stop speech goes on
-SAMPLES = 7680  # of a patch
+HELD_BACK = 3  # first patches, after which a stop does not count
+SAMPLES = 7680  # in a patch
 EACH = [("voxcpm2", case) for case in CASES] + [("voxcpm2_mid", case) for case in MID_CASES]
 each_case = pytest.mark.parametrize(("file", "case"), EACH, ids=lambda one: getattr(one, "name", one))
 
@@ -67,7 +67,7 @@ def test_prompts_are_laid_out_as_the_mode_asks(file: str, case: VoxCase, golden:
     assert not audio[: start + 1].any()
     tokenizer = Tokenizer.from_file(str(tiny_voxcpm2 / "tokenizer.json"))
     said = (case.prompt.words if case.prompt else "") + case.spoken
-    said = said.replace(" 你好", "你好")  # one token, which officially loses its space where it is split
+    said = said.replace(" 你好", "你好")  # one token, which officially loses its space when it is split
     assert tokenizer.decode(text[:start].tolist()) == said
     tokens = [tokenizer.id_to_token(int(i)).lstrip("▁") for i in text[:start]]
     assert not any(len(token) > 1 and "\u4e00" <= token[0] <= "\u9fff" for token in tokens)
@@ -82,7 +82,7 @@ def test_prompts_hold_the_clips_latents(case: VoxCase, golden: Golden) -> None:
 
 
 def test_padding_tells_a_reference_from_a_prompt(golden: Golden) -> None:
-    """Unless a clip needs none."""
+    """They are equal only if a clip needs no padding."""
     for clip in CLIPS:
         right, left = (golden("voxcpm2_vae")[f"{clip.name}/{side}"] for side in ("right", "left"))
         assert len(right) == len(left) == -(-len(clip.samples()) // 2560)
@@ -90,11 +90,11 @@ def test_padding_tells_a_reference_from_a_prompt(golden: Golden) -> None:
 
 
 def test_the_flow_ends_where_the_patch_is(golden: Golden) -> None:
-    """Its last evaluation, guided as the official code guides it, leads from the last state to the latents."""
+    """Each evaluation, guided as in the official code, leads to the next state, and the last one to the latents."""
     told = golden("voxcpm2")
     (case,) = (case for case in CASES if case.name == "plain")
     x, t, v = (told[f"plain/flow_{name}"] for name in "xtv")
-    assert len(x) == case.flow_steps - 1  # the first step stands still
+    assert len(x) == case.flow_steps - 1  # the first step does nothing
     np.testing.assert_array_equal(x[0], told["plain/noise"])
     positive, negative = v[:, 0], v[:, 1]
     scale = (positive * negative).sum((1, 2)) / ((negative**2).sum((1, 2)) + 1e-8)

@@ -13,23 +13,23 @@ from sonant.types import Samples
 HELLO = "Hello world, this is a test."
 WEATHER = "你好，世界！今天天气不错。"
 MIXED = "Grüße aus Köln, 你好！"
-RATE = 16_000  # of what the codec hears: no resampling comes between ours and theirs
-MAX_FRAMES = 16  # patches that the official runs draw at most
+RATE = 16_000  # the codec's own rate for clips, so that neither side resamples
+MAX_FRAMES = 16  # the most patches that the official runs draw
 
 Mode = Literal["zero", "ref", "prompt", "ref_prompt"]
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Of a voice. With words it is continued; without it is only imitated."""
+    """A voice's clip. With words it is continued; without words its voice is only imitated."""
 
     seconds: float
     words: str = ""
-    backwards: bool = False  # another voice
+    backwards: bool = False  # sounds like another voice
 
     @property
     def name(self) -> str:
-        """By which golden/voxcpm2_vae.npz has its latents."""
+        """The name of its latents in golden/voxcpm2_vae.npz."""
         return f"{'backwards' if self.backwards else 'clip'}_{self.seconds}"
 
     def samples(self) -> Samples:
@@ -44,7 +44,7 @@ class VoxCase:
     name: str
     text: str
     reference: Clip | None = None  # is imitated
-    prompt: Clip | None = None  # is continued; its words come before the text, as they are
+    prompt: Clip | None = None  # is continued; its words come unchanged before the text
     instruct: str | None = None
     flow_steps: int = 10
     cfg: float = 2.0
@@ -64,13 +64,14 @@ class VoxCase:
         return self.text if self.instruct is None else f"({self.instruct}){self.text}"
 
     def noise(self, patches: int, patch_size: int, feat_dim: int) -> Samples:
-        """[patches, patch_size, feat_dim]: what the flow of each patch begins with. Fewer are the first of more."""
+        """Noise [patches, patch_size, feat_dim] that the flow of each patch starts from. Fewer patches get the first of
+        the noise for more."""
         return np.random.default_rng(self.seed).standard_normal((patches, patch_size, feat_dim), np.float32)
 
 
 NIGHT = Clip(0.64, "It was the night before.")  # four patches and no padding
 MORNING = Clip(0.9, "今天天气不错。", backwards=True)
-SHORT = Clip(0.3, "And so")  # two patches: fewer than the codec could be primed with
+SHORT = Clip(0.3, "And so")  # two patches, fewer than can prime the codec
 LONG = Clip(3.0)
 
 CASES = (
@@ -93,4 +94,4 @@ MID_CASES = (
     VoxCase("plain", HELLO, max_frames=3, heard=True),
     VoxCase("ref_prompt", WEATHER, reference=LONG, prompt=MORNING, max_frames=3),
 )
-CLIPS = (NIGHT, MORNING, SHORT, LONG)  # whose latents are in the golden file
+CLIPS = (NIGHT, MORNING, SHORT, LONG)  # those whose latents are in the golden file

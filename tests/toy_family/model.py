@@ -1,4 +1,4 @@
-"""The toy as the engine sees it."""
+"""The toy's model, as the engine uses it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toy_family.modules import ToyModules
 from toy_family.prompter import FAMILY, Layout, ToyPrompter
 from toy_family.sizes import CHANNELS, CLIP_HOP, DELAY, HISTORY, LOOKAHEAD, SAMPLES_PER_FRAME
 
-_HEAD = 5  # row, row to be readied, start, end, length
+_HEAD = 5  # row, row that becomes ready (or the scratch row), start, end, length
 _COUNTED = ("position", "step", "frame", "status")
 
 
@@ -154,7 +154,7 @@ class ToyModel:
         at, frame = own["step"], own["frame"]
         draws = r["draws"]
         r["draws"][rows, at % draws.shape[1]] = step.drawn
-        # channel k of a frame was drawn k steps after its first; the newest draw completes the frame
+        # Channel k of a frame was drawn k steps after its first channel; the newest draw completes a frame.
         channel = torch.arange(CHANNELS, device=self.device)
         complete = draws[rows[:, None], (at[:, None] - DELAY + channel) % draws.shape[1], channel]
         primed = at >= DELAY

@@ -1,4 +1,4 @@
-"""The toy's weights, and its codec as one pass over a whole utterance: the truth for the streamed one."""
+"""The toy's weights, and its codec as one pass over a whole utterance, to which the streamed one is compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class ToyModules(nn.Module):
         self.eval().requires_grad_(False)
 
     def sound(self, windows: Tensor) -> Tensor:
-        """Frames around each of T, [B, T, HISTORY + 1 + LOOKAHEAD, CHANNELS] → samples [B, T · SAMPLES_PER_FRAME]."""
+        """Windows around each of T frames, [B, T, HISTORY + 1 + LOOKAHEAD, CHANNELS] → samples
+        [B, T · SAMPLES_PER_FRAME]."""
         return torch.einsum("btwc,wcs->bts", windows, self.wave).flatten(1)
 
     def whole(self, frames: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The toy as those see it who lay prompts out."""
+"""The toy's prompter, and what a front end needs of the toy without its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUDGET = Budget(base_s=0.4, s_per_token=0.08)
 
 @dataclass(frozen=True)
 class Layout:
-    ids: Ints  # [positions]; -1: a latent stands there
+    ids: Ints  # [positions]; -1: the position has a latent
     latents: Samples  # [positions, CHANNELS]
 
     def __post_init__(self) -> None:

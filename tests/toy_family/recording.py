@@ -1,4 +1,4 @@
-"""Toys whose requests can be seen, and changed, before they are laid out."""
+"""Toys that let a test see requests, and change them, before they are laid out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WatchedPrompter(ToyPrompter):
 
 
 class WatchedToy(ToyModel):
-    """`before` is given every request, and gives the one that is laid out."""
+    """Calls `before` with every request, and lays out the one that it returns."""
 
     prompter: WatchedPrompter
     prompter_type = WatchedPrompter
@@ -36,7 +36,7 @@ class WatchedToy(ToyModel):
 
 
 class RecordingToy(WatchedToy):
-    """Keeps what it was asked to lay out."""
+    """Keeps every request that it lays out."""
 
     def __init__(self, config: EngineConfig, device: torch.device, **kind: Any) -> None:
         super().__init__(config, device, **kind)

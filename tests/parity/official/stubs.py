@@ -11,8 +11,8 @@ UNUSED = ("sox", "onnxruntime", "torchaudio", "torchaudio.compliance", "torchaud
 
 
 def install() -> list[str]:
-    """Put empty modules in the place of missing packages and name them. Call before `import qwen_tts`."""
-    # transformers looks for optional packages when it is imported and must not find our empty ones
+    """Put empty modules in the place of missing packages → their names. Call before `import qwen_tts`."""
+    # transformers looks for optional packages when it is imported, and must not find our empty ones.
     import transformers.audio_utils
     import transformers.processing_utils  # noqa: F401
 
