@@ -141,15 +141,16 @@ def main() -> None:
     parser.add_argument("--caches", type=Path, help="an empty folder, which is left (default: one that is removed)")
     parser.add_argument("--against", type=Path, metavar="SRC", help="another src folder, to be started after this one")
     parser.add_argument("--out", type=Path, help="all that was measured and logged, as JSON")
-    own, _, options = " ".join(sys.argv[1:]).partition(" -- ")
-    args = parser.parse_args(own.split())
+    given = sys.argv[1:]
+    at = given.index("--") if "--" in given else len(given)
+    args, options = parser.parse_args(given[:at]), given[at + 1 :]
     results = []
     for label, sources in {"": SOURCES, **({"before, ": args.against} if args.against else {})}.items():
         compileall.compile_dir(sources, quiet=1)
         with tempfile.TemporaryDirectory(prefix="sonant-caches-") as made:
             caches = (args.caches or Path(made)) / ("before" if label else "now")
             for name in ("empty", *(f"warm {n + 1}" for n in range(args.again))):
-                results.append(start(label + name, args.folder, options.split(), caches, str(sources)))
+                results.append(start(label + name, args.folder, options, caches, str(sources)))
     print("\n" + side_by_side(results))
     if args.out is not None:
         args.out.write_text(json.dumps(results, indent=1))
